@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from llmrun.base.amounts import format_number, format_seconds
 from llmrun.base.errors import LlmrunError, NetworkError
 from llmrun.engine.remote.client import RemoteModel
-from llmrun.engine.remote.url import parse_endpoint
-from llmrun.jobs.bench.analysis.statistics import MINIMUM_ROUNDS, Interval, paired_ratio
+from llmrun.engine.remote.request import parse_endpoint
 from llmrun.jobs.bench.serving.plan import ServingPlan
-from llmrun.jobs.bench.serving.probing import probed
 from llmrun.jobs.bench.serving.runs import measure_serving
+from llmrun.jobs.bench.serving.session import probed
 from llmrun.jobs.bench.serving.workloads import RequestMaker
+from llmrun.jobs.bench.statistics import MINIMUM_ROUNDS, Interval, paired_ratio
 
 START_S = 600.0
 STOP_S = 30.0

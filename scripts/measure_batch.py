@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request
-from llmrun.jobs.bench.analysis.statistics import paired_ratio
+from llmrun.jobs.bench.statistics import paired_ratio
 from tests.support.batching.batch_runs import batch, openai_line, write_lines
 
 WORDS = "river stone window yellow engine quiet market seven garden letter winter bridge apple doctor".split()  # noqa: SIM905

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.base.types import HIDDEN, LOGITS, Batch
-from llmrun.engine.drafting.reach import reachable_speedup
+from llmrun.engine.drafting.pace import reachable_speedup
 from llmrun.formats.gguf.reader import open_gguf
 
 DEPTH = 256  # tokens in the cache

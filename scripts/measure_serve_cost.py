@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextPrompt
-from llmrun.jobs.bench.analysis.statistics import paired_ratio
 from llmrun.jobs.bench.serving.plan import ServingPlan
 from llmrun.jobs.bench.serving.runs import measure_serving
 from llmrun.jobs.bench.serving.workloads import RequestMaker
+from llmrun.jobs.bench.statistics import paired_ratio
 from llmrun.options.sampling_params import SamplingParams
 from scripts.compare_servers import Quiet, serving
 

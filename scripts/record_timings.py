@@ -20,8 +20,11 @@ sys.path.insert(0, str(ROOT))
 
 from llmrun.jobs.bench.measuring.results import samples_of  # noqa: E402
 from llmrun.jobs.bench.measuring.runner import Effort, Runner, Trial  # noqa: E402
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, configurations  # noqa: E402
-from llmrun.jobs.bench.measuring.workload import synthetic  # noqa: E402
+from llmrun.jobs.bench.measuring.workload import (  # noqa: E402
+    BenchTarget,
+    configurations,
+    synthetic,
+)
 from scripts.compare_servers import Quiet  # noqa: E402
 
 RECORDING = ROOT / "tests" / "data" / "bench_timings.json"

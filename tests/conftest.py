@@ -75,10 +75,10 @@ def pytest_configure(config: pytest.Config) -> None:
     forking.is_enabled &= tier is not Tier.NIGHT
     if tier is Tier.EDIT:
         os.environ["LLMRUN_CACHE_DIR"] = str(CACHE / "quick")
-        from llmrun.backends.engine_kernels import ENGINE_KERNELS
-        from llmrun.base.compiled.store import load_kernels
+        from llmrun.base.compiled.store import load_kernel
+        from llmrun.formats.layouts.tokens import SAMPLING_KERNEL
 
-        load_kernels(ENGINE_KERNELS)  # compiling them takes a few seconds, once
+        load_kernel(*SAMPLING_KERNEL)  # compiling it takes a few seconds, once
         blocker = str(HERE / "support" / "no_compiling")
         sys.path.insert(0, blocker)  # child processes that compile inherit this path
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (blocker, os.environ.get("PYTHONPATH"))))

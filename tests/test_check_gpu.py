@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmrun.backends.llama import probe
-from llmrun.backends.llama.gpu_layers import layer_sizes
+from llmrun.backends.llama.placement import layer_sizes
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB
 from tests.support.gguf.gguf_files import tiny_llama

@@ -12,7 +12,7 @@ import pytest
 from llmrun.base.errors import LlmrunError
 from llmrun.cli.app import CLOSED_PIPE, INTERRUPTED, TERMINATED
 from llmrun.cli.chatting.commands import command_for
-from llmrun.cli.prompting.template import parse_template
+from llmrun.cli.prompting import parse_template
 from llmrun.cli.registry import aliases, load
 from llmrun.model.archs.registry import ARCHITECTURES, table
 from llmrun.options.settings import RULES

@@ -88,7 +88,7 @@ def drawn_inner_rooms() -> dict[str, list[str]]:
 
 FLOORS = drawn_floors()
 INNER_ROOMS = drawn_inner_rooms()
-UNORDERED = {"backends/cpu", "backends/llama", "cli/chatting"}  # whose folders may import each other
+UNORDERED = {"backends/cpu", "cli/chatting"}  # whose folders may import each other
 
 
 @cache
@@ -173,7 +173,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_imports_go_down(saw: Saw) -> None:
     assert wrong_imports() == {}
-    saw(len(FILES), "files", 1000)
+    saw(len(FILES), "files", 600)
 
 
 def test_the_drawing_is_the_house(saw: Saw) -> None:
@@ -191,7 +191,7 @@ def test_the_drawing_is_the_house(saw: Saw) -> None:
 def test_no_imports_go_in_circles(saw: Saw) -> None:
     graph = import_graph()
     assert circle(graph) == []
-    saw(sum(map(len, graph.values())), "imports between files", 5000)
+    saw(sum(map(len, graph.values())), "imports between files", 3500)
 
 
 @pytest.mark.push
@@ -205,7 +205,7 @@ def test_the_graph_has_every_import_that_a_search_finds() -> None:
         if (ROOT / f"{module.replace('.', '/')}.py").exists()
     ]
     assert [(name, module) for name, module in found if module not in graph[name]] == []
-    assert len(found) > 4000
+    assert len(found) > 3000
 
 
 @pytest.mark.parametrize(
@@ -234,12 +234,12 @@ def test_a_forbidden_import_in_a_file_is_found(tmp_path: Path) -> None:
         ("from llmrun import engine", "hub.store"),
         ("def f():\n    import llmrun.cli.app", "formats.gguf.reader"),
         ("from llmrun.formats.layouts import records", "formats.gguf.reader"),
-        ("from llmrun.formats.layouts import records", "formats.quants.q4"),
+        ("from llmrun.formats.layouts import records", "formats.quants.legacy_quants"),
         ("from llmrun.jobs.batching.run import run", "jobs.bench.measuring.pool"),
-        ("from llmrun.jobs.bench.measuring.pool import Pool", "jobs.bench.analysis.intervals"),
+        ("from llmrun.jobs.bench.measuring.pool import Pool", "jobs.bench.documents.rows"),
         ("from llmrun.kernels import team", "model.plan.plan"),
-        ("from ...cli import output", "formats.quants.q4"),
-        ("from ... import cli", "formats.quants.q4"),
+        ("from ...cli import output", "formats.quants.legacy_quants"),
+        ("from ... import cli", "formats.quants.legacy_quants"),
         ("if TYPE_CHECKING:\n    from llmrun.backends.base import Backend", "model.archs.llama"),
         ("importlib.import_module('llmrun.backends.select')", "model.archs.llama"),
         ("import numba", "model.archs.llama"),

@@ -20,10 +20,10 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("these tests imitate Windows", allow_module_level=True)
 
-from llmrun.base import child_processes, ending_signals
+from llmrun.base import child_processes
 from llmrun.base.compiled.cache import KernelCache
-from llmrun.cli.chatting import journal
-from llmrun.cli.chatting.tools.question import ask
+from llmrun.cli.chatting import store
+from llmrun.cli.chatting.tool_turns import ask
 from llmrun.cli.console.terminal import can_move_cursor
 from llmrun.serving.processes.stop_signals import StopSignals
 
@@ -36,7 +36,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(signal, "SIGBREAK", BREAK, raising=False)
     yield monkeypatch
     monkeypatch.undo()
-    importlib.reload(ending_signals)
+    importlib.reload(child_processes)
 
 
 class Console(io.StringIO):
@@ -62,9 +62,9 @@ def test_exceptions_of_windows_are_shown_in_hexadecimal() -> None:
 
 
 def test_ctrl_break_asks_programs_to_end(windows: pytest.MonkeyPatch) -> None:
-    importlib.reload(ending_signals)
-    assert list(ending_signals.TERMINATING) == [signal.SIGTERM, BREAK]
-    assert list(ending_signals.HANGUP) == []
+    importlib.reload(child_processes)
+    assert list(child_processes.TERMINATING) == [signal.SIGTERM, BREAK]
+    assert list(child_processes.HANGUP) == []
 
 
 def test_a_server_stops_without_event_loop_handlers(windows: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_kernels_are_saved_after_their_file_is_closed(windows: pytest.MonkeyPatc
 
 def test_conversations_are_closed_before_they_are_renamed(windows: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    file = journal._Appended(tmp_path / "a", 0)
+    file = store._Appended(tmp_path / "a", 0)
     file.append(b"1\n")
     rename = Path.rename
 
@@ -157,7 +157,7 @@ def test_conversations_are_closed_before_they_are_renamed(windows: pytest.Monkey
 
 def test_conversations_that_cannot_be_renamed_continue(windows: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    file = journal._Appended(tmp_path / "a", 0)
+    file = store._Appended(tmp_path / "a", 0)
     with pytest.raises(OSError, match="No such file"):
         file.move(tmp_path / "none" / "b")
     file.append(b"1\n")

@@ -1,23 +1,155 @@
-"""The interface between the engine and its backends, called the seam.
+"""The interface between the engine and its backends, called the seam: Backend, KVCache and OpenOptions.
 
-Token ids go in, and logits or hidden states come out.
+Token ids go in, and logits or hidden states come out. The notation of the options that divide a model among devices is
+here, and not in backends/llama, because every command reads the settings, which check these values.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from llmrun.backends.device_lists import SPLIT_MODES
+from llmrun.base.sampling_texts import ListOfTexts
+from llmrun.base.types import HIDDEN, LOGITS, Batch
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llmrun.backends.saved_parts import SavedPart
-    from llmrun.base.types import Batch, ModelInfo, Outputs
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.base.types import ModelInfo, Outputs
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
+
+BLOCK_PART: Final = "block"
+CHECKPOINT_PART: Final = "checkpoint"
+SEQUENCE_PART: Final = "sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """A part of what a backend stores for a sequence.
+
+    kind      BLOCK_PART: keys and values of the positions from `start` to `end`. CHECKPOINT_PART: the recurrent state
+              after the first `end` positions, with `start` equal to `end`. SEQUENCE_PART: everything about the first
+              `end` positions
+    contents  a number that describes the contents to the backend
+    n_bytes   the size of the data
+    read      returns the data. For a part that is loaded from a file, it raises IntegrityError if the data is damaged
+    """
+
+    kind: str
+    start: int
+    end: int
+    contents: int
+    n_bytes: int
+    read: Callable[[], memoryview | bytes | bytearray]
+
+
+def identity_of(file: GGUFFile) -> list[str | int]:
+    """Return what identifies a model in a key: its sampled digest, and when its file was last modified.
+
+    The samples may miss a change of a few weights, but such a change does not leave the time as it was.
+    """
+    from llmrun.formats.gguf.reader import sampled_digest
+
+    return [sampled_digest(file), file.path.stat().st_mtime_ns]
+
+
+def key_of(decisive: dict[str, Any]) -> str:
+    """Return the sha256, in hexadecimal, of everything that determines the meaning and the values of saved parts."""
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+SPLIT_MODES: Final = ("layer", "row", "none")  # how llama.cpp divides a model among devices; "layer" is the default
+MOST_DEVICES: Final = 15  # besides the CPU; ggml's scheduler takes 16 backends (GGML_SCHED_MAX_BACKENDS)
+RPC_OFF: Final = "off"  # no servers, which overrides a list in the environment or config.toml
+DEFAULT_PORT: Final = 50052  # of llama.cpp's ggml-rpc-server
+
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252}[A-Za-z0-9_.])?")
+
+
+@functools.lru_cache(maxsize=16)
+def parse_rpc_servers(text: str) -> tuple[str, ...]:
+    """Return the servers in a list such as "10.0.0.2:50052,box:50052". Raises ValueError with the invalid part."""
+    servers = [part.strip(" ") for part in text.split(",")]
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        if not _HOST.fullmatch(host) or not (port.isdecimal() and port.isascii() and 0 < int(port) < 1 << 16):
+            raise ValueError(server)
+    return tuple(servers)
+
+
+def _server_advice(text: str) -> str:
+    try:
+        parse_rpc_servers(text)
+    except ValueError as error:
+        server = str(error)
+        if server.count(":") > 1:
+            return "llama.cpp's RPC supports only IPv4: use a host name or an IPv4 address"
+        if _HOST.fullmatch(server):
+            return f"add the port, as in {server}:{DEFAULT_PORT}"
+        return f"{server[:60]!r} is not HOST:PORT"
+    return ""
+
+
+@functools.lru_cache(maxsize=16)
+def parse_tensor_split(text: str) -> tuple[float, ...]:
+    """Return the proportions in a list such as "3,1". Raises ValueError."""
+    parts = tuple(float(part) for part in text.split(","))
+    if not all(math.isfinite(part) and part >= 0 for part in parts) or not any(parts):
+        raise ValueError(text)
+    return parts
+
+
+RPC_SERVERS: Final = ListOfTexts(
+    lambda text: () if text == RPC_OFF else parse_rpc_servers(text),
+    f"{RPC_OFF} or a list of servers, as in 10.0.0.2:{DEFAULT_PORT},10.0.0.3:{DEFAULT_PORT}",
+    _server_advice,
+)
+TENSOR_SPLIT: Final = ListOfTexts(
+    lambda text: [str(part) for part in parse_tensor_split(text)],
+    "a list of proportions, as in 3,1",
+    lambda text: "give one number for each device, not all of them 0",
+)
+
+
+def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
+    """Check that a batch's tokens, sequences and positions are in range. Raises ValueError.
+
+    Native code uses these numbers as memory indexes, so it must never receive an invalid batch.
+
+    lengths  current number of tokens in each sequence
+    """
+    # Plain lists are faster here: for a decode step, which has a single row, NumPy reductions take eight times as long.
+    tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()
+    if not tokens:
+        raise ValueError("a batch needs at least one row")
+    if min(tokens) < 0 or max(tokens) >= info.vocabulary_size:
+        raise ValueError(f"token ids must be 0 to {info.vocabulary_size - 1}")
+    if min(sequences) < 0 or max(sequences) >= info.max_sequences:
+        raise ValueError(f"sequences must be 0 to {info.max_sequences - 1}")
+    if batch.scales is not None and (
+        batch.scales.shape != (len(tokens), len(info.adapters)) or not all(map(math.isfinite, batch.scales.flat))
+    ):
+        raise ValueError(f"scales must be {len(tokens)} x {len(info.adapters)} finite numbers")
+    following = list(lengths)
+    for seq, position in zip(sequences, positions, strict=True):
+        if position != following[seq]:
+            raise ValueError(f"sequence {seq} continues at position {following[seq]}, not {position}")
+        following[seq] += 1
+    if not info.has_logits and (batch.want & LOGITS).any():
+        raise ValueError("this model has no logits, only hidden states")
+    if not info.hidden_size and (batch.want & HIDDEN).any():
+        raise ValueError(f"the {info.backend} backend has no hidden states of this model")
+    if max(following) > info.context_size:
+        raise ValueError(f"a sequence of {max(following)} tokens does not fit in a context of {info.context_size}")
+
 
 AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
 
@@ -36,18 +168,18 @@ class OpenOptions:
     """The options for opening a model. The command line creates this object, and the backend receives it unchanged.
 
     backend        a name in the registry, or "auto"
-    context_size   maximum tokens per sequence, or None for a default that fits (sizing/context_size.py)
+    context_size   maximum tokens per sequence, or None for a default that fits (sizing.py)
     max_sequences  maximum number of requests that run at a time
     kv_tokens      tokens in the KV cache, which all sequences share: a number, "auto" for a context per sequence or for
                    as many tokens as fit, but at least one context, or None for a context per sequence
     cached_prefixes  number of additional sequences, which keep prefixes of finished requests. Backends whose sequences
                    need memory of their own have fewer
     threads        number of threads, or None for one per physical core
-    kv_type        precision of the KV cache, in the notation of layouts/kv_types.py
+    kv_type        precision of the KV cache, in the notation of layouts/kv.py
     reserved_memory  bytes of free memory to leave for others, such as a cache that another model has not filled yet
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
     tensor_split   the proportion of these layers for each device, as in "3,1", or "" for proportions of the free memory
-    split_mode     how to divide a model among devices, one of device_lists.SPLIT_MODES
+    split_mode     how to divide a model among devices, one of SPLIT_MODES
     main_gpu       the number of the device that runs all layers if `split_mode` is "none"
     rpc            llama.cpp's RPC servers, as in "10.0.0.2:50052,box:50052", whose devices are used like GPUs
     rpc_anyway     allow RPC servers at addresses that are not private

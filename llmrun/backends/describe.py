@@ -1,4 +1,4 @@
-"""Builds the model description (ModelInfo) of every backend from a GGUF file."""
+"""Builds the description of an open model (ModelInfo) from its GGUF file, and warnings about its context."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.types import Adapter, ModelInfo
 from llmrun.formats.gguf.vocabulary import SUPPRESSED
-from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.formats.layouts.kv import parse_kv_type
 from llmrun.model.archs.parts.tensors import common_type, parameter_count
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
+
+
+def beyond_training(name: str, context: int, trained: int) -> str:
+    """Return a warning if the context is longer than the model was trained for, or an empty string otherwise.
+
+    context  context size in tokens
+    trained  context size in tokens that the model was trained for, or 0 if unknown
+    """
+    if not 0 < trained < context:
+        return ""
+    return f"{context:,} tokens of context: {name} was trained for {trained:,}, and output may get worse beyond that"
 
 
 def describe(

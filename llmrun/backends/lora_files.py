@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.base.errors import ModelFileError, ModelNotFound, UsageError
+from llmrun.base.errors import ModelFileError, ModelNotFound, UsageError, shown
 from llmrun.base.types import LARGEST_SCALE, Adapter
-from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.adapter import AdapterFile
@@ -91,7 +90,7 @@ def opened_adapters(asked: Sequence[str], model: GGUFFile) -> Iterator[list[Adap
 
 def described(asked: Sequence[str], files: Sequence[AdapterFile]) -> tuple[Adapter, ...]:
     """Return the descriptions of open adapters. Raises UsageError if two have the same name."""
-    from llmrun.backends.saved_parts import identity_of
+    from llmrun.backends.base import identity_of
 
     adapters: dict[str, Adapter] = {}
     for text, opened in zip(asked, files, strict=True):

@@ -1,20 +1,115 @@
-"""The list of backends, one line each. Flags, settings, "auto", `fit` and `bench` all use this list.
+"""The list of backends, and their interface before they open a model. docs/adding-a-backend.md explains how to add one.
 
-Importing this module is cheap because each backend's module is imported on first use.
+Flags, settings, "auto", `fit` and `bench` all use this list. Importing this module is cheap because each backend's
+module is imported on first use. The interface is separate from base.py, which the engine uses: only the code that
+chooses a backend (select.py) and the code that estimates sizes (fitting.py) need it.
+
+The kernels that the engine uses with every backend are named here so that a backend can load them in the same call as
+its own kernels. A first run then compiles all kernels in parallel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from llmrun.backends.base import AUTO
+from llmrun.base.errors import DoesNotFit
+from llmrun.base.machine.system import is_software_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
-    from llmrun.backends.kind import BackendKind, StandIn
+    from llmrun.backends.base import Backend, OpenOptions, Progress
+    from llmrun.backends.cpu.speeds.forecast import Forecast
+    from llmrun.backends.cpu.speeds.machine import Speeds
+    from llmrun.backends.sizing import Footprint
+    from llmrun.formats.gguf.reader import GGUFFile
+
+
+class NoRoomOnGpu(DoesNotFit):
+    """Raised when no layer fits on a GPU. Callers that asked for "auto" layers continue without GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The result of checking whether a backend can run on this machine.
+
+    missing  why it cannot run, or "" if it can
+    hint     how to fix the problem
+    """
+
+    missing: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The names of the GPUs that a backend can use. If there are none, `reason` says why."""
+
+    names: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def are_software(self) -> bool:
+        """Whether all devices compute on the processor, where our own engine is faster. False if there are none."""
+        return bool(self.names) and all(map(is_software_device, self.names))
+
+
+class GpuSupport(Protocol):
+    """The interface to the GPUs that a backend can use."""
+
+    def find(self, progress: Progress | None = None) -> Gpus:
+        """Look for GPUs. Failures are returned as the `reason`, not raised. Calls `progress` if the search is slow."""
+
+    def memory(self, options: OpenOptions) -> Sequence[dict[str, Any]]:
+        """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU.
+
+        The devices of the RPC servers in `options.rpc` count as GPUs. Only unusable servers raise an error.
+        """
+
+    def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
+        """Return how many layers fit on all GPUs together, and how many the model has. Both include the output layer.
+
+        free  free bytes on each GPU
+        """
+
+
+class BackendKind(Protocol):
+    """A backend in the registry, before it opens a model.
+
+    The registry imports the backend's module to choose a backend, so the module must delay heavy imports until `open`.
+    """
+
+    @property
+    def gpus(self) -> GpuSupport | None:
+        """The interface to the backend's GPUs, or None if the backend never uses GPUs."""
+
+    def probe(self) -> Probe:
+        """Check whether the backend can run on this machine. This takes milliseconds and imports nothing heavy."""
+
+    def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
+        """Open a model from a file that the GGUF reader has validated.
+
+        Raises UnsupportedModel early for models that this backend cannot run, so that "auto" can try the next one.
+        Raises NoRoomOnGpu if `options.gpu_layers` is "auto" and no layer fits on a GPU. The caller then tries again
+        with 0 layers. Raises DoesNotFit, ModelFileError, BackendCrashed and UsageError.
+        """
+
+    def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
+        """Compute how much memory a model needs without GPUs, from its header. Raises UnsupportedModel."""
+
+    def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
+        """Predict the speed of the model after a prompt of `prompt` tokens. Returns None if it cannot be predicted."""
+
+
+class StandIn(Protocol):
+    """A backend that answers without a model, for tests."""
+
+    def open(self, path: Path, options: OpenOptions) -> Backend:
+        """Open the stand-in. `path` need not exist or be a GGUF file. Raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +143,7 @@ BACKENDS: Sequence[Entry] = (
 )
 # These backends answer without a model, for tests. Users can select them by name, but they are not listed and "auto"
 # ignores them.
-STAND_INS: Sequence[Entry] = (Entry("scripted", "llmrun.backends.scripted.backend"),)
+STAND_INS: Sequence[Entry] = (Entry("scripted", "llmrun.backends.scripted"),)
 
 CHOICES = (AUTO, *(entry.name for entry in BACKENDS))
 HIDDEN_CHOICES = tuple(entry.name for entry in STAND_INS)

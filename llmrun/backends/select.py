@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.backends.base import AUTO
-from llmrun.backends.device_lists import RPC_OFF
-from llmrun.backends.kind import NoRoomOnGpu
+from llmrun.backends.base import AUTO, RPC_OFF
 from llmrun.backends.lora_files import LoraOption
-from llmrun.backends.registry import BACKENDS, CHOICES, backend_named, stand_in_named
+from llmrun.backends.registry import BACKENDS, CHOICES, NoRoomOnGpu, backend_named, stand_in_named
 from llmrun.base.errors import UnsupportedModel, UsageError
-from llmrun.formats.layouts.kv_types import KV_TYPE, parse_kv_type
+from llmrun.formats.layouts.kv import KV_TYPE, parse_kv_type
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
@@ -47,7 +45,7 @@ def check_options(options: OpenOptions) -> None:
     for text in options.adapters:
         LoraOption.parse(text).check()
     if stand_in_named(options.backend) is None and _named(options) is not None and options.rpc:
-        from llmrun.backends.llama.rpc.connecting import check_servers
+        from llmrun.backends.llama.rpc_devices import check_servers
 
         check_servers(options.rpc, anyway=options.rpc_anyway)
 

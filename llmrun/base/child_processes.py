@@ -1,7 +1,11 @@
-"""Commands and environments for Python child processes.
+"""Commands, environments and signals for Python child processes.
 
 Child processes are used for work that should not happen in the main process, such as importing Numba, running code that
 may crash, and measuring performance.
+
+The signals that ask a program to end do not include Ctrl-C (SIGINT), because in some commands it ends only the current
+work. On Windows, programs cannot send SIGTERM to each other, but Ctrl-Break and closing the console window send
+SIGBREAK.
 """
 
 from __future__ import annotations
@@ -11,6 +15,14 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+if sys.platform == "win32":
+    TERMINATING: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGBREAK)
+    HANGUP: tuple[signal.Signals, ...] = ()
+else:
+    TERMINATING = (signal.SIGTERM,)
+    HANGUP = (signal.SIGHUP,)  # the terminal is gone; a chat then saves and ends
+
 
 _NEEDED_TO_START = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some systems require them
 _FIRST_EXCEPTION = 0xC0000000  # on Windows, exit codes from here on are errors (NTSTATUS)

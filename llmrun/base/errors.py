@@ -18,15 +18,18 @@
     ├── Unavailable             1  in `serve`, status 503: the model is loading, restarting or shutting down
     └── Cancelled             130  Ctrl-C
 
-KernelWarning is the only warning, issued through Python's `warnings`.
-
 Messages have the form ``what happened: file or key: actual value, limit``. The `hint` tells the user what to do next.
 `cli/messages.py` formats both for the terminal.
+
+KernelWarning is the only warning, issued through Python's `warnings`.
 """
 
 from __future__ import annotations
 
-from typing import Self
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self, TextIO
 
 
 class LlmrunError(Exception):
@@ -138,3 +141,42 @@ class KernelWarning(UserWarning):
 
     llmrun then recompiles the kernels or falls back to slower ones, which give the same results.
     """
+
+
+@contextmanager
+def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside the `with` block, call `tell` once per distinct KernelWarning message. Show other warnings as usual."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", KernelWarning)
+        show = warnings.showwarning
+
+        def told(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, KernelWarning):
+                tell(str(message))
+            else:
+                show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = told
+        yield
+
+
+def shown(text: str | bytes, limit: int = 80) -> str:
+    r"""Escape untrusted text so that it is safe to print on one terminal line.
+
+    Non-printable characters (control characters, bidirectional marks, lone surrogates) become escapes such as \x1b or
+    \u202e, and bytes that are not UTF-8 become escapes such as \xff. The middle of long text is replaced with "…".
+    """
+    if isinstance(text, bytes):
+        text = text[: 4 * limit].decode(errors="backslashreplace") + ("…" if len(text) > 4 * limit else "")
+    if len(text) > limit:
+        text = text[: limit * 2 // 3] + "…" + text[-(limit // 3) :]
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,4 +1,7 @@
-"""The directories and the configuration files that llmrun uses."""
+"""The directories and configuration files that llmrun uses, and flags of `os.open` that only some systems have.
+
+These flags are 0 on the other systems. Without O_BINARY, Windows translates line ends in `os.read` and `os.write`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ from llmrun.base.errors import UsageError
 
 if TYPE_CHECKING:
     from platformdirs import PlatformDirs
+
+O_BINARY: int = getattr(os, "O_BINARY", 0)
+O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 
 
 def cache_folder() -> Path:

@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
-from llmrun.base.ending_signals import TERMINATING
+from llmrun.base.child_processes import TERMINATING
 from llmrun.base.errors import LlmrunError
-from llmrun.base.machine.baseline import missing_instructions
+from llmrun.base.machine.processor import missing_instructions
 from llmrun.cli.arguments.options import Debug
 from llmrun.cli.console.output import Stdout, out, silence
 from llmrun.cli.messages import message_for

@@ -65,7 +65,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _out_of_memory() -> Message:
     from llmrun.base.amounts import format_bytes
-    from llmrun.base.machine.free_memory import address_space_limit
+    from llmrun.base.machine.memory import address_space_limit
 
     limit = address_space_limit()
     if limit is None:

@@ -15,9 +15,9 @@ from llmrun.base.types import FinishReason, TokenLogprob
 from llmrun.engine.adapters import unless_of_adapters
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
-from llmrun.engine.samplers.state import SamplerState, initial_state
+from llmrun.engine.samplers import SamplerState, initial_state
 from llmrun.engine.stats import request_timings
-from llmrun.engine.thinking.splitter import Split
+from llmrun.engine.thinking import Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
-    from llmrun.engine.thinking.decoder import ThinkingDecoder
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.engine.thinking import ThinkingDecoder
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 _LONGEST_ENDING: Final = 64  # forced tokens; whether more of them end the answer is not checked in each step
 
@@ -61,7 +61,7 @@ class Answer:
     paused_at        the number of tokens for which the last step had no room in the KV cache, or None if it had room
     last_step        the number of the last step in which the request had rows, as counted by its scheduler
     runs_alone       True until the request has been part of a step, if that step must have no other requests
-    wait             the prefix that a queued request waits for, as of its last check, or None (scheduling/sharing.py)
+    wait             the prefix that a queued request waits for, as of its last check, or None (scheduling/scheduler.py)
     thinking_tokens  how many of the generated tokens belong to thinking
     first_answer     time at which the first text after the thinking arrived
     step_times       when each step that generated tokens ended; a step can generate several tokens

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
     from llmrun.engine.requests import Event, Request
     from llmrun.engine.templates.chat_template import ChatTemplate
-    from llmrun.engine.thinking.prompting import ModelThinking
+    from llmrun.engine.thinking import ModelThinking
     from llmrun.engine.tool_calls.prompting import ModelTools
 
 

@@ -21,21 +21,19 @@ from llmrun.engine.scheduling.admission import Admission
 from llmrun.engine.scheduling.predicting import MOST_ROWS, StepPredictor
 from llmrun.engine.scheduling.scheduler import Scheduler, begun_by
 from llmrun.engine.slots import SequenceSlots
-from llmrun.engine.speculation import Speculation
 from llmrun.engine.stats import EngineStatus
-from llmrun.engine.templates.chat_template import ChatTemplate
-from llmrun.engine.templates.process import TemplateProcess
-from llmrun.engine.thinking.prompting import ModelThinking
+from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
+from llmrun.engine.thinking import ModelThinking
 from llmrun.engine.tool_calls.prompting import ModelTools
-from llmrun.engine.work import Work, batch_of, take_results
+from llmrun.engine.work import Speculation, Work, batch_of, take_results
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
     from llmrun.base.types import ModelInfo, Outputs
     from llmrun.engine.constraint.matcher import ConstraintCompiler
-    from llmrun.engine.embedding.embedder import Embedder
-    from llmrun.engine.saved_state.base import SavedPrefixes
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.engine.embedding import Embedder
+    from llmrun.engine.saved_state.budget import SavedPrefixes
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
 class Engine:
@@ -85,7 +83,10 @@ class Engine:
         )
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self._requests = Admission(
-            *(backend.kv, self._slots, self._speculation, self._scheduler),
+            backend.kv,
+            self._slots,
+            self._speculation,
+            self._scheduler,
             max_running=max_running or backend.info.max_sequences,
             overcommit=overcommit,
         )
@@ -241,8 +242,22 @@ class Engine:
         request_id = next(self._ids)
         drafters, pace = self._speculation.begin(request)
         answer = Answer(
-            *(request_id, request, self.tokenizer, prompt.tokens, prompt.decoder, ending, most, self.load_s, submitted),
-            *(last_cancel, self._sampler, drafters, pace, prompt.constraint, prompt.cut_tokens, prompt.adapters),
+            request_id,
+            request,
+            self.tokenizer,
+            prompt.tokens,
+            prompt.decoder,
+            ending,
+            most,
+            self.load_s,
+            submitted,
+            last_cancel,
+            self._sampler,
+            drafters,
+            pace,
+            prompt.constraint,
+            prompt.cut_tokens,
+            prompt.adapters,
         )
         if not self._share_prefixes:
             answer.prefix_scope = request.tenant
@@ -265,7 +280,7 @@ class Engine:
         """Run one forward pass for all running requests and return the resulting events.
 
         Every answer in progress gets its next token, or several if its draft is right, unless it has to pause until
-        there is room (scheduling/room.py). The remaining rows are used for prompts. If the backend raises an error
+        there is room (scheduling/scheduler.py). The remaining rows are used for prompts. If the backend raises an error
         other than KVFull or Cancelled, the requests in that pass are dropped.
         """
         events = self._end_cancelled()
@@ -361,7 +376,7 @@ class Engine:
 
         on_pass  see Embedder
         """
-        from llmrun.engine.embedding.embedder import Embedder
+        from llmrun.engine.embedding import Embedder
 
         return Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
 

@@ -1,4 +1,7 @@
-"""The engine's input and output: the requests that it accepts and the events that it returns."""
+"""The engine's input and output: requests, the events of their answers, and the facts about a model.
+
+Servers tell these facts to their clients, and need them to read their requests.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.base.types import FinishReason, Timings, TokenLogprob
+from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.options.settings import RULES
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat
-
 
 # The values of `tool_choice` that are not names of tools.
 AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -76,7 +78,7 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class FillPrompt:
-    """A text with a gap that the answer fills. The model's vocabulary must have tokens for this (filling.py).
+    """A text with a gap that the answer fills. The model's vocabulary must have tokens for this (prompts.py).
 
     prefix, suffix  the text before and after the gap
     line   text between the prefix and the gap, such as the current line. Control strings in it become control tokens,
@@ -291,3 +293,34 @@ def _check_sampling(params: SamplingParams) -> None:
             raise UsageError(
                 f"sampling parameter out of range: logit_bias of token {token}: {bias:g} is not a finite number or -inf"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about an open model.
+
+    name             the name that clients use
+    info             `info.metadata` is empty, because it can be megabytes
+    kv_tokens        the number of tokens that the KV cache holds for all requests together
+    takes_chats      whether the model has a chat template
+    takes_tools      whether the model can call tools
+    fills            whether the model can fill in the middle of a text
+    thinks           whether the model's thinking can be switched on
+    end_tokens       the tokens that end an answer, which `ignore_eos` bans
+    default_sampling the sampling of requests that do not set their own, with seed 0
+    fingerprint      identifies everything that can change the bytes of an answer: the file, llmrun's version and,
+                     if results depend on them, the backend and the machine
+    memory_bytes     the main memory that the model may take at most, including its process
+    """
+
+    name: str
+    info: ModelInfo
+    kv_tokens: int
+    takes_chats: bool
+    takes_tools: bool
+    fills: bool
+    thinks: bool
+    end_tokens: tuple[int, ...]
+    default_sampling: SamplingParams
+    fingerprint: str
+    memory_bytes: int = 0

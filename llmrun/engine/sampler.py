@@ -1,7 +1,7 @@
 """The sampler, which draws the tokens of all rows of a step in one kernel call.
 
 The kernel is kernels/sampling/chain.py. Its readable twin is sampling.py, which computes the same bits. For requests
-that use other samplers, or another order, samplers/chain.py draws the tokens.
+that use other samplers, or another order, samplers.py draws the tokens.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 from llmrun.base.errors import LlmrunError
 from llmrun.base.sampling_texts import parse_breakers
 from llmrun.engine import sampling
-from llmrun.engine.samplers.needs import needs_chain, uses_dry
-from llmrun.engine.samplers.state import SamplerState, initial_state
+from llmrun.engine.samplers import SamplerState, initial_state
+from llmrun.engine.sampling import needs_chain, uses_dry
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts import sampling as layout
+from llmrun.formats.layouts import tokens as layout
 from llmrun.formats.layouts.arena import address_of, allocate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.engine.samplers.breakers import Breakers
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.engine.samplers import Breakers
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
     from llmrun.options.sampling_params import SamplingParams
 
     Logits = NDArray[np.float32]
@@ -91,7 +91,7 @@ class Drawn:
 class Sampler:
     """Draws tokens. Methods must not be called from several threads at once.
 
-    The kernel runs the default samplers, and NumPy runs all others (samplers/chain.py).
+    The kernel runs the default samplers, and NumPy runs all others (samplers.py).
     """
 
     def __init__(self, n_threads: int = 1) -> None:
@@ -99,12 +99,11 @@ class Sampler:
 
         n_threads  the most threads to use when there are many rows; 0 means one
         """
-        from llmrun.backends.engine_kernels import SAMPLE
-        from llmrun.base.compiled.store import load_kernels  # imports llvmlite, which takes 40 ms
+        from llmrun.base.compiled.store import load_kernel  # imports llvmlite, which takes 40 ms
 
         self._n_threads = max(1, n_threads)
         self._pool: ThreadPoolExecutor | None = None  # started when a step first has many rows
-        self._kernel = load_kernels([SAMPLE])[SAMPLE]
+        self._kernel = load_kernel(*layout.SAMPLING_KERNEL)
         self._claim = np.zeros(records.CACHE_LINE // records.WORD, np.int64)
         self._op = np.zeros(records.OP_WORDS, np.int64)
         self._op[_CLAIM] = address_of(self._claim)
@@ -122,9 +121,9 @@ class Sampler:
         return [self._sample_in_order(rows) if needs_chain(rows.params) else next(by_kernel) for rows in sequences]
 
     def _sample_in_order(self, rows: SequenceRows) -> Drawn:
-        """Draw the tokens of a sequence with the samplers in samplers/."""
-        from llmrun.engine.samplers import chain  # few requests need it
-        from llmrun.engine.samplers.base import Place
+        """Draw the tokens of a sequence with the samplers in samplers.py."""
+        from llmrun.engine import samplers  # few requests need it
+        from llmrun.engine.samplers import Place
 
         tokens: list[int] = []
         states = [rows.state or initial_state(rows.params)]
@@ -133,7 +132,7 @@ class Sampler:
         for row, mask, draft in zip(rows.logits, masks, [*rows.draft, None], strict=False):
             place = Place(known, rows.params, rows.position + len(tokens), len(row), breakers, rows.tokenizer)
             try:
-                token, state = chain.sample(row, place, states[-1], mask)
+                token, state = samplers.sample(row, place, states[-1], mask)
             except LlmrunError as error:
                 return Drawn(tokens, error, states)
             tokens.append(token)
@@ -145,7 +144,7 @@ class Sampler:
 
     def _breakers_for(self, rows: SequenceRows) -> Breakers:
         """Return DRY's sequence breakers, which takes a fraction of a second for a new list of them."""
-        from llmrun.engine.samplers.breakers import NO_BREAKERS, find_breakers
+        from llmrun.engine.samplers import NO_BREAKERS, find_breakers
 
         texts = rows.params.dry_sequence_breakers
         if rows.tokenizer is None or not uses_dry(rows.params):
@@ -238,8 +237,18 @@ class _Rows:
             u = sampling.uniform(params.seed, rows.position + index)
             window = (first_id + _ID_BYTES * start, end - start)
             self._add(
-                *(address + index * stride, layout.DRAW, 0, *window, *bias_words, mask + index * mask_bytes),
-                *(index, draft, params.top_k, *numbers, *penalties, u),
+                address + index * stride,
+                layout.DRAW,
+                0,
+                *window,
+                *bias_words,
+                mask + index * mask_bytes,
+                index,
+                draft,
+                params.top_k,
+                *numbers,
+                *penalties,
+                u,
             )
 
     def add_log_probabilities(self, logits: Logits, top_ids: NDArray[np.int64]) -> None:

@@ -5,8 +5,9 @@ These functions define sampling. The engine runs a kernel with bit-identical res
 
     mask -> logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
-llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw, are in samplers/, which
-uses the functions of this file too. See docs/adding-a-sampler.md.
+llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw, are in samplers.py, which
+uses the functions of this file too. `needs_chain` tells which requests need samplers.py without importing it. See
+docs/adding-a-sampler.md.
 
 The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
 (seed, position), the lower id wins a tie, and sums are computed in a fixed order. `exp` uses only operations whose
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.base.errors import InvalidAnswer, ModelFileError
-from llmrun.formats.layouts.sampling import (
+from llmrun.base.errors import BadGGUF, InvalidAnswer, ModelFileError, shown
+from llmrun.base.sampling_texts import DEFAULT_SAMPLERS, parse_samplers
+from llmrun.formats.layouts.tokens import (
     EXP_TERMS,
     INVERSE_LN2,
     LN2_HIGH,
@@ -31,13 +33,73 @@ from llmrun.formats.layouts.sampling import (
     SMALLEST_TEMPERATURE,
     STRIPES,
 )
-from llmrun.options.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
+from llmrun.options.settings import RULES
+
+_DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
+
+
+def needs_chain(params: SamplingParams) -> bool:
+    """Return whether a request needs samplers.py: for a sampler that only it has, or for another order."""
+    return (
+        parse_samplers(params.samplers) != _DEFAULT_ORDER
+        or uses_dry(params)
+        or params.top_n_sigma > 0
+        or params.typical_p < 1
+        or uses_xtc(params)
+        or params.dynatemp_range > 0
+        or params.mirostat != 0
+        or params.adaptive_target >= 0
+    )
+
+
+def uses_dry(params: SamplingParams) -> bool:
+    """Return whether DRY penalizes anything."""
+    return params.dry_multiplier != 0 and params.dry_penalty_last_n != 0
+
+
+def uses_xtc(params: SamplingParams) -> bool:
+    """Return whether XTC may remove tokens. No two tokens have probabilities above 0.5."""
+    return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
+
+
+def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float | str] | None = None) -> SamplingParams:
+    """Return a model's default sampling parameters.
+
+    metadata   the GGUF file's metadata; its `general.sampling.*` values take precedence
+    catalogue  maps fields of SamplingParams to values from models.toml
+
+    The seed is always 0. Raises BadGGUF if a `general.sampling.*` value has the wrong type or is out of range.
+    """
+    chosen: dict[str, Any] = dict(catalogue or {})
+    for name, parameter in SAMPLING.items():
+        key = parameter.gguf_key
+        if key is None or key not in metadata:
+            continue
+        try:
+            chosen[name] = RULES[name].check(_converted(metadata[key], key, parameter))
+        except (ValueError, OverflowError) as error:
+            raise BadGGUF(f"sampling default out of range: {key}: {shown(str(metadata[key]))}") from error
+    return SamplingParams(**chosen)
+
+
+def _converted(value: object, key: str, parameter: SamplingParameter) -> object:
+    """Convert a value in a file to the parameter's type. Raises BadGGUF for another type of value."""
+    if parameter.kind is str:
+        if not isinstance(value, str):
+            raise BadGGUF(f"sampling default is not text: {key}: {value!r:.40}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
+    # Clamp integers to the minimum, because vLLM disables top-k with -1, whereas llmrun uses 0.
+    return max(int(value), int(parameter.minimum)) if parameter.kind is int else float(value)
+
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Logits = NDArray[np.float32]
-    Mask = NDArray[np.uint32]  # one bit per token; see mask_words in layouts/sampling.py
+    Mask = NDArray[np.uint32]  # one bit per token; see mask_words in layouts/tokens.py
     # The ids and their logits (float64) are parallel arrays, sorted by id at first and by probability after top-k or
     # top-p.
     Candidates = tuple[NDArray[np.intp], NDArray[np.float64]]

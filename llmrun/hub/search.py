@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmrun.base.errors import ModelNotFound
-from llmrun.hub.catalog.entry import CatalogEntry
+from llmrun.hub.catalog.file import CatalogEntry
 from llmrun.hub.catalog.lookup import load_catalog
-from llmrun.hub.names.model_order import bits_in_file, size_in, weights_in
+from llmrun.hub.names import bits_in_file, size_in, weights_in
 from llmrun.hub.resolve.memory_check import estimated_need
 from llmrun.hub.upkeep import inventory
 

@@ -2,8 +2,8 @@
 
     python -m llmrun.kernels.level_probe LEVEL TRIPLE CPU FEATURES
 
-It exits with 0 if the level works. level_check.py runs it in a child process, because an illegal instruction kills the
-process. The probe compiles the building blocks of the kernels for this level, and checks that they compute the same
+It exits with 0 if the level works. compiled/levels.py runs it in a child process, because an illegal instruction kills
+the process. The probe compiles the building blocks of the kernels for this level, and checks that they compute the same
 bits as their twins in NumPy.
 """
 
@@ -19,8 +19,8 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from llmrun.base.compiled.levels import LEVELS, Target
-from llmrun.base.compiled.linker import create_linker
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
+from llmrun.base.compiled.store import create_linker
+from llmrun.formats.layouts.linear import PACKED_TYPES
 from llmrun.kernels.code import dots, simd, unpack
 from llmrun.kernels.code.simd import F16X16, F32X16, I8X64, I32, I32X16, I64
 

@@ -14,8 +14,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.limits import READ_BYTES, MultiplyWords, ReadWords, independent_sums
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
+from llmrun.formats.layouts.linear import PACKED_TYPES
+from llmrun.formats.layouts.records import READ_BYTES, MultiplyWords, ReadWords, independent_sums
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.dots import emit_dots, emit_pair_sums, multiplies_pairs
 from llmrun.kernels.code.load_store import load_i64

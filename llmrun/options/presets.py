@@ -7,8 +7,8 @@
     variables = { style = "short" }
     lora = "pirate.gguf"
 
-Presets are tables in the user's models.toml. This module is apart from the catalogue's, because the settings of every
-run depend on presets (see settings.py), and most runs do not need the catalogue.
+Presets are tables in the user's models.toml. They are read apart from the catalogue, because the settings of every run
+depend on presets (see settings.py), and most runs do not need the catalogue. `read_toml` also reads config.toml.
 """
 
 from __future__ import annotations
@@ -22,7 +22,33 @@ from typing import Any
 
 from llmrun.base.errors import UsageError
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.toml_files import read_toml
+
+
+def read_toml(path: Path, role: str) -> dict[str, Any]:
+    """Return the tables of a TOML file.
+
+    Raises FileNotFoundError or NotADirectoryError if there is no such file, and UsageError if it cannot be read or is
+    invalid.
+
+    role  what the file is, for error messages: "config" or "catalogue"
+    """
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise UsageError(f"{role}: {path}: cannot be read: {error.strerror}") from error
+    import tomllib  # importing this takes 5 ms, and most runs do not need it
+
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{role}: {path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        ) from error
+    except (ValueError, RecursionError) as error:  # ValueError means invalid TOML or too many digits
+        raise UsageError(f"{role}: {path}: not valid TOML: {error}") from error
+
 
 TABLE = "presets"  # the name of the table in models.toml
 THINKING = ("think", "think_budget")

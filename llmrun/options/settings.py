@@ -15,18 +15,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.base import AUTO
-from llmrun.backends.device_lists import MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
+from llmrun.backends.base import AUTO, MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import config_file, own_models_file
 from llmrun.base.sampling_texts import ListOfTexts
-from llmrun.formats.layouts.kv_types import KV_TYPE
+from llmrun.formats.layouts.kv import KV_TYPE
 from llmrun.options.presets import KEYS as PRESET_KEYS
 from llmrun.options.presets import SETTINGS as PRESET_SETTINGS
-from llmrun.options.presets import THINKING, Preset, read_presets
+from llmrun.options.presets import THINKING, Preset, read_presets, read_toml
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.toml_files import read_toml
 
 PREFIX = "LLMRUN_"
 

@@ -14,32 +14,32 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llmrun.base.errors import LlmrunError
 from llmrun.serving.exchanges import Exchanges, exchange_of
 from llmrun.serving.gate import Gate
-from llmrun.serving.protocol.embeddings.calls import (
-    EMBEDDING_PATHS,
-    OLLAMA_EMBED_PATH,
-    OLLAMA_EMBEDDINGS_PATH,
-    RERANK_PATHS,
-)
-from llmrun.serving.protocol.ollama.missing import MISSING
+from llmrun.serving.protocol.embeddings import EMBEDDING_PATHS, OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH, RERANK_PATHS
+from llmrun.serving.protocol.ollama.openapi import MISSING
 from llmrun.serving.refusals import Refused, error_response
 from llmrun.serving.routes import ollama
-from llmrun.serving.routes.adapters import AdapterRoutes
-from llmrun.serving.routes.anthropic import MESSAGE, CountRoute
-from llmrun.serving.routes.embeddings import (
+from llmrun.serving.routes.generation import (
+    CHAT,
+    COMPLETION,
+    INFILL,
+    MESSAGE,
+    RESPONSE,
+    CountRoute,
+    Generation,
+    ModelRoutes,
+    OrForwarded,
+    no_stored_response,
+)
+from llmrun.serving.routes.status import PageRoute, StatusRoutes
+from llmrun.serving.routes.tokens import (
     EMBEDDINGS,
     OLLAMA_EMBED,
     OLLAMA_EMBEDDINGS,
     RERANK,
+    AdapterRoutes,
     EmbeddingRoute,
+    TokenRoutes,
 )
-from llmrun.serving.routes.forwarded import OrForwarded
-from llmrun.serving.routes.generation import Generation
-from llmrun.serving.routes.infill import INFILL
-from llmrun.serving.routes.openai import CHAT, COMPLETION, ModelRoutes
-from llmrun.serving.routes.page import PageRoute
-from llmrun.serving.routes.responses import RESPONSE, no_stored_response
-from llmrun.serving.routes.status import StatusRoutes
-from llmrun.serving.routes.tokens import TokenRoutes
 from llmrun.serving.service import Service
 
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from llmrun.base.machine.freed_memory import return_freed_memory
-from llmrun.serving.disconnects import ClientGone
+from llmrun.base.machine.memory import return_freed_memory
+from llmrun.serving.exchanges import ClientGone
 from llmrun.serving.options import Limits
-from llmrun.serving.protocol.json_body import parse_json
+from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.refusals import SERVER, Refused
 
 _KEY = "llmrun.body"

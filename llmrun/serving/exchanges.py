@@ -1,22 +1,72 @@
-"""The outermost layer of the application: identifies, counts and logs every request, and catches every error."""
+"""The outermost layer of the application: identifies, counts and logs every request, and catches every error.
+
+It also notices when a client leaves, so that the client's requests stop in any phase: in the queue, in the prompt, in
+the answer.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmrun.base.errors import LlmrunError
-from llmrun.formats.gguf.problems import shown
-from llmrun.serving.disconnects import ClientGone
+from llmrun.base.errors import LlmrunError, shown
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.protocol.apis import wire_of
 from llmrun.serving.protocol.wire import WireFormat
 from llmrun.serving.refusals import error_response
+
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the response was complete."""
+
+
+class Presence:
+    """Watches whether the client of one request is still there, from the end of the request's body on.
+
+    A task awaits `receive`, because the server reports a closed connection only to those who ask. This matters most for
+    responses that are not streamed, which send nothing that could fail.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._left = asyncio.create_task(_disconnected(receive))
+
+    async def during(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return the result of `work`. Cancel it and raise ClientGone if the client leaves first."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait({task, self._left}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ClientGone
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.cancel()
+        await asyncio.wait({self._left})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
 
 _KEY = "llmrun.exchange"
 _CLIENT_GONE = 499  # nginx's status for a client that left before the response

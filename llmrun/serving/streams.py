@@ -1,27 +1,221 @@
-"""Streams answers, as server-sent events or in another form.
+"""Streams the answers to all choices of a call, as server-sent events or in another form, and resumes broken streams.
+
+To resume a stream, nothing is stored. The ID of an event contains the ID of its answer, from which the time and the
+default seed are derived, so a repeated request is answered with the same bytes, and events that the client has seen are
+left out. This works even after a restart, and on another server with the same model.
 
 Backpressure needs no code here: `send` waits while the connection's buffer is full, and meanwhile the events of the
 answer collect in memory, so that decoding never waits for a client. A client that takes nothing for a minute is cut off
-by `connections.py`, which ends its requests like any other disconnect.
+by http_server.py, which ends its requests like any other disconnect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Final, Self
 
 from starlette.types import Send
 
 from llmrun.base.errors import LlmrunError
+from llmrun.engine.remote.stream import FORM
+from llmrun.engine.requests import Event, Finished, Request, TextDelta
 from llmrun.serving.bodies import off_the_loop
-from llmrun.serving.choices import Choices
+from llmrun.serving.exchanges import AnswerId
+from llmrun.serving.metrics import Metrics
+from llmrun.serving.models.registry import Ready
+from llmrun.serving.processes.served_model import Asked, ServedModel
 from llmrun.serving.protocol.parsed import Answer, FailingAnswer
 from llmrun.serving.protocol.wire import WireFormat
-from llmrun.serving.refusals import as_api_error
-from llmrun.serving.resuming import EventNumbers
+from llmrun.serving.refusals import Refused, as_api_error
+
+HEADER: Final = "last-event-id"
+_CHECK_LETTERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LastEvent:
+    """The last event of a stream that a client has seen, from its header Last-Event-ID.
+
+    check   identifies the request and the model, see `check_of`
+    number  the number of the event, counted from 1
+    """
+
+    answer: AnswerId
+    check: str
+    number: int
+
+
+def read_last_event(headers: Mapping[str, str]) -> LastEvent | None:
+    """Return the last event that the client has seen, or None if the request does not continue a stream.
+
+    Raises Refused for an ID that is not an llmrun server's.
+    """
+    given = headers.get(HEADER)
+    if not given:
+        return None
+    found = FORM.fullmatch(given)
+    if found is None:
+        raise Refused(400, f"Last-Event-ID: {given[:60]!r} is not an event ID", code="invalid_event_id")
+    return LastEvent(AnswerId(found["answer"]), found["check"], int(found["number"]))
+
+
+@dataclass(slots=True)
+class EventNumbers:
+    """Numbers the events of a stream, and skips those that the client has seen.
+
+    skipped  how many events at the beginning are not sent
+    """
+
+    prefix: str
+    skipped: int = 0
+    last: int = 0
+
+    def next_id(self) -> str | None:
+        """Return the ID of the next event, or None if the client has seen it. It is "" in streams without IDs."""
+        self.last += 1
+        if self.last <= self.skipped:
+            return None
+        return f"{self.prefix}-{self.last}" if self.prefix else ""
+
+
+NO_IDS: Final = ""
+
+
+def numbers_of(
+    answer: AnswerId, last: LastEvent | None, api: str, body: Mapping[str, Any], ready: Ready, choices: int
+) -> EventNumbers:
+    """Return the numbers for the events of a stream. `api` identifies the form of the events.
+
+    Only streams of one answer have IDs, because the events of several answers arrive in any order, and only those of
+    models that repeat their answers. Raises Refused if the client wants to resume another stream.
+    """
+    resumable = choices == 1 and ready.facts.info.batch_invariant
+    if last is None and not resumable:
+        return EventNumbers(NO_IDS)
+    check = check_of(body, f"{api} {ready.signature}")
+    if last is not None and not (resumable and last.check == check):
+        words = "Last-Event-ID: the stream belonged to another request or model; send the same body to the same model"
+        raise Refused(409, words, code="other_stream")
+    return EventNumbers(f"{answer}-{check}", 0 if last is None else last.number)
+
+
+def check_of(body: Mapping[str, Any], signature: str) -> str:
+    """Return a short hash of everything that determines the events of a stream, apart from the answer's ID.
+
+    signature  identifies the model and the form of the events
+    """
+    content = json.dumps([signature, body], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:_CHECK_LETTERS]
+
+
+_MANY_TOKENS = 256  # writing the log-probabilities of so many tokens takes 20 ms
+_MOST_EVENTS = 64  # at a time; writing so many takes a millisecond
+
+
+class Choices:
+    """Asks a model for all choices of a call and merges their events.
+
+    If one of them fails, or when the `async with` block ends, all are cancelled.
+
+    wait_s            the predicted seconds until the last choice begins, once all were accepted
+    prompt_tokens     tokens of the prompt, once it was accepted
+    generated_tokens  tokens of all finished choices together
+    """
+
+    def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
+        self._model, self._requests, self._metrics = model, requests, metrics
+        self._asked_at = time.perf_counter()
+        self._asked: list[Asked] = []
+        self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
+        self._last_tokens = [0.0] * len(requests)  # when they arrived; 0 before the first one
+        self._unfinished = len(requests)
+        self._arrived: deque[tuple[int, Event]] = deque()
+        self._news = asyncio.Event()
+        self.wait_s = 0.0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether writing all finished choices takes so long that it must not hold up other clients."""
+        return self.generated_tokens > _MANY_TOKENS
+
+    async def accepted(self) -> None:
+        """Send the requests and wait until the engine has accepted all of them. Raises the error of the first that
+        it refuses."""
+        for request in self._requests:
+            self._asked.append(self._model.ask(request, self._news))
+        for asked in self._asked:
+            accepted = await asked.accepted()
+            self._waits.append(accepted.wait_s)
+            self.prompt_tokens = accepted.prompt_tokens
+        self.wait_s = max(self._waits, default=0.0)
+
+    async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
+        """Wait for events and return those that have arrived, each with the number of its choice.
+
+        Returns None after the last event of the last choice, and an empty list if nothing has arrived until the time
+        `until` of the event loop's clock. Raises the error of a choice that failed. If many events have arrived, each
+        call returns some of them.
+        """
+        if self._arrived:
+            await asyncio.sleep(0)  # a client that could not read for a while must not hold up the others
+        elif not self._unfinished:
+            return None
+        else:
+            self._news.clear()
+            self._take()
+            if not self._arrived:
+                await self._wait(until)
+                self._take()
+        return [self._arrived.popleft() for _ in range(min(len(self._arrived), _MOST_EVENTS))]
+
+    async def _wait(self, until: float | None) -> None:
+        # This runs for every token of every client, and asyncio.timeout_at does more: it cancels the task.
+        timer = None if until is None else asyncio.get_running_loop().call_at(until, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _take(self) -> None:
+        for choice, asked in enumerate(self._asked):
+            for at, event in asked.take():
+                self._observe(choice, at, event)
+                self._arrived.append((choice, event))
+
+    def _observe(self, choice: int, at: float, event: Event) -> None:
+        if isinstance(event, TextDelta) and event.tokens:
+            if last := self._last_tokens[choice]:
+                self._metrics.between_tokens.observe(at - last)
+            else:
+                self._metrics.first_token.observe(at - self._asked_at)
+            self._last_tokens[choice] = at
+        elif isinstance(event, Finished):
+            self._unfinished -= 1
+            self.generated_tokens += event.timings.generated_tokens
+            if event.timings.ttft_s:
+                actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s)
+                self._metrics.count_wait(self._waits[choice], actual)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for asked in self._asked:
+            asked.cancel()
+
 
 _HEADERS = {
     "cache-control": "no-store",

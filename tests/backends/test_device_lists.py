@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.backends.device_lists import RPC_SERVERS, TENSOR_SPLIT, parse_rpc_servers, parse_tensor_split
+from llmrun.backends.base import RPC_SERVERS, TENSOR_SPLIT, parse_rpc_servers, parse_tensor_split
 from llmrun.base.sampling_texts import ListOfTexts
 
 

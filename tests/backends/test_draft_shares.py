@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.model_needs import draft_shares
+from llmrun.backends.fitting import draft_shares
 from tests.support.models.fidelity import head_plan_of, plan_of
 from tests.support.models.tiny_architectures import tiny_architecture
 

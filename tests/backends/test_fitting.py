@@ -13,8 +13,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.speeds.forecast import Forecast
 from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, best_of, fit_of
-from llmrun.backends.sizing.footprint import Footprint
-from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.backends.sizing import Footprint, KVBytes
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.backends.llama.gpu_layers import cache_by_context, cache_bytes
-from llmrun.backends.model_needs import ModelNeeds, needs_of_file, needs_of_plan
-from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.backends.fitting import ModelNeeds, needs_of_file, needs_of_plan
+from llmrun.backends.llama.placement import cache_by_context, cache_bytes
+from llmrun.backends.sizing import KVBytes
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs import llama
-from llmrun.model.plan.kv_shapes import AttentionShape
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import AttentionShape
+from llmrun.model.plan.twin import Value
 from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.gguf.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.downloads import smollm2

@@ -21,7 +21,7 @@ from llmrun.backends.registry import (
     stand_in_named,
 )
 from llmrun.backends.select import open_backend
-from llmrun.backends.sizing.footprint import Footprint
+from llmrun.backends.sizing import Footprint
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 

@@ -13,16 +13,16 @@ from llmrun.backends import select
 from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.cpu import backend as cpu
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.backends.kind import Gpus, Probe
 from llmrun.backends.llama import probe as llama_probe
+from llmrun.backends.llama import rpc_devices
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.rpc import connecting
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.registry import Gpus, Probe
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.backends.select import check_options, open_backend
-from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
+from llmrun.backends.sizing import LARGEST_DEFAULT
 from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
 from llmrun.formats.gguf.reader import GGUFFile
-from llmrun.formats.layouts.kv_types import KV_CHOICES
+from llmrun.formats.layouts.kv import KV_CHOICES
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.tiny_models import changed_copy
@@ -315,7 +315,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(text)
         return [{"description": text, "free": 8 * GIB, "total": 8 * GIB}]
 
-    monkeypatch.setattr(connecting, "use_servers", use)
+    monkeypatch.setattr(rpc_devices, "use_servers", use)
     return asked
 
 
@@ -329,7 +329,7 @@ def test_rpc_servers_select_llama_cpp(tmp_path: Path, served: list[str], backend
 
 def test_rpc_servers_without_room_are_not_replaced_by_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [{"description": "box:1", "free": GIB // 2, "total": GIB}]
-    monkeypatch.setattr(connecting, "use_servers", lambda process, text, *, anyway: full)
+    monkeypatch.setattr(rpc_devices, "use_servers", lambda process, text, *, anyway: full)
     with pytest.raises(DoesNotFit, match="no layer fits in the free GPU memory: box:1: 512 MiB") as caught:
         opened(tiny_llama(tmp_path / "tiny.gguf"), rpc="box:1")
     assert caught.value.exit_code == 7
@@ -363,7 +363,7 @@ def test_options_for_devices_that_contradict_each_other_are_refused(
 
 def test_options_are_checked_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(connecting, "check_servers", lambda text, *, anyway: checked.append((text, anyway)))
+    monkeypatch.setattr(rpc_devices, "check_servers", lambda text, *, anyway: checked.append((text, anyway)))
     for options in (OpenOptions(), OpenOptions("cpu"), OpenOptions("scripted", rpc="box:1")):
         check_options(options)
     assert checked == []

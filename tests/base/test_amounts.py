@@ -23,7 +23,7 @@ from llmrun.base.amounts import (
     format_tokens,
     parse_duration,
 )
-from llmrun.cli.console.columns import aligned
+from llmrun.cli.console.output import aligned
 
 
 @pytest.mark.parametrize(

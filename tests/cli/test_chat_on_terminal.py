@@ -33,7 +33,7 @@ PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # the prompt is drawn (brac
 @contextmanager
 def chatting(data: Path, *arguments: str) -> Iterator[pexpect.spawn[bytes]]:
     """Yield a chat at its first prompt; afterwards, check that the terminal's modes are restored."""
-    process = on_terminal(*("chat", "--backend", "scripted", *arguments), LLMRUN_DATA_DIR=str(data), NO_COLOR="1")
+    process = on_terminal("chat", "--backend", "scripted", *arguments, LLMRUN_DATA_DIR=str(data), NO_COLOR="1")
     before = termios.tcgetattr(process.child_fd)
     process.expect_exact("/help lists the commands")
     process.expect(PROMPT)

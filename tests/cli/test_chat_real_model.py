@@ -24,7 +24,15 @@ def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     """
     turns = ["Tell me about Paris.", "Name a colour.", "/undo", "Name an animal.", "/regen", "Thank you."]
     done = llmrun(
-        *("chat", "-q", str(smollm2()), "--temp", "0", "-n", "24", "-c", "1024"),
+        "chat",
+        "-q",
+        str(smollm2()),
+        "--temp",
+        "0",
+        "-n",
+        "24",
+        "-c",
+        "1024",
         stdin=words(turns).encode(),
         env=environment(tmp_path),
     )

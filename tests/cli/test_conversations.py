@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.cli.chatting.journal import lock_journal
+from llmrun.cli.chatting.store import lock_journal
 from tests.support.cli.chats import answering_files, chat, environment, journals, open_chat, say
 from tests.support.cli.commands import llmrun, screen_of, script_file
 

@@ -15,15 +15,13 @@ import pexpect
 import pytest
 
 from llmrun.backends.llama.gpu_check import PATIENCE_S
-from llmrun.cli.console.living import LiveReporter
+from llmrun.cli import doctoring
 from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import LiveReporter
 from llmrun.cli.console.terminal import width
-from llmrun.cli.doctoring import terminal_check
-from llmrun.cli.doctoring.report_output import show
-from llmrun.cli.doctoring.terminal_check import look_at_terminal
+from llmrun.cli.doctoring import look_at_terminal, show_report
 from llmrun.jobs.doctor.examine import Report
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding
-from llmrun.jobs.doctor.machine import Machine
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
 from tests.support.backends.fake_llama import DIES, HANGS, fake_llama, without_llama
 from tests.support.cli.commands import ROOT, llmrun, on_terminal, screen_of
 
@@ -165,7 +163,7 @@ def test_long_lines_are_wrapped_under_themselves_and_commands_are_not(capsys: py
         Finding("Python", "b", NOTE, "word " * 20, "advice " * 20 + "end:", command),
         Finding("GPU", "c", PROBLEM, "bad \x1b[31m name\n", "Fix it."),
     ]
-    show(Report(findings))
+    show_report(Report(findings))
     assert capsys.readouterr().out.splitlines() == [
         "Python  ✓ short",
         "        • " + " ".join(["word"] * 10),
@@ -185,14 +183,14 @@ def test_long_lines_are_wrapped_under_themselves_and_commands_are_not(capsys: py
 
 @pytest.mark.usefixtures("plain")
 def test_a_machine_on_which_all_is_well_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Report([Finding("Python", "a", OK, "short")]))
+    show_report(Report([Finding("Python", "a", OK, "short")]))
     assert capsys.readouterr().out == "Python  ✓ short\n\nEverything that llmrun needs works; 0 notes.\n"
 
 
 @pytest.mark.usefixtures("plain")
 def test_verbose_tells_every_fact_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     out.verbose = True
-    show(Report([Finding("Python", "a", OK, "short", facts={"bits": 64})]))
+    show_report(Report([Finding("Python", "a", OK, "short", facts={"bits": 64})]))
     assert capsys.readouterr().err == 'a: {"bits": 64}\n'
 
 
@@ -204,8 +202,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, *, columns: str = "100", **variab
         monkeypatch.delenv(name, raising=False)
     for name, value in {"COLUMNS": columns, "TERM": "xterm", **variables}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(terminal_check, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(terminal_check, "can_color", lambda stream, choice: "NO_COLOR" not in os.environ)
+    monkeypatch.setattr(doctoring, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(doctoring, "can_color", lambda stream, choice: "NO_COLOR" not in os.environ)
     (found,) = look_at_terminal(Machine())
     return found
 
@@ -228,7 +226,7 @@ def test_what_a_terminal_can_show_is_told(
 
 
 def test_an_output_that_is_no_terminal_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal_check, "is_terminal", lambda stream: False)
+    monkeypatch.setattr(doctoring, "is_terminal", lambda stream: False)
     (found,) = look_at_terminal(Machine())
     assert (found.status, found.facts["columns"]) == (OK, None)
 

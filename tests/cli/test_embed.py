@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.backends.scripted.backend import HIDDEN_SIZE
+from llmrun.backends.scripted import HIDDEN_SIZE
 from llmrun.base.errors import Cancelled, DoesNotFit, UsageError
-from llmrun.cli.embedding.flags import EmbedFlags
-from llmrun.cli.embedding.inputs import Input, read_texts
-from llmrun.cli.embedding.output import check_output, write_vectors
-from llmrun.cli.embedding.running import open_embedder
-from llmrun.engine.embedding.embedder import Embedder
+from llmrun.cli.embedding import EmbedFlags, Input, check_output, open_embedder, read_texts, write_vectors
+from llmrun.engine.embedding import Embedder
 from llmrun.options.settings import Settings
 from tests.support.cli.commands import llmrun
 from tests.support.hub.small_disks import mounted_disk

@@ -238,7 +238,7 @@ def test_the_largest_model_is_refused_by_pull_and_fetched_anyway(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs in a process that reports little memory."""
-    small = "from llmrun.base.machine import free_memory; free_memory.whole_memory = lambda: 20_000\n"
+    small = "from llmrun.base.machine import memory; memory.whole_memory = lambda: 20_000\n"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(small)
     environment["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.model_needs import draft_shares
-from llmrun.cli.header_output import _model, _sections
+from llmrun.backends.fitting import draft_shares
+from llmrun.cli.show_output import _model, _sections
 from llmrun.engine.drafting.costs import ASSUMED_ROW
-from llmrun.engine.drafting.reach import reachable_speedup
+from llmrun.engine.drafting.pace import reachable_speedup
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.fidelity import head_plan_of, plan_of

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.base.errors import LlmrunError
+from llmrun.base.errors import LlmrunError, shown
 from llmrun.cli.console.terminal import visible_json, visible_line
-from llmrun.formats.gguf.problems import shown
 from llmrun.formats.gguf.reader import read_gguf
 from tests.support.cli.commands import screen_of
 from tests.support.cli.terminals import Terminal

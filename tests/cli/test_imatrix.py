@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.llama.quantizing.imatrix_file import read_imatrix
+from llmrun.backends.llama.imatrix_file import read_imatrix
 from llmrun.base.errors import Cancelled
 from llmrun.cli.commands import imatrix
-from llmrun.jobs.quantizing.measuring import ImatrixCollector
+from llmrun.jobs.importance import ImatrixCollector
 from tests.support.cli.commands import llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 

@@ -35,8 +35,27 @@ def test_greedy_text_is_that_of_llama_cpp_pythons_own_loop_token_for_token() -> 
     )
     for prompt in PROMPTS:
         done = llmrun(
-            *("generate", "--backend", "llama", "--gpu-layers", "0", "-m", path, "-t", "1", "-c", "512", "--raw"),
-            *("--temp", "0", "-n", str(TOKENS), "--json", "--logprobs", "0", "-q", prompt),
+            "generate",
+            "--backend",
+            "llama",
+            "--gpu-layers",
+            "0",
+            "-m",
+            path,
+            "-t",
+            "1",
+            "-c",
+            "512",
+            "--raw",
+            "--temp",
+            "0",
+            "-n",
+            str(TOKENS),
+            "--json",
+            "--logprobs",
+            "0",
+            "-q",
+            prompt,
         )
         assert done.stderr == b""
         body = json.loads(done.stdout)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.answers.draft_model import resolved_draft
-from llmrun.cli.answers.open_model import local_options
+from llmrun.cli.answers.open_model import local_options, resolved_draft
 from llmrun.cli.answers.thinking import wanted_thinking
-from llmrun.cli.arguments.values import models
-from llmrun.cli.chatting.slash.models import model_choices
+from llmrun.cli.arguments.options import models
+from llmrun.cli.chatting.actions import model_choices
 from llmrun.cli.chatting.store import read_conversation
-from llmrun.cli.evaluating.flags import EvalFlags
+from llmrun.cli.evaluating import EvalFlags
 from llmrun.options.presets import Preset
 from llmrun.options.settings import Settings
 from tests.support.cli.chats import journals, session

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.formats.layouts.numerics import NUMERICS
+from llmrun.formats.layouts.records import NUMERICS
 from tests.support.cli.commands import llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.kernels.runs import LEVELS_HERE

@@ -175,7 +175,7 @@ def test_a_resumed_chat_says_the_same_with_a_real_model(tmp_path: Path) -> None:
 
 
 def test_listing_commands_do_not_import_numpy() -> None:
-    code = "import llmrun.cli.chatting.store, llmrun.engine.saved_state.magic, sys; sys.exit('numpy' in sys.modules)"
+    code = "import llmrun.cli.chatting.store, llmrun.engine.saved_state.budget, sys; sys.exit('numpy' in sys.modules)"
     import subprocess
 
     assert subprocess.run([LLMRUN[0], "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -88,7 +88,7 @@ def test_a_device_that_is_not_there_is_explained() -> None:
 
 def test_a_chat_ends_in_one_line_when_llama_cpp_dies() -> None:
     lines = errors_of_a_chat(
-        *(*GREEDY, "--gpu-layers", "all"), kill=lambda process: os.kill(worker_of(process), signal.SIGKILL)
+        *GREEDY, "--gpu-layers", "all", kill=lambda process: os.kill(worker_of(process), signal.SIGKILL)
     )
     assert f"error: llama.cpp died while running {smollm2()}: SIGKILL" in lines
     assert "Traceback" not in "".join(lines)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.engine.templates.process import TemplateProcess
+from llmrun.engine.templates.chat_template import TemplateProcess
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import InvalidAnswer, ModelFileError, UsageError
 from llmrun.base.types import Adapter, Batch, Outputs
 from llmrun.engine.adapters import AdaptedTokens, adapted_tokens

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.answer import Answer
 from llmrun.engine.requests import Failed, Request, TokenPrompt
 from llmrun.engine.sampler import Sampler
-from llmrun.engine.speculation import Speculation
-from llmrun.engine.thinking.decoder import ThinkingDecoder
+from llmrun.engine.thinking import ThinkingDecoder
+from llmrun.engine.work import Speculation
 from llmrun.options.sampling_params import SamplingParams
 
 LOGITS = np.eye(4, 300, 70, dtype=np.float32)  # the likeliest tokens of the rows are 70, 71, 72 and 73

@@ -6,7 +6,7 @@ import pytest
 from gguf import Keys
 
 from llmrun.base.errors import BadGGUF
-from llmrun.engine.defaults import default_sampling
+from llmrun.engine.sampling import default_sampling
 from llmrun.options.sampling_params import SamplingParams
 
 

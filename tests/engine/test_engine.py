@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted.tokenizer import IM_END
+from llmrun.backends.scripted import IM_END, ScriptedBackend, scripted_answers
 from llmrun.base.errors import ContextExceeded, UsageError
 from llmrun.base.types import Batch, FinishReason, Outputs
 from llmrun.engine.engine import Engine

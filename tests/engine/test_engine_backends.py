@@ -11,11 +11,11 @@ from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv import BLOCK
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.backends.windowed_plans import windows_in_plans

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedCache
+from llmrun.backends.scripted import ScriptedBackend, ScriptedCache
 from llmrun.base.errors import Cancelled
 from llmrun.base.types import Batch, FinishReason, Outputs
 from llmrun.engine import answer as answer_module

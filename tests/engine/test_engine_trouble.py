@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer, scripted_answers
 from llmrun.base.errors import LlmrunError, TemplateRefused, UsageError
 from llmrun.base.types import Batch, Outputs
 from llmrun.engine.engine import Engine

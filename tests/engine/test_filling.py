@@ -14,15 +14,14 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted.tokenizer import BOS, FIRST_WORD
+from llmrun.backends.scripted import BOS, FIRST_WORD, ScriptedBackend, scripted_answers
 from llmrun.base.errors import ContextExceeded, UsageError
 from llmrun.engine.engine import Engine
-from llmrun.engine.filling import encode_fill
+from llmrun.engine.prompts import encode_fill
 from llmrun.engine.requests import ContextFile, FillPrompt, Request
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.base import Tokenizer
 from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from tests.support.engine.answers import answer_all
 from tests.support.engine.scripted_models import GREEDY
 from tests.support.tokenizers.vocabulary_models import FILLING, random_fill, with_vocabulary

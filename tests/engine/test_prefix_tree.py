@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from llmrun.engine.prefix_tree import Match, PrefixTree, _Node
+from llmrun.engine.slots import Match, PrefixTree, _Node
 from tests.support.tiers import examples
 
 TENANTS = st.sampled_from(["red", "blue"])

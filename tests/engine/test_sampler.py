@@ -17,7 +17,7 @@ from llmrun.base.errors import LlmrunError, ModelFileError
 from llmrun.engine import sampler as sampler_module
 from llmrun.engine import sampling
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
-from llmrun.formats.layouts.sampling import mask_words
+from llmrun.formats.layouts.tokens import mask_words
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.types import Batch, FinishReason, Outputs
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.model.plan.rope import Rope
+from llmrun.model.plan.elementary import Rope
 from tests.support.models.downloads import smollm2
 from tests.support.models.fidelity import (
     ENGINE_FLOOR,

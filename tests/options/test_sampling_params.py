@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from gguf import Keys
 
-from llmrun.cli.chatting.preferences import name_of
-from llmrun.engine.defaults import default_sampling
+from llmrun.cli.chatting.events import name_of
+from llmrun.engine.sampling import default_sampling
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 from llmrun.options.settings import PREFIX, RULES
 from tests.support.cli.commands import llmrun

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 
 from llmrun.engine.requests import Event, Finished, Request, TextDelta, TextPrompt
-from llmrun.serving.choices import Choices
 from llmrun.serving.metrics import Metrics
+from llmrun.serving.streams import Choices
 from tests.support.serving.fake_model import HOLD, FakeModel, text
 
 REQUEST = Request(TextPrompt("x"))

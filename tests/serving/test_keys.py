@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.serving.keys import ApiKeys, kept_secret, others_can_read, read_keys, read_upstream_keys
+from llmrun.serving.gate import ApiKeys, kept_secret, others_can_read, read_keys, read_upstream_keys
 from tests.support.hub.small_disks import mounted_disk
 
 KEY = "0123456789abcdef"

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from llmrun.jobs.bench.documents.document import Verdict
-from llmrun.jobs.bench.measuring.reporter import BenchReporter
+from llmrun.jobs.bench.measuring.pool import BenchReporter, WorkerProcess
 from llmrun.jobs.bench.measuring.results import is_precise, verdicts
 from llmrun.jobs.bench.measuring.runner import Effort, Runner
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, configurations
-from llmrun.jobs.bench.measuring.worker_process import WorkerProcess
-from llmrun.jobs.bench.measuring.workload import synthetic
+from llmrun.jobs.bench.measuring.workload import BenchTarget, configurations, synthetic
 from scripts.compare_servers import Quiet
 from tests.soak.driver import Broken, Case, Soak
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrun.engine.templates.process import RenderLimits, TemplateProcess
+from llmrun.engine.templates.chat_template import RenderLimits, TemplateProcess
 from tests.soak.driver import Broken, Case, Soak
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -16,8 +16,8 @@ import pytest
 
 from llmrun.base.errors import LlmrunError
 from llmrun.hub.local.safe_writes import CHUNK
-from llmrun.hub.names.model_sources import Artifact
-from llmrun.hub.remote.backoff import MOST_CONNECTIONS, PROGRESS
+from llmrun.hub.names import Artifact
+from llmrun.hub.remote.http_ranges import MOST_CONNECTIONS, PROGRESS
 from llmrun.hub.transfer.download import download
 from tests.soak.driver import Broken, Soak
 from tests.soak.driver import Case as SoakCase
@@ -28,9 +28,9 @@ _CUTS = 20
 _KILL_SPEED = 2e6  # bytes per second per connection in the kill cases, so that a model takes about a second
 # Python code that makes a process use several connections even for a small file.
 _SEVERAL = """
-import llmrun.hub.remote.backoff, llmrun.hub.transfer.connections
-llmrun.hub.remote.backoff.PROBE_S = llmrun.hub.remote.backoff.WORTH_S = 0.05
-llmrun.hub.transfer.connections.PART = 100_000
+import llmrun.hub.remote.http_ranges, llmrun.hub.transfer.file_transfer
+llmrun.hub.remote.http_ranges.PROBE_S = llmrun.hub.remote.http_ranges.WORTH_S = 0.05
+llmrun.hub.transfer.file_transfer.PART = 100_000
 """
 _SHARDS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
 

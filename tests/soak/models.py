@@ -23,9 +23,9 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import BackendCrashed
 from llmrun.cli.messages import message_for
-from llmrun.engine.defaults import default_sampling
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt
+from llmrun.engine.sampling import default_sampling
 from llmrun.formats.gguf.reader import open_gguf
 from tests.soak.driver import Broken, Case, Soak
 from tests.soak.model_mutations import bases, mutant

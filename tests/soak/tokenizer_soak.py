@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmrun.model.tokenizers.base import Tokenizer
+from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from tests.soak.driver import Broken, Case, Soak
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 from tests.support.tokenizers.random_text import harsh_text, text_of_every_class

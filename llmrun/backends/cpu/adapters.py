@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.base.errors import UnsupportedModel
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.model.plan.adapting import changeable, with_adapters
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.adapters import LowRank

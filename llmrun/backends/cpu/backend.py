@@ -11,33 +11,27 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from llmrun.backends.batches import check_batch
+from llmrun.backends.base import check_batch, identity_of, key_of
 from llmrun.backends.cpu.adapters import adapted
 from llmrun.backends.cpu.cache_size import cache_size, rows_of_step
 from llmrun.backends.cpu.draft_head import CpuDraftHead
-from llmrun.backends.cpu.kv_pool import blocks_in
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
-from llmrun.backends.cpu.paged_kv import PagedKV
+from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
+from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
-from llmrun.backends.cpu.rotations import Rotations
-from llmrun.backends.cpu.steps import WantedRows, check_whole, runs_of, steps_of
-from llmrun.backends.cpu.summing_team import SummingTeam
-from llmrun.backends.cpu.team import TEAM_KERNELS, Team
+from llmrun.backends.cpu.steps import Rotations, WantedRows, check_whole, runs_of, steps_of
+from llmrun.backends.cpu.team import TEAM_KERNELS, SummingTeam, Team, WatchedTeam, named_digests
 from llmrun.backends.cpu.timed_team import TimedTeam
-from llmrun.backends.cpu.watched_team import WatchedTeam, named_digests
-from llmrun.backends.cpu.weights.filling import filling
-from llmrun.backends.cpu.weights.packed import packing_kernels, reserve
+from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.backends.describe import describe, threads_in_words
-from llmrun.backends.engine_kernels import ENGINE_KERNELS
 from llmrun.backends.lora_files import described, opened_adapters
-from llmrun.backends.saved_parts import identity_of, key_of
 from llmrun.base.compiled.levels import host_target
-from llmrun.base.compiled.store import load_kernels
+from llmrun.base.compiled.store import KernelName, load_kernels
 from llmrun.base.machine.cpu_count import default_threads
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.formats.layouts.arena import allocate
-from llmrun.formats.layouts.numerics import NUMERICS
+from llmrun.formats.layouts.records import NUMERICS
+from llmrun.formats.layouts.tokens import SAMPLING_KERNEL
 from llmrun.model.archs.registry import architecture_of
 from llmrun.model.tokenizers.registry import load_tokenizer, tokenizer_kernels
 
@@ -45,13 +39,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions, Progress
-    from llmrun.backends.cpu.weights.packed import PackedMatrix
-    from llmrun.base.compiled.store import KernelName
+    from llmrun.backends.cpu.weights import PackedMatrix
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.rope import Rope
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 _Team = TypeVar("_Team", bound=Team)
 
@@ -126,7 +119,10 @@ class CpuBackend:
         full_blocks  the number of cache blocks for a whole context per sequence
         """
         self.lowered = lower(
-            *(self.plan, packed, memory.kv, memory.states),
+            self.plan,
+            packed,
+            memory.kv,
+            memory.states,
             kv_type=kv_type,
             max_rows=self._max_rows,
             n_threads=n_threads,
@@ -151,7 +147,7 @@ class CpuBackend:
         have finished.
         """
         lowered = [self.lowered] if self.draft_head is None else [self.lowered, self.draft_head.lowered]
-        kernels = [*ENGINE_KERNELS, *(kernel for part in lowered for kernel in part.kernels)]
+        kernels = [KernelName.of(*SAMPLING_KERNEL), *(kernel for part in lowered for kernel in part.kernels)]
         kernels += [*packing_kernels([part.matrix for part in packed.values()]), *TEAM_KERNELS, *vocabulary_kernels]
         load_kernels(kernels, _compile_progress(progress))
         for part in lowered:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.batches import check_batch
+from llmrun.backends.base import check_batch
 from llmrun.backends.cpu.cache_size import MAX_ROWS
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.lower import kv_shapes, lower
 from llmrun.backends.cpu.paged_kv import PagedKV
-from llmrun.backends.cpu.rotations import Rotations
-from llmrun.backends.cpu.steps import WantedRows
+from llmrun.backends.cpu.steps import Rotations, WantedRows
 from llmrun.backends.cpu.team import Team
 from llmrun.base.types import Batch, Outputs
 from llmrun.formats.layouts.arena import allocate
@@ -22,7 +21,7 @@ from llmrun.formats.layouts.arena import allocate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.cpu.weights.packed import PackedMatrix
+    from llmrun.backends.cpu.weights import PackedMatrix
     from llmrun.base.types import ModelInfo
     from llmrun.model.plan.plan import Plan
 

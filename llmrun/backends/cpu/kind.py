@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.kind import Probe
+from llmrun.backends.registry import Probe
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
     from llmrun.backends.cpu.speeds.forecast import Forecast
     from llmrun.backends.cpu.speeds.machine import Speeds
-    from llmrun.backends.kind import BackendKind
-    from llmrun.backends.sizing.footprint import Footprint
+    from llmrun.backends.registry import BackendKind
+    from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
 
 
@@ -30,8 +30,7 @@ class CpuKind:
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.backends.cpu.adapters import adapted
-        from llmrun.backends.cpu.cache_size import rows_of_step
-        from llmrun.backends.cpu.footprint import footprint_on_cpu
+        from llmrun.backends.cpu.cache_size import footprint_on_cpu, rows_of_step
         from llmrun.backends.lora_files import opened_adapters
         from llmrun.base.machine.cpu_count import default_threads
         from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header

@@ -26,7 +26,7 @@ import math
 from statistics import median
 from typing import Final
 
-from llmrun.backends.cpu.speeds.kept import keep_speeds, kept_speeds
+from llmrun.backends.cpu.speeds.measured import keep_speeds, kept_speeds
 from llmrun.base.compiled.levels import host_target
 from llmrun.formats.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
 

@@ -1,6 +1,6 @@
 """The recurrent states of all sequences, and checkpoints of them.
 
-A sequence can be shortened to its base or any later position at no cost (layouts/states.py). To shorten it further, a
+A sequence can be shortened to its base or any later position at no cost (layouts/kv.py). To shorten it further, a
 checkpoint is restored, which is a copy of the state at an earlier position. Checkpoints are made near the end of each
 prompt and every 512 tokens, but besides its last one, a sequence keeps only one within 512 tokens. All sequences share
 the memory for checkpoints. When it is full, the least recently used checkpoint is dropped.
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.backends.base import CHECKPOINT_PART, SavedPart
 from llmrun.backends.cpu.steps import NO_RUNS, Run, StepRuns
-from llmrun.backends.saved_parts import CHECKPOINT_PART, SavedPart
 from llmrun.base.errors import IntegrityError
-from llmrun.formats.layouts.states import REPLAY_ROWS, RUN_WORDS
-from llmrun.model.plan.state_shapes import ConvolutionState, StateGroup
+from llmrun.formats.layouts.kv import REPLAY_ROWS, RUN_WORDS
+from llmrun.model.plan.shapes import ConvolutionState, StateGroup
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

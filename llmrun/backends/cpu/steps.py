@@ -1,4 +1,7 @@
-"""The rows of a batch: their division into steps, and in each step, the sequences and the wanted rows."""
+"""Divides the rows of a batch into steps, and finds each step's sequences, wanted rows and RoPE rotations.
+
+The rotations are cached. Without the cache, they would take 30 us of each step, 0.7 % of the time of SmolLM2.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.base.types import HIDDEN, LOGITS
-from llmrun.formats.layouts import states
-from llmrun.formats.layouts.states import REPLAY_ROWS
-from llmrun.model.plan.values import Rows
+from llmrun.formats.layouts import kv
+from llmrun.formats.layouts.kv import REPLAY_ROWS
+from llmrun.model.plan.elementary import rotations_of
+from llmrun.model.plan.twin import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.elementary import Rope
+    from llmrun.model.plan.twin import Value
 
 
 def steps_of(sequences: Sequence[int], most: int, *, whole: bool) -> Iterator[slice]:
@@ -49,7 +54,7 @@ def check_whole(sequences: Sequence[int], positions: Sequence[int]) -> None:
 class StepRuns:
     """The runs of a step in the form that kernels read.
 
-    words  int64[runs, RUN_WORDS] (layouts/states.py)
+    words  int64[runs, RUN_WORDS] (layouts/kv.py)
     rows   int32[rows], the indices of the rows in the step, run after run
     """
 
@@ -57,7 +62,7 @@ class StepRuns:
     rows: NDArray[np.int32]
 
 
-NO_RUNS: Final = StepRuns(np.zeros((0, states.RUN_WORDS), np.int64), np.zeros(0, np.int32))
+NO_RUNS: Final = StepRuns(np.zeros((0, kv.RUN_WORDS), np.int64), np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +144,31 @@ class WantedRows:
         places = np.empty(len(want), np.int64)
         places[rows] = np.arange(len(rows))
         return cls(rows.astype(np.int32), len(scored), places[of_hidden])
+
+
+_POSITIONS = 64  # computed together, which takes 3 to 5 times as long as computing one
+_MOST_BLOCKS = 64  # blocks of positions in the cache: 2 MB for 64 pairs of features
+
+
+class Rotations:
+    """The rotations of positions, in the layout of `rotations_of`."""
+
+    def __init__(self, ropes: Sequence[Rope]) -> None:
+        self._ropes = ropes
+        self._blocks: dict[int, NDArray[np.float32]] = {}
+
+    def of(self, positions: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the rotations of each row, float32[rows, pairs of all ropes, 2]. Only small steps use the cache."""
+        if len(positions) > _POSITIONS:
+            return rotations_of(self._ropes, positions)
+        return np.stack([self._block(position // _POSITIONS)[position % _POSITIONS] for position in positions.tolist()])
+
+    def _block(self, number: int) -> NDArray[np.float32]:
+        block = self._blocks.get(number)
+        if block is None:
+            if len(self._blocks) >= _MOST_BLOCKS:
+                self._blocks.clear()
+            first = number * _POSITIONS
+            block = rotations_of(self._ropes, np.arange(first, first + _POSITIONS, dtype=np.int32))
+            self._blocks[number] = block
+        return block

@@ -1,9 +1,16 @@
-"""The team of threads that run a plan. Each worker makes a single kernel call, which lasts as long as the team."""
+"""Teams of threads that run a plan. Each worker makes a single kernel call, which lasts as long as the team.
+
+Some teams can stop between the ops of a step, when nothing is running and the values of the step are in memory. One of
+them digests the output of each op, to find the first op that differs between two runs. Another one sums the squares of
+the inputs of matrix products, from which importance matrices are made. It computes each sum in float64, row by row, so
+that the sum does not depend on the number of threads.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import platform
 import signal
@@ -11,22 +18,30 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from llmrun.backends.cpu.lowering import FLOAT, STEP_COUNTS
+from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.steps import NO_RUNS, StepRuns
 from llmrun.base.compiled.store import Kernel, KernelName, load_kernels
 from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.arena import address_of, allocate
-from llmrun.model.plan.reach import seen_ranges
+from llmrun.formats.layouts.arena import address_of, allocate, floats_at
+from llmrun.formats.layouts.experts import HEAD_ACTIVE, HEAD_EXPERTS
+from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, Product
+from llmrun.model.plan.shapes import seen_ranges
+from llmrun.model.plan.twin import Routing, Rows, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.cpu.lowering.base import Lowered
+    from llmrun.backends.cpu.lowering import Buffer, Lowered
+    from llmrun.model.plan.plan import Plan
 
 # How long a waiting thread spins before it sleeps on the futex. A thread that spins for longer may occupy a core that
 # another thread needs. The first two rows show the decode speed of SmolLM2 on a Xeon whose pause takes 45 ns, and the
@@ -134,7 +149,7 @@ class Team:
         wanted     int32[], indices of the rows whose logits are wanted, then of those with hidden states only
         rotations  float32[rows, pairs of all ropes, 2]
         logits     float32[rows whose logits are wanted, padded width], the output
-        runs       the runs of the step (layouts/states.py); needed only if the model has recurrent states
+        runs       the runs of the step (layouts/kv.py); needed only if the model has recurrent states
         scales     float32[rows, adapters], the scale of each LoRA adapter for each row, or None if no row uses any
         """
         if os.getpid() != self._process:
@@ -234,3 +249,201 @@ def _stop_workers(
     start.run(int(sync[records.SYNC_STEP // records.WORD]) + 1, address_of(step), 0, 0)
     for thread in threads:
         thread.join()
+
+
+class PausingTeam(Team):
+    """A team whose subclasses run a step in parts."""
+
+    def _first_records(self) -> list[int]:
+        """Return the index of the first record of each op, and the number of records."""
+        lowered = self._lowered
+        firsts: list[int] = np.searchsorted(lowered.origins, np.arange(len(lowered.written) + 1)).tolist()
+        return firsts
+
+    def _run_records(self, first: int, end: int) -> None:
+        """Run some of the records, and wait until all threads are done."""
+        if first == end:
+            return
+        self._set(records.STEP_PLAN, address_of(self._lowered.records[first:end]))
+        self._set(records.STEP_N_OPS, end - first)
+        for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
+            self._set_sync(offset, 0)
+        super()._run_step()
+
+    def _rows_of(self, value: Value, buffer: Buffer) -> NDArray[np.float32]:
+        """Return a view of the rows of a value, float32[rows, width]."""
+        rows = self._word(STEP_COUNTS[value.rows])
+        return floats_at(buffer.address, rows, buffer.stride // FLOAT)[:, : value.width]
+
+    def _word(self, offset: int) -> int:
+        return int(self._step[offset // records.WORD])
+
+
+_DIGITS = 16  # of a digest
+
+
+class WatchedTeam(PausingTeam):
+    """A team whose steps take a few times as long, because all threads stop after each op.
+
+    digests  the digests of the outputs of each op of the last step, and that of its logits
+    """
+
+    digests: list[str]
+
+    def _run_step(self) -> None:
+        self.digests = []
+        firsts = self._first_records()
+        for number, written in enumerate(self._lowered.written):
+            self._run_records(firsts[number], firsts[number + 1])
+            self.digests.append(_digest([self._rows_of(value, buffer) for value, buffer in written]))
+        self.digests.append(_digest([self._logits()]))
+
+    def _logits(self) -> NDArray[np.float32]:
+        address, rows = self._word(records.STEP_LOGITS), self._word(records.STEP_SCORED)
+        return floats_at(address, rows, self._lowered.logits_width)
+
+
+def named_digests(plan: Plan, digests: list[str]) -> list[tuple[str, str]]:
+    """Return the name of each op of a plan, followed by "logits", with its digest.
+
+    An op is named after its matrix, or after the last matrix before it, as in "RMS norm after blk.0.attn_output".
+    """
+    names, last = [], ""
+    for op in plan.ops:
+        kind, matrix = CPU_OPS[type(op)].name, op.matrix
+        if matrix is not None:
+            last = matrix.name.removesuffix(".weight")
+        names.append(f"{kind} {last}" if matrix is not None else f"{kind} after {last}" if last else kind)
+    return list(zip([*names, "logits"], digests, strict=True))
+
+
+def _digest(outputs: list[NDArray[np.float32]]) -> str:
+    hashed = hashlib.sha256()
+    for rows in outputs:
+        hashed.update(np.ascontiguousarray(rows, "<f4").tobytes())
+    return hashed.hexdigest()[:_DIGITS]
+
+
+_LAYERS, _OUTPUT = "blk.", "output."  # how the names of the matrices begin
+_ROWS = 64  # rows that are squared at a time, so that the squares stay in the CPU's cache
+
+
+@dataclass(slots=True)
+class InputSums:
+    """The sums of an input.
+
+    names   the names of the tensors that are multiplied by it
+    sums    float64[experts or 1, width]
+    counts  int64[experts or 1], the rows that were added
+    """
+
+    names: list[str]
+    sums: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+
+class _Tables(NamedTuple):
+    """The addresses of a routing's tables (layouts/experts.py) as the record of a product has them."""
+
+    head: int
+    row_numbers: int
+
+    @classmethod
+    def of(cls, record: NDArray[np.int64], op: Product) -> Self:
+        words = records.offsets(IntegerWords) if op.weight.is_integer else records.offsets(FloatWords)
+        return cls(*(int(record[offset // records.WORD]) for offset in (words.tables, words.row_numbers)))
+
+    def rows_by_expert(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
+        """Yield each active expert, and the indices of its rows of the input."""
+        active = ctypes.c_int64.from_address(self.head + HEAD_ACTIVE).value
+        slots = _integers_at(self.head + HEAD_EXPERTS, 2 * (active + 1)).reshape(-1, 2)
+        sources = _integers_at(self.row_numbers, int(slots[-1, 1]))
+        firsts = slots[:, 1].tolist()
+        for expert, begin, end in zip(slots[:-1, 0].tolist(), firsts, firsts[1:], strict=False):
+            yield expert, sources[begin:end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The sums of the input `x`, which is in memory before the record `first`.
+
+    tables  where the step finds the experts of the rows; None outside mixtures of experts
+    """
+
+    first: int
+    x: Value
+    buffer: Buffer
+    tables: _Tables | None
+    found: InputSums
+
+
+class SummingTeam(PausingTeam):
+    """A team that adds the squares of the inputs in each step to its sums.
+
+    found  the sums since the last call of `clear`, for the matrices of all layers, and for the output matrix if
+           `with_output` and if there is one besides the token embedding
+    """
+
+    def __init__(self, lowered: Lowered, n_threads: int, plan: Plan, *, with_output: bool = False) -> None:
+        super().__init__(lowered, n_threads)
+        outputs = (_OUTPUT,) if with_output else ()
+        self._readings = list(_readings(plan, lowered, self._first_records(), (_LAYERS, *outputs)))
+        self.found = [reading.found for reading in self._readings]
+        self.needs_logits = any(reading.x.rows in (Rows.WANTED, Rows.SCORED) for reading in self._readings)
+
+    def clear(self) -> None:
+        for found in self.found:
+            found.sums[:] = 0
+            found.counts[:] = 0
+
+    def _run_step(self) -> None:
+        first = 0
+        for reading in self._readings:
+            self._run_records(first, reading.first)
+            if self._sync[records.SYNC_STOP // records.WORD]:
+                return
+            first = reading.first
+            self._add(reading)
+        self._run_records(first, len(self._lowered.records))
+
+    def _add(self, reading: _Reading) -> None:
+        rows, found = self._rows_of(reading.x, reading.buffer), reading.found
+        if reading.tables is None:
+            _add_squares(rows, found.sums[0])
+            found.counts += len(rows)
+            return
+        for expert, sources in reading.tables.rows_by_expert():
+            _add_squares(rows[sources], found.sums[expert])
+            found.counts[expert] += len(sources)
+
+
+def _readings(plan: Plan, lowered: Lowered, firsts: list[int], prefixes: tuple[str, ...]) -> Iterator[_Reading]:
+    """Yield one reading for each input, before the first product that reads it."""
+    buffers: dict[Value, Buffer] = {}
+    known: dict[tuple[Value, Routing | None], InputSums] = {}
+    for number, op in enumerate(plan.ops):
+        if isinstance(op, Product) and op.weight.name.startswith(prefixes):
+            name = op.weight.name.partition("[")[0]  # without the rows of a part (Matrix.part)
+            routing = op.routed_by
+            found = known.get((op.x, routing))
+            if found is None:
+                experts = routing.experts if routing else 1
+                found = InputSums([], np.zeros((experts, op.x.width)), np.zeros(experts, np.int64))
+                known[op.x, routing] = found
+                record = lowered.records[firsts[number + 1] - 1]  # the records before it quantize the input
+                tables = _Tables.of(record, op) if routing else None
+                yield _Reading(firsts[number], op.x, buffers[op.x], tables, found)
+            if name not in found.names:
+                found.names.append(name)
+        buffers.update(lowered.written[number])
+        if op.changes is not None:
+            known = {key: found for key, found in known.items() if key[0] is not op.changes}
+
+
+def _integers_at(address: int, count: int) -> NDArray[np.int32]:
+    return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
+
+
+def _add_squares(rows: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
+    for begin in range(0, len(rows), _ROWS):
+        sums += np.square(rows[begin : begin + _ROWS], dtype=np.float64).sum(axis=0)

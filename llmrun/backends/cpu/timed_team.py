@@ -18,7 +18,7 @@ from llmrun.formats.layouts.arena import address_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.cpu.lowering.base import Lowered
+    from llmrun.backends.cpu.lowering import Lowered
 
 WORK_TIMED = KernelName.of("team", "work_timed")
 

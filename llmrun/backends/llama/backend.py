@@ -15,23 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.backends.base import AUTO
-from llmrun.backends.batches import check_batch
+from llmrun.backends.base import AUTO, check_batch, identity_of, key_of, parse_tensor_split
 from llmrun.backends.describe import describe
-from llmrun.backends.device_lists import parse_tensor_split
-from llmrun.backends.llama.gpu_layers import ALL_LAYERS, cache_bytes
-from llmrun.backends.llama.kv.cache import LlamaCache
-from llmrun.backends.llama.kv.saved_header import CELL, MROPE_CELL, RECURRENT_CELL
-from llmrun.backends.llama.log_lines import offloaded, placement_words, refusal
-from llmrun.backends.llama.lora.checking import check_applied
-from llmrun.backends.llama.lora.passes import Scales, in_order, passes_of
-from llmrun.backends.llama.placement import Placement, decide_placement
+from llmrun.backends.llama.kv_cache import CELL, MROPE_CELL, RECURRENT_CELL, LlamaCache
+from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
+from llmrun.backends.llama.messages import CONTEXT_STEP, Layout
+from llmrun.backends.llama.placement import ALL_LAYERS, Placement, cache_bytes, decide_placement
 from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
-from llmrun.backends.llama.process import LlamaProcess
-from llmrun.backends.llama.shared_layout import CONTEXT_STEP, Layout
+from llmrun.backends.llama.process import LlamaProcess, offloaded, placement_words, refusal
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.backends.lora_files import described, opened_adapters
-from llmrun.backends.saved_parts import identity_of, key_of
 from llmrun.base.errors import (
     BackendCrashed,
     Cancelled,
@@ -40,11 +33,11 @@ from llmrun.base.errors import (
     ModelFileError,
     UnsupportedModel,
     UsageError,
+    shown,
 )
+from llmrun.base.folders import O_BINARY
 from llmrun.base.machine.cpu_count import default_threads
-from llmrun.base.open_flags import O_BINARY
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
-from llmrun.formats.gguf.problems import shown
 from llmrun.formats.layouts.arena import round_up
 from llmrun.model.archs.parts.encoders import is_encoder, labels_of
 from llmrun.model.tokenizers.registry import load_tokenizer
@@ -57,7 +50,7 @@ if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions, Progress
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
 _SHARES = ("qwen3", "qwen3vl")  # architectures whose rerankers return probabilities in llama.cpp, instead of logits
@@ -205,7 +198,7 @@ class LlamaBackend:
         if not options.rpc:
             devices: list[dict[str, Any]] = self._process.ask("devices", "looking for GPUs")["devices"]
             return devices
-        from llmrun.backends.llama.rpc.connecting import use_servers
+        from llmrun.backends.llama.rpc_devices import use_servers
 
         return use_servers(self._process, options.rpc, anyway=options.rpc_anyway)
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.base import AUTO
-from llmrun.backends.kind import NoRoomOnGpu, Probe
 from llmrun.backends.llama import probe as llama_probe
+from llmrun.backends.registry import NoRoomOnGpu, Probe
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions, Progress
     from llmrun.backends.cpu.speeds.forecast import Forecast
     from llmrun.backends.cpu.speeds.machine import Speeds
-    from llmrun.backends.kind import BackendKind, Gpus, GpuSupport
-    from llmrun.backends.sizing.footprint import Footprint
+    from llmrun.backends.registry import BackendKind, Gpus, GpuSupport
+    from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
 
 
@@ -27,12 +27,12 @@ class LlamaGpus:
     def memory(self, options: OpenOptions) -> Sequence[dict[str, Any]]:
         if not options.rpc:
             return llama_probe.usable_gpus()
-        from llmrun.backends.llama.rpc.connecting import devices_with
+        from llmrun.backends.llama.rpc_devices import devices_with
 
         return devices_with(options.rpc, anyway=options.rpc_anyway)
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        from llmrun.backends.llama.gpu_layers import layer_sizes, layers_that_fit
+        from llmrun.backends.llama.placement import layer_sizes, layers_that_fit
 
         assert options.context_size is not None, "the context size must be known"
         tokens = options.context_size * options.max_sequences
@@ -60,8 +60,7 @@ class LlamaKind:
         return LlamaBackend(file, options)
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
-        from llmrun.backends.llama.footprint import footprint_on_llama
-        from llmrun.backends.llama.gpu_layers import cache_by_context
+        from llmrun.backends.llama.placement import cache_by_context, footprint_on_llama
         from llmrun.backends.lora_files import opened_adapters
 
         cache = cache_by_context(file, options.kv_type, max_sequences=options.max_sequences)

@@ -1,17 +1,22 @@
-"""The protocol between llmrun and the process that runs llama.cpp. Requests and answers are numbered lines of JSON.
+"""The protocol between llmrun and the process that runs llama.cpp: lines of text, and arrays in shared memory.
 
-Forward passes use a plain format instead of JSON. The weights have just evicted everything else from the CPU caches,
-so the code and tables of the JSON parser would have to be loaded from memory again. The plain format, which also has
-fewer checks, reduced the time between two forward passes from 820 to 690 us (135M parameters, 7 ms per token).
+Requests and answers are numbered lines of JSON. Forward passes use a plain format instead. The weights have just
+evicted everything else from the CPU caches, so the code and tables of the JSON parser would have to be loaded from
+memory again. The plain format, which also has fewer checks, reduced the time between two forward passes from 820 to
+690 us (135M parameters, 7 ms per token).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import select
 import sys
 import time
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 # This line wakes the reader shortly before the answer arrives. Otherwise, the reader would not be scheduled until the
@@ -73,3 +78,131 @@ def read_soon(descriptor: int) -> bytes:
         while not waiting.poll(0) and time.monotonic() < end:
             pass
     return os.read(descriptor, 1 << 16)
+
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+class SharedMemory:
+    """An anonymous, growable file that a process and its child both map.
+
+    The child passes `handle` to `attached`. The handle is an inherited file descriptor, or a name on Windows, where
+    descriptors are not inherited. Only pages that have been written to take up memory.
+    """
+
+    def __init__(self, handle: str) -> None:
+        self.handle = handle
+
+    @classmethod
+    def create(cls) -> SharedMemory:
+        if sys.platform == "win32":
+            import secrets  # Like tempfile below, this is imported late because the child does not need it.
+
+            return cls(f"llmrun-{os.getpid()}-{secrets.token_hex(8)}")
+        if hasattr(os, "memfd_create"):
+            with contextlib.suppress(OSError):  # a sandbox may forbid the call
+                return cls(str(os.memfd_create("llmrun")))
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            return cls(str(os.dup(file.fileno())))
+
+    @classmethod
+    def attached(cls, handle: str) -> SharedMemory:
+        """Open the memory that the parent created. The child process calls this."""
+        return cls(handle)
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The file descriptors that the child must inherit."""
+        return () if sys.platform == "win32" else (int(self.handle),)
+
+    def map(self, n_bytes: int) -> mmap.mmap:
+        """Map the first n bytes. A mapping stays valid when a longer one is created later."""
+        if sys.platform == "win32":
+            # A shared memory region cannot grow on Windows, so each length has its own region.
+            return mmap.mmap(-1, n_bytes, tagname=f"{self.handle}-{n_bytes}")
+        descriptor = int(self.handle)
+        if os.fstat(descriptor).st_size < n_bytes:
+            os.ftruncate(descriptor, n_bytes)
+        return mmap.mmap(descriptor, n_bytes)
+
+    def close(self) -> None:
+        """Close the file. Existing mappings stay valid. This is idempotent."""
+        if self.handle and sys.platform != "win32":
+            os.close(int(self.handle))
+        self.handle = ""
+
+
+def rounded_to_pages(n_bytes: int) -> int:
+    return -(-n_bytes // PAGE) * PAGE
+
+
+# The first page contains the abort flag: two bytes that `strlen` reads. This page stays mapped while the process runs.
+FLAG_BYTES = PAGE
+
+# Maximum number of rows whose logits or hidden states a llama_decode call returns. llama.cpp reserves space for the
+# logits of all of them in its compute buffer. With its default of 512, that is half a gigabyte for a vocabulary of
+# 262,144 tokens. The engine only needs the logits of one row per sequence.
+MOST_WANTED = 64
+
+CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The byte offsets of the shared arrays: a forward pass's inputs and results, and the length of each sequence.
+
+    rows             maximum number of rows in a pass
+    vocabulary_size  logits per row
+    max_sequences    number of sequence lengths
+    hidden_size      features of a hidden state
+    encodes          whether passes return the hidden states of all rows, and never logits
+    """
+
+    rows: int
+    vocabulary_size: int
+    max_sequences: int
+    hidden_size: int
+    encodes: bool = False
+
+    @property
+    def most_wanted(self) -> int:
+        """The maximum number of rows whose results a pass returns."""
+        return self.rows if self.encodes else MOST_WANTED
+
+    @property
+    def logits_shape(self) -> tuple[int, int]:
+        return self.most_wanted, 0 if self.encodes else self.vocabulary_size
+
+    @property
+    def tokens(self) -> int:
+        return FLAG_BYTES
+
+    @property
+    def sequences(self) -> int:
+        return self.tokens + 4 * self.rows
+
+    @property
+    def positions(self) -> int:
+        return self.sequences + 4 * self.rows
+
+    @property
+    def lengths(self) -> int:
+        return self.positions + 4 * self.rows
+
+    @property
+    def wanted(self) -> int:
+        return self.lengths + 4 * self.max_sequences
+
+    @property
+    def logits(self) -> int:
+        return rounded_to_pages(self.wanted + self.rows)
+
+    @property
+    def hidden(self) -> int:
+        return rounded_to_pages(self.logits + 4 * prod(self.logits_shape))
+
+    @property
+    def n_bytes(self) -> int:
+        return rounded_to_pages(self.hidden + 4 * self.most_wanted * self.hidden_size)

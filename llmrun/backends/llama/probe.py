@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.backends.kind import Gpus
+from llmrun.backends.registry import Gpus
 from llmrun.base.errors import LlmrunError
 from llmrun.base.folders import cache_folder
-from llmrun.base.machine.system_files import NVIDIA_DRIVER
+from llmrun.base.machine.processor import NVIDIA_DRIVER
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Progress
@@ -88,7 +88,7 @@ def gpus(progress: Progress | None = None) -> Gpus:
 
 
 def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
-    """Return the usable GPUs with their currently free memory, in the form that devices.py returns.
+    """Return the usable GPUs with their currently free memory, in the form that rpc_devices.py returns.
 
     Returns an empty list if llama.cpp fails.
     """

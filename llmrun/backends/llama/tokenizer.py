@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.model.tokenizers.fill_in_middle import checked_fill_tokens
+from llmrun.model.tokenizers.control_tokens import checked_fill_tokens
 from llmrun.model.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
 from llmrun.model.tokenizers.text_tokenizer import without_surrogates
 

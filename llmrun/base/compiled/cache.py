@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from llmrun.base import folders
 from llmrun.base.errors import KernelWarning
-from llmrun.base.open_flags import O_BINARY
+from llmrun.base.folders import O_BINARY
 
 if sys.platform != "win32":
     import fcntl

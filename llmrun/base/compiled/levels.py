@@ -1,23 +1,77 @@
 """Instruction levels: the sets of instructions that kernels may use, and the levels that this processor supports.
 
-A process chooses its level once. It uses the best level that the processor reports and that passes the probe
-(level_check.py). `LLMRUN_CPU_LEVEL` forces a lower level, so that tests and users can run the code for other machines.
-No level except the portable one is used before it has passed.
+A process chooses its level once. It uses the best level that the processor reports and that passes a test.
+`LLMRUN_CPU_LEVEL` forces a lower level, so that tests and users can run the code for other machines.
+
+The test is necessary because a hypervisor or an emulator may report instructions that it does not execute. Each level
+except the portable one is therefore tried once, in a child process that may crash, before it is used. Successes are
+recorded in the cache folder, under a key that consists of the processor and the code of the probe.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import hashlib
 import os
 import platform
+import subprocess
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from llmrun.base.compiled.level_check import works
+from llmrun.base import child_processes, folders
 from llmrun.base.errors import KernelWarning, UsageError
+
+# The folder with the probe's source files, which are part of the key.
+_KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+_TRIED = ("level_probe.py", "code/dots.py", "code/simd.py", "code/unpack.py")
+_WORKED = b"worked\n"
+_TIMEOUT_SECONDS = 60.0  # the probe usually takes half a second
+
+
+def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
+    """Return whether level_probe.py succeeds for this target.
+
+    Raises OSError if no child process can be started, and TimeoutError if it takes too long, as on a very busy machine.
+    """
+    sources = [(_KERNELS / name).read_bytes() for name in _TRIED]
+    tried = "\0".join([level, triple, cpu, features, version("llvmlite"), version("numba")]).encode()
+    path = folders.cache_folder() / "levels" / hashlib.sha256(b"\0".join([tried, *sources])).hexdigest()
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == _WORKED:
+            return True
+    command = child_processes.command("kernels.level_probe", level, triple, cpu, features)
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+            env=child_processes.environment(),
+            **child_processes.in_own_session(),  # the parent handles Ctrl-C
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(errno.ETIMEDOUT, f"no result after {_TIMEOUT_SECONDS:g} s") from None
+    if done.returncode == 0:
+        _remember(path)
+    return done.returncode == 0
+
+
+def _remember(path: Path) -> None:
+    """Record a success. If it cannot be recorded, the next run repeats the probe."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(_WORKED)
+        Path(file.name).replace(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +144,7 @@ def elf_triple() -> str:
 def _host_features() -> llvm.FeatureMap:
     present = llvm.get_host_cpu_features()
     if platform.machine() in _ARM:
-        from llmrun.base.machine.arm_features import (
-            arm_features,  # other processors start a millisecond faster without it
-        )
+        from llmrun.base.machine.processor import arm_features
 
         present.update(arm_features())
     return present
@@ -147,7 +199,7 @@ def _best(targets: Mapping[str, Target]) -> Target:
 
 def _passes(target: Target) -> bool:
     """Test a level. Raises OSError if it cannot be tested."""
-    return target.level is PORTABLE or works(target.level.name, target.triple, target.cpu, target.features)
+    return target.level is PORTABLE or level_works(target.level.name, target.triple, target.cpu, target.features)
 
 
 def _untested(error: OSError) -> str:

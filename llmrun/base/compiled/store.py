@@ -29,9 +29,19 @@ import llvmlite.binding as llvm
 from llmrun.base import child_processes
 from llmrun.base.compiled.cache import KernelCache
 from llmrun.base.compiled.levels import Target, elf_triple, host_target
-from llmrun.base.compiled.linker import create_linker
 from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.cpu_count import most_threads
+
+
+def create_linker(machine: llvm.TargetMachine) -> llvm.LLJIT:
+    """Return a linker for objects of this target.
+
+    LLVM's older linker maps the sections of an object separately. If they are more than 2 GiB apart, as may happen
+    beside the weights of a large model, it aborts the process. JITLink maps each object as a whole, but llvmlite does
+    not offer it on Windows.
+    """
+    return llvm.create_lljit_compiler(machine, use_jit_link=sys.platform != "win32")
+
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 # Machine code depends on imports from these folders. In `from FOLDER import NAMES`, the names are modules.

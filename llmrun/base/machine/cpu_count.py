@@ -7,8 +7,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from llmrun.base.machine.cgroups import processor_quota
-from llmrun.base.machine.system_files import number_of, text_of
+from llmrun.base.machine.memory import processor_quota
+from llmrun.base.machine.processor import number_of, text_of
 
 _ENOUGH_FAST = 4  # cores; about as many as are needed to read memory at full speed
 _SLOW = 0.75  # a core is slow if its capacity is below this share of the fastest core's

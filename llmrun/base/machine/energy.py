@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from llmrun.base.machine.system_files import text_of
+from llmrun.base.machine.processor import text_of
 
 Value = TypeVar("Value")
 

@@ -1,18 +1,102 @@
-"""Facts about the processor: its name, its frequency, and whether it is virtual.
+"""Facts about the processor: its name, its frequency, its optional instructions, and whether it is virtual.
 
-`root` is the directory that contains Linux's system files. Other systems are queried through their own interfaces.
+Every command runs `missing_instructions` first, to check for the instructions that NumPy's packages require
+(x86-64-v2). This module must therefore not import anything slow.
+
+A `root` argument is the directory that contains Linux's system files. Other systems are queried through their own
+interfaces. Linux reports the cores of Arm processors only as numbers, so the names of Arm's own cores are listed here.
+On Linux and macOS, LLVM 22 never reports dot products or matrix products of Arm processors, so these are detected here.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import platform
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmrun.base.machine.arm_cores import arm_cores
-from llmrun.base.machine.system_files import text_of
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # exists while the driver is loaded, even if it does not work
+
+
+def text_of(path: Path) -> str | None:
+    """Return a system file's text without surrounding whitespace and NULs, or None if it is empty or unreadable."""
+    try:
+        return path.read_text("utf-8", "replace").strip(" \t\n\0") or None
+    except OSError:
+        return None
+
+
+def number_of(path: Path) -> int | None:
+    """Return the number in a file, or None if it has another text, such as "max", or cannot be read."""
+    text = text_of(path) or ""
+    return int(text) if text.isdecimal() and text.isascii() else None
+
+
+_ARM_LIMITED = 0x41  # a value of "CPU implementer" in /proc/cpuinfo
+
+# Values of "CPU part", as in Arm's reference manuals (the field PartNum of the register MIDR_EL1).
+_PARTS = {
+    0xD02: "Cortex-A34",
+    0xD03: "Cortex-A53",
+    0xD04: "Cortex-A35",
+    0xD05: "Cortex-A55",
+    0xD07: "Cortex-A57",
+    0xD08: "Cortex-A72",
+    0xD09: "Cortex-A73",
+    0xD0A: "Cortex-A75",
+    0xD0B: "Cortex-A76",
+    0xD0C: "Neoverse-N1",
+    0xD0D: "Cortex-A77",
+    0xD0E: "Cortex-A76AE",
+    0xD40: "Neoverse-V1",
+    0xD41: "Cortex-A78",
+    0xD42: "Cortex-A78AE",
+    0xD44: "Cortex-X1",
+    0xD46: "Cortex-A510",
+    0xD47: "Cortex-A710",
+    0xD48: "Cortex-X2",
+    0xD49: "Neoverse-N2",
+    0xD4B: "Cortex-A78C",
+    0xD4D: "Cortex-A715",
+    0xD4E: "Cortex-X3",
+    0xD4F: "Neoverse-V2",
+    0xD80: "Cortex-A520",
+    0xD81: "Cortex-A720",
+    0xD82: "Cortex-X4",
+    0xD84: "Neoverse-V3",
+    0xD85: "Cortex-X925",
+    0xD87: "Cortex-A725",
+    0xD8E: "Neoverse-N3",
+}
+
+
+def arm_cores(cpuinfo: str) -> str:
+    """Describe the cores in the text of /proc/cpuinfo, as in "4 x Cortex-A76, 4 x Cortex-A55", or return ""."""
+    parts: list[int] = []
+    implementer = None
+    for line in cpuinfo.splitlines():
+        name, _, value = (word.strip() for word in line.partition(":"))
+        if name == "CPU implementer":
+            implementer = _hexadecimal(value)
+        elif name == "CPU part" and implementer == _ARM_LIMITED:
+            parts.append(_hexadecimal(value))
+    known = sorted(Counter(parts).items(), reverse=True)  # later parts are usually faster
+    if not known or any(part not in _PARTS for part, _ in known):
+        return ""
+    return ", ".join(f"{count} x {_PARTS[part]}" for part, count in known)
+
+
+def _hexadecimal(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return -1
+
 
 _POLICY = "sys/devices/system/cpu/cpu0/cpufreq"
 _VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # used on CPUs without a hypervisor flag
@@ -126,3 +210,43 @@ def _number(text: str | None) -> float | None:
         return float(text) if text else None
     except ValueError:
         return None
+
+
+# The entry of Linux's auxiliary vector (AT_HWCAP or AT_HWCAP2) and the number of the bit in it.
+_LINUX = {"neon": (16, 1), "dotprod": (16, 20), "i8mm": (26, 13)}
+_MACOS = {"neon": "hw.optional.neon", "dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
+
+
+@functools.cache  # on macOS, this starts child processes
+def arm_features() -> dict[str, bool]:
+    """Return whether the processor has each feature, or {} on systems where LLVM detects them, such as Windows.
+
+    If a processor has several kinds of cores, Linux reports only the features that all of them have.
+    """
+    if sys.platform == "darwin":
+        return {name: sysctl(key) == "1" for name, key in _MACOS.items()}
+    if sys.platform != "linux":
+        return {}
+    read = ctypes.CDLL(None).getauxval
+    read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return {name: bool(read(entry) >> bit & 1) for name, (entry, bit) in _LINUX.items()}
+
+
+_NEEDED = ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3")  # Linux's names
+_FIRST_PROCESSOR = 4096  # bytes that contain its description; reading all would take long on large machines
+
+
+def missing_instructions(root: Path = Path("/")) -> list[str]:
+    """Return the names of the missing instructions. The list is empty if unknown, and on other architectures.
+
+    root  the directory that contains Linux's system files
+    """
+    try:
+        with (root / "proc/cpuinfo").open("rb") as file:
+            described = re.search(rb"^flags\s*:(.*)\n", file.read(_FIRST_PROCESSOR), re.MULTILINE)
+    except OSError:
+        return []
+    if described is None:
+        return []
+    present = described[1].decode("ascii", "replace").split()
+    return [name for name in _NEEDED if name not in present]

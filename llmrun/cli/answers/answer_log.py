@@ -20,8 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.base.folders import data_folder
-from llmrun.base.open_flags import O_BINARY
+from llmrun.base.folders import O_BINARY, data_folder
 from llmrun.cli.answers.report import completion_body
 from llmrun.cli.console.output import out
 from llmrun.engine.requests import ChatPrompt, FillPrompt, TextPrompt
@@ -138,7 +137,7 @@ def entry_of(done: AnsweredRequest, template: str | None, preset: str | None) ->
     The entry omits secrets, namely the Hub token, passwords in URLs and the values of environment variables whose names
     suggest a secret.
     """
-    from llmrun.jobs.doctor.secrets import Secrets
+    from llmrun.jobs.doctor.examine import Secrets
 
     hidden = Secrets().hidden
     request, body = done.request, completion_body(done)

@@ -1,21 +1,21 @@
-"""Runs one request, which includes streaming the answer, handling Ctrl-C and printing the statistics."""
+"""Runs one request: streams the answer, checks its format, handles Ctrl-C and prints the statistics."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from llmrun.base.amounts import counted as in_words
-from llmrun.base.ending_signals import TERMINATING
-from llmrun.base.errors import LlmrunError
+from llmrun.base.child_processes import TERMINATING
+from llmrun.base.errors import InvalidAnswer, LlmrunError
 from llmrun.base.types import FinishReason
-from llmrun.cli.answers.collected import CollectedAnswer
-from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
@@ -24,13 +24,114 @@ from llmrun.cli.answers.report import (
     waiting_words,
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
-from llmrun.cli.console.control_echo import discard_typed_input, keep_output_at_ctrl_c
 from llmrun.cli.console.output import out
-from llmrun.cli.console.terminal import is_terminal
-from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
+from llmrun.cli.console.terminal import discard_typed_input, is_terminal, keep_output_at_ctrl_c
+from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
+
+
+@dataclass(slots=True)
+class CollectedAnswer:
+    """The text, thinking, log probabilities and token ids of an answer so far."""
+
+    pieces: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def take(self, delta: TextDelta) -> None:
+        """Add the next piece of the answer."""
+        if delta.unopened:
+            self.thoughts += self.pieces
+            self.pieces = []
+        self.thoughts.append(delta.reasoning)
+        self.pieces.append(delta.text)
+        self.logprobs += delta.logprobs
+        self.tokens += delta.tokens
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.thoughts)
+
+
+@dataclass(slots=True)
+class CollectedCalls:
+    """The tool calls of an answer so far.
+
+    Some servers give several calls the same index, and some repeat the id and the name in every piece. Therefore, a
+    piece with a name and another id begins a new call. A new id alone does not, because some servers send one with
+    every piece.
+
+    problem  why the most recently dropped call is not valid; "" if none was dropped
+    """
+
+    problem: str = ""
+    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and count of the calls with it
+    _counts: dict[int, int] = field(default_factory=dict)  # the number of earlier calls with the same index
+
+    def take(self, deltas: Iterable[ToolCallDelta]) -> None:
+        """Add the next pieces of calls. A call with a problem is dropped."""
+        for delta in deltas:
+            self.problem = delta.problem or self.problem
+            key = delta.index, self._counts.get(delta.index, 0)
+            before = self._calls.get(key, ToolCall("", "", ""))
+            if before.id and before.name and delta.id not in ("", before.id) and delta.name:
+                self._counts[delta.index] = key[1] + 1
+                key, before = (delta.index, key[1] + 1), ToolCall("", "", "")
+            if delta.problem:
+                self._calls.pop(key, None)
+            else:
+                name = before.name if delta.name == before.name else before.name + delta.name
+                self._calls[key] = ToolCall(before.id or delta.id, name, before.arguments + delta.arguments)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls in the order in which they began, without those that have no name.
+
+        Calls get new ids where the server left them out or repeated one, because every result needs the id of its call.
+        """
+        ordered = [call for call in self._calls.values() if call.name]
+        known = {""}
+        numbers = itertools.count()
+        for place, call in enumerate(ordered):
+            if call.id in known:
+                unused = next(name for name in (f"call_{number}" for number in numbers) if name not in known)
+                ordered[place] = replace(call, id=unused)
+            known.add(ordered[place].id)
+        return ordered
+
+
+def check_format(done: AnsweredRequest) -> None:
+    """Raise InvalidAnswer if an answer does not have the request's format, because it was cut off or is invalid.
+
+    Print a note if it could not be validated. Answers that the user cancelled are not checked.
+    """
+    wanted, finished = done.request.response_format, done.finished
+    if wanted is None or finished.reason is FinishReason.CANCELLED:
+        return
+    if finished.reason is FinishReason.LENGTH:
+        raise InvalidAnswer(
+            f"the answer is incomplete: it was cut off after {finished.timings.generated_tokens} tokens, "
+            f"before it matched {wanted.origin}",
+            hint="raise --max-tokens or --ctx-size, or let the format limit the length of its parts",
+        )
+    if finished.stop is not None:
+        raise InvalidAnswer(f"the answer is incomplete: a stop string cut it off before it matched {wanted.origin}")
+    if wanted.schema is None:
+        return
+    from llmrun.engine.constraint.process import validate
+
+    verdict = validate(done.text, wanted.schema)
+    if verdict.kind == "invalid":
+        raise InvalidAnswer(f"the answer does not match {wanted.origin}: {verdict.reason}")
+    if verdict.kind == "not validated":
+        out.note(f"the answer was not validated: {verdict.reason}")
 
 
 def answer(

@@ -1,34 +1,96 @@
-"""Opens a model by name, downloading it first if necessary, and shows the progress."""
+"""Finds, downloads and opens the models that a command names, and shows the progress.
+
+A model's files can also be found without opening them (`model_files`), or described to another process that opens the
+model (`to_open`). Notes tell the user that the default model is only a toy, or that the flags for GPUs or threads do
+not suit this machine.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from llmrun.backends.base import AUTO, OpenOptions
-from llmrun.backends.device_lists import SPLIT_MODES
+from llmrun.backends.base import AUTO, SPLIT_MODES, OpenOptions
+from llmrun.backends.describe import beyond_training
 from llmrun.backends.registry import is_stand_in
-from llmrun.backends.trained_context import beyond_training
 from llmrun.base.amounts import format_bytes, format_parameters, format_seconds
-from llmrun.base.errors import DoesNotFit
-from llmrun.base.kernel_warnings import kernel_warnings_told
-from llmrun.cli.answers.draft_model import resolved_draft
+from llmrun.base.errors import DoesNotFit, ModelNotFound, UsageError, kernel_warnings_told
+from llmrun.base.folders import data_folder
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
-from llmrun.engine.remote.url import is_endpoint, parse_endpoint
+from llmrun.cli.console.terminal import is_terminal
+from llmrun.engine.child.messages import Open
+from llmrun.engine.child.opening import portable_options
+from llmrun.engine.remote.request import is_endpoint, parse_endpoint
+from llmrun.options.settings import Settings, is_set, model_named
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
-    from llmrun.hub.catalog.entry import CatalogEntry
+    from llmrun.hub.catalog.file import CatalogEntry
     from llmrun.hub.resolve.model_file import ResolvedModel
     from llmrun.options.sampling_params import SamplingParams
-    from llmrun.options.settings import Settings
+
+Found = TypeVar("Found")
+
+
+def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
+    """Return what `resolve` returns for the name of a draft model or a preset. Errors name --speculate.
+
+    Raises UsageError for a model on a server, and the errors of `resolve`, such as ModelNotFound.
+    """
+    name = model_named(name)
+    if is_endpoint(name):
+        raise UsageError(f"--speculate: {name}: a draft model must run on this machine", hint="name a local model")
+    try:
+        return resolve(name)
+    except ModelNotFound as error:
+        raise ModelNotFound(f"--speculate: {str(error).removeprefix('model: ')}", hint=error.hint) from error
+
+
+def tell_of_default_model(settings: Settings, command: str) -> None:
+    """Print a note that the default model is a toy. The note appears only once, and only on a terminal.
+
+    A file in the data folder records that the note was shown. If this file cannot be written, the note is not shown at
+    all, because it would otherwise appear on every run.
+
+    command  the command that opens another model, such as `llmrun chat`
+    """
+    if out.quiet or not is_terminal(sys.stderr) or is_stand_in(settings.backend):
+        return
+    told = data_folder() / "told" / "default-model"
+    if settings.model != Settings().model or told.exists() or is_set("model") or not _remembered(told):
+        return
+    out.note(_sentence(settings.model, command))
+
+
+def _sentence(model: str, command: str) -> str:
+    from llmrun.base.machine.memory import free_memory
+    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.resolve.memory_check import quoted_size, suggested_model
+
+    size = quoted_size(load_catalog().entry(model))
+    toy = f"{model} is a toy model ({format_bytes(size or 0)}) for trying out llmrun"
+    memory = free_memory()
+    suits = suggested_model(memory) if memory is not None else None
+    if suits is None:
+        return f"{toy}; `llmrun fit qwen3:4b` shows whether a larger model fits"
+    return f"{toy}; {suits.name} suits this machine ({format_bytes(suits.size)}): {command} {suits.name}"
+
+
+def _remembered(told: Path) -> bool:
+    try:
+        told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told.touch(exist_ok=False)
+    except OSError:  # another process has just shown the note, or the folder is not writable
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +165,28 @@ def open_model(
         with _open_remote(settings, max_sequences) as opened:
             yield opened
         return
-    from llmrun.backends.select import check_options
-    from llmrun.engine.templates.process import TemplateProcess
+    from llmrun.engine.templates.chat_template import TemplateProcess
 
-    options = replace(
-        local_options(settings),
-        max_sequences=max_sequences,
-        kv_tokens=AUTO if max_sequences > 1 else None,
-        saves_state=saves_state,
-        progress=show_loading,
-        explain=lambda words: out.detail(f"backend    {words}"),
-    )
     with ExitStack() as held:
         templates = TemplateProcess()
         held.callback(templates.close)
         if will_chat:
             templates.start()
-        check_options(options)
-        from llmrun.engine.defaults import default_sampling
+        files = held.enter_context(model_files(settings))
         from llmrun.engine.engine import Engine
         from llmrun.engine.prompts import check_generates
+        from llmrun.engine.sampling import default_sampling
 
-        files = held.enter_context(model_files(settings))
-        found, draft = files.found, files.draft
+        found = files.found
         tags = found.entry.thinking if found.entry else None
+        options = replace(
+            files.options,
+            max_sequences=max_sequences,
+            kv_tokens=AUTO if max_sequences > 1 else None,
+            saves_state=saves_state,
+            progress=show_loading,
+            explain=lambda words: out.detail(f"backend    {words}"),
+        )
         tell_of_too_many_threads(settings)
         with kernel_warnings_told(out.note), smaller_ones_named(found.entry):
             engine = Engine.open(
@@ -136,7 +196,7 @@ def open_model(
                 thinking_tags=tags,
                 templates=templates,
                 speculate=settings.wants_speculation,
-                draft=draft,
+                draft=files.draft,
                 will_constrain=will_constrain,
                 watch=watch,
             )
@@ -170,10 +230,11 @@ def fetch_model(settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The file of a model, and that of its draft model, if it has one."""
+    """The file of a model, the file of its draft model, if it has one, and the options that the settings give."""
 
     found: ResolvedModel
     draft: Path | None
+    options: OpenOptions
 
 
 @contextmanager
@@ -183,7 +244,7 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
     May raise any LlmrunError from the hub, and those of RPC servers that cannot be used.
     """
     from llmrun.backends.select import check_options
-    from llmrun.hub.local.open_models import in_use
+    from llmrun.hub.local.safe_writes import in_use
 
     options, drafter = local_options(settings), settings.draft_model
     check_options(options)
@@ -192,7 +253,7 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
     with ExitStack() as held:
         for path in (found.path, *([] if draft is None else [draft])):
             held.enter_context(in_use(path))
-        yield ModelFiles(found, draft)
+        yield ModelFiles(found, draft, options)
 
 
 def local_options(settings: Settings) -> OpenOptions:
@@ -266,8 +327,8 @@ def _found(name: str, settings: Settings, options: OpenOptions | None = None) ->
 
 @contextmanager
 def _open_remote(settings: Settings, max_sequences: int) -> Iterator[OpenModel]:
-    from llmrun.engine.defaults import default_sampling
     from llmrun.engine.remote.engine import RemoteEngine
+    from llmrun.engine.sampling import default_sampling
 
     with RemoteEngine.open(
         settings.model, max_sequences=max_sequences, offline=settings.offline, explain=out.note
@@ -309,3 +370,34 @@ def _describe(engine: Engine, draft_model: str | None) -> None:
 def _drafts(engine: Engine, draft_model: str | None) -> str:
     other = "the model's draft head" if engine.has_draft_head else draft_model
     return "by lookup" if other is None else f"by lookup and {other}"
+
+
+_CACHED_PREFIXES = 64  # sequences, which take 4 bytes for each block of 32 tokens
+
+
+def to_open(
+    settings: Settings, files: ModelFiles, *, parallel: int, kv_tokens: int | None, template: str | None
+) -> Open:
+    """Return what opens a model that answers several requests at a time.
+
+    parallel   the maximum number of answers to generate at a time
+    kv_tokens  the size of the KV cache for all requests in tokens; None for what fits
+    template   the source of a chat template that replaces the model's own
+    """
+    entry = files.found.entry
+    options = replace(
+        local_options(settings),
+        max_sequences=parallel,
+        kv_tokens=kv_tokens or AUTO,
+        cached_prefixes=_CACHED_PREFIXES,
+    )
+    return Open(
+        path=str(files.found.path),
+        name=files.found.name,
+        options=portable_options(options),
+        chat_template=template,
+        thinking_tags=None if entry is None else entry.thinking,
+        speculate=settings.wants_speculation,
+        draft=None if files.draft is None else str(files.draft),
+        catalogue=dict(entry.sampling) if entry else {},
+    )

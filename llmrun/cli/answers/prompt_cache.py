@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.console.output import out
 from llmrun.engine.engine import Engine
-from llmrun.engine.saved_state.magic import may_overwrite
+from llmrun.engine.saved_state.budget import may_overwrite
 from llmrun.engine.saved_state.one_file import SavedFile
 
 if TYPE_CHECKING:

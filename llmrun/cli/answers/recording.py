@@ -10,8 +10,7 @@ from llmrun.cli.answers.open_model import lasting_model
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.engine import Engine
-from llmrun.jobs.replaying.recorder import opening_of, record, write_recording
-from llmrun.jobs.replaying.watching import Watcher
+from llmrun.jobs.replay import Watcher, opening_of, record, write_recording
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,26 +16,37 @@ from llmrun.backends.registry import is_stand_in
 from llmrun.base.amounts import format_parameters
 from llmrun.base.errors import ModelNotFound, NetworkError
 from llmrun.base.folders import prefixes_folder
-from llmrun.base.machine.free_memory import free_memory
-from llmrun.base.machine.freed_memory import return_large_blocks_at_once
+from llmrun.base.machine.memory import free_memory, return_large_blocks_at_once
 from llmrun.base.types import Pooling, named_pooling
-from llmrun.cli.answers.open_model import ModelFiles, model_files, smaller_ones_named, tell_of_too_many_threads
-from llmrun.cli.answers.opening import to_open
-from llmrun.cli.console.control_echo import hide_control_echo
+from llmrun.cli.answers.open_model import (
+    ModelFiles,
+    local_options,
+    model_files,
+    smaller_ones_named,
+    tell_of_too_many_threads,
+    to_open,
+)
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
+from llmrun.cli.console.terminal import hide_control_echo
 from llmrun.hub.resolve.model_file import resolve
 from llmrun.options.settings import load_presets, with_model
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
-from llmrun.serving.http_server import HttpServer, allow_open_files
-from llmrun.serving.models.known import GivenOnly, KnownModel, KnownModels, WithStore
+from llmrun.serving.http_server import HttpServer, allow_open_files, run_server
+from llmrun.serving.models.known import (
+    GivenOnly,
+    KnownModel,
+    KnownModels,
+    WithStore,
+    catalogue_name,
+    given_model,
+    models_in_store,
+)
 from llmrun.serving.models.registry import Models
-from llmrun.serving.models.store import catalogue_name, given_model, models_in_store
-from llmrun.serving.processes.limits import ServingLimits
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.stop_signals import StopSignals
-from llmrun.serving.running import run_server
+from llmrun.serving.processes.supervisor import ServingLimits
 from llmrun.serving.service import Service
 
 if TYPE_CHECKING:
@@ -44,7 +55,7 @@ if TYPE_CHECKING:
 
     from llmrun.cli.arguments.serving import ServeFlags
     from llmrun.engine.child.messages import Open
-    from llmrun.engine.facts import ModelFacts
+    from llmrun.engine.requests import ModelFacts
     from llmrun.hub.resolve.model_file import ResolvedModel
     from llmrun.options.presets import Preset
     from llmrun.options.settings import Settings
@@ -114,7 +125,7 @@ class _Opener:
         """
         files = self._files.get(known.path)
         if files is None:
-            files = ModelFiles(await asyncio.to_thread(_stored, known), None)
+            files = ModelFiles(await asyncio.to_thread(_stored, known), None, local_options(self._settings))
         opening = self._to_open(files)
         given = self._settings.loras if known.path in self._files else ()
         presets = [one.preset for one in await among.listed() if one.path == known.path and one.preset is not None]

@@ -1,4 +1,8 @@
-"""The flags that are shared by all commands that generate answers, declared in one dataclass."""
+"""The flags shared by all commands that generate answers, declared in one dataclass.
+
+The formats of an answer (JSON, a regular expression, a grammar or a choice) are both flags and chat settings, under the
+same names. An answer can have only one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,85 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments import formats, options
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.parsing import checked_text, read_text
 from llmrun.cli.console.output import out
-from llmrun.engine.remote.url import is_endpoint
+from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import RULES, Settings, load_settings
+
+if TYPE_CHECKING:
+    from llmrun.engine.constraint.base import ResponseFormat
+
+JSON_SCHEMA, JSON_OBJECT, REGEX, GRAMMAR, CHOICE = NAMES = ("json_schema", "json_object", "regex", "grammar", "choice")
+ON: Final = "on"  # the value of json_object
+_FILES = (JSON_SCHEMA, GRAMMAR)  # formats whose value may be the name of a file
+_TEXT_BEGINS = {
+    JSON_SCHEMA: ("{", "[", '"', "true", "false"),
+    GRAMMAR: (),
+}  # otherwise, the value is the name of a file
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def format_text(name: str, value: str, flag: str) -> str:
+    """Return the text of a format, which is read from a file if the value names one. Raises UsageError.
+
+    flag  the flag or setting, for error messages
+    """
+    value = checked_text(value, flag)
+    if not value.strip():
+        raise UsageError(f"{flag}: the text must not be empty")
+    if name in _FILES and not (value.lstrip().startswith(_TEXT_BEGINS[name]) and _TEXT_BEGINS[name]):
+        return read_text(Path(value), flag)
+    return value
+
+
+def one_format(values: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """Return the name and the text of the only format that is given, or None. Raises UsageError if there are several.
+
+    values  what was given for each name in NAMES
+    """
+    given = [(name, value) for name, value in values.items() if value is not None]
+    if not given:
+        return None
+    flags = [flag_of(name) for name, _ in given]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(flags)}: an answer can have only one format", hint="use one of them")
+    name, value = given[0]
+    return name, format_text(name, value, flags[0])
+
+
+def response_format(name: str, text: str, origin: str) -> ResponseFormat:
+    """Return the format with this name and text.
+
+    origin  the flag or setting, for error messages
+    """
+    from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+
+    choices = tuple(choice.strip() for choice in text.split(",")) if name == CHOICE else ()
+    return ResponseFormat(FormatKind(name), text, choices, origin)
+
+
+def checked_format(name: str, text: str, origin: str) -> ResponseFormat:
+    """Return the format with this name and text. Raises UsageError for mistakes that can be found without a model.
+
+    A model may have to be downloaded, so most mistakes should be reported before that.
+    """
+    from llmrun.engine.constraint.matcher import check_format
+
+    wanted = response_format(name, text, origin)
+    check_format(wanted)
+    return wanted
+
 
 _NOT_FOR_SERVERS = (
     *("ctx_size", "threads", "kv_type", "lora", "chat_template", "backend", "speculate", "gpu_layers"),
@@ -68,9 +141,9 @@ class AnswerFlags:
         return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
 
     def format_given(self) -> tuple[str, str] | None:
-        """Return the name and the text of the answer's format, or None. Raises UsageError (see formats.py)."""
-        values = {name: getattr(self, name) for name in formats.NAMES}
-        return formats.one_format(values | {formats.JSON_OBJECT: formats.ON if self.json_object else None})
+        """Return the name and the text of the answer's format, or None. Raises UsageError if there are several."""
+        values = {name: getattr(self, name) for name in NAMES}
+        return one_format(values | {JSON_OBJECT: ON if self.json_object else None})
 
     def check_model(self, model: str) -> None:
         """Raise UsageError if the model is remote and its server controls a setting that was given as a flag."""

@@ -13,15 +13,15 @@ from llmrun.base.amounts import parse_duration
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.given import given_by
+from llmrun.cli.arguments.settings import given_by
 from llmrun.cli.console.output import out
-from llmrun.engine.remote.url import parse_endpoint
+from llmrun.engine.remote.request import parse_endpoint
 from llmrun.options.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmrun.engine.remote.url import Endpoint
+    from llmrun.engine.remote.request import Endpoint
     from llmrun.serving.models.registry import ModelLimits
     from llmrun.serving.options import ServingOptions
     from llmrun.serving.upstreams.upstream import Upstream
@@ -160,7 +160,7 @@ class ServeFlags:
             if self.upstream_key_file is not None:
                 raise UsageError("--upstream-key-file: there is no upstream", hint="add --upstream URL")
             return []
-        from llmrun.serving.keys import UPSTREAM_FLAG, read_upstream_keys
+        from llmrun.serving.gate import UPSTREAM_FLAG, read_upstream_keys
         from llmrun.serving.upstreams.upstream import Upstream
 
         endpoints = list(map(_upstream_endpoint, self.upstream))
@@ -178,7 +178,7 @@ class ServeFlags:
 
     def model_limits(self) -> ModelLimits:
         """Return the limits of all models together. Raises UsageError."""
-        from llmrun.base.machine.free_memory import free_memory
+        from llmrun.base.machine.memory import free_memory
         from llmrun.serving.models.registry import FOREVER, ModelLimits
 
         keep_s = None
@@ -197,7 +197,7 @@ class ServeFlags:
 
     def serving_options(self) -> ServingOptions:
         """Check who may use the server, read the keys and print notes about risks. Raises UsageError."""
-        from llmrun.serving.keys import kept_secret, read_keys
+        from llmrun.serving.gate import kept_secret, read_keys
         from llmrun.serving.options import ServingOptions
 
         if self.no_auth and self.api_key_file is not None:
@@ -228,7 +228,7 @@ class ServeFlags:
 
 
 def _tell_if_others_can_read(flag: str, path: Path) -> None:
-    from llmrun.serving.keys import others_can_read
+    from llmrun.serving.gate import others_can_read
 
     if others_can_read(path):
         out.note(f"{flag}: other users of this machine can read it; run chmod 600 {path}")

@@ -11,13 +11,13 @@ from llmrun.base.errors import NetworkError, UsageError
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
-from llmrun.engine.remote.url import is_endpoint, parse_endpoint
+from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.jobs.batching.workers.ray_address import check_ray, is_ray
 
 if TYPE_CHECKING:
     from llmrun.cli.arguments.flags import AnswerFlags
     from llmrun.engine.child.messages import Open
-    from llmrun.jobs.batching.batch import Batch
+    from llmrun.jobs.batching.run import Batch
     from llmrun.jobs.batching.workers.base import Worker
     from llmrun.options.settings import Settings
 
@@ -107,7 +107,7 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
     if not wanted.needs_model:
         yield servers
         return
-    from llmrun.cli.answers.opening import to_open
+    from llmrun.cli.answers.open_model import to_open
 
     with ExitStack() as held:
         files = held.enter_context(model_files(settings))

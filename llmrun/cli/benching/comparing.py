@@ -10,10 +10,9 @@ from rich.text import Text
 
 from llmrun.base.amounts import format_number
 from llmrun.base.errors import UsageError
-from llmrun.cli.benching.table import table_of
+from llmrun.cli.benching.run_output import table_of
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
-from llmrun.jobs.bench.analysis.statistics import unpaired_ratio
 from llmrun.jobs.bench.documents.foreign import (
     Compared,
     Comparison,
@@ -25,6 +24,7 @@ from llmrun.jobs.bench.documents.foreign import (
     worst_loss,
 )
 from llmrun.jobs.bench.documents.history import find, load_history
+from llmrun.jobs.bench.statistics import unpaired_ratio
 
 _LOST = 1
 _NO_INTERVAL = "one sample"

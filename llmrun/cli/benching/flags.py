@@ -13,9 +13,9 @@ import typer
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.values import drafts, models, one_of
+from llmrun.cli.arguments.options import drafts, models, one_of
 from llmrun.cli.console.output import out
-from llmrun.formats.layouts.kv_types import KV_CHOICES, KV_TYPE, parse_kv_type
+from llmrun.formats.layouts.kv import KV_CHOICES, KV_TYPE, parse_kv_type
 from llmrun.jobs.bench.serving.plan import WORKLOADS
 from llmrun.options.settings import SPECULATE_OFF, Settings, load_settings
 
@@ -216,7 +216,7 @@ class Knobs:
 
 def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
     """Parse the flags that accept lists, with defaults from the settings. Raises UsageError."""
-    from llmrun.jobs.bench.measuring.sweep import numbers, words
+    from llmrun.jobs.bench.measuring.workload import numbers, words
 
     threads: list[int | None] = [settings.threads]
     if flags.threads is not None:
@@ -255,7 +255,7 @@ def names(text: str, flag: str) -> list[str]:
 
 def _layers(text: str) -> list[int | str]:
     """Parse a list that may mix `auto`, `all`, numbers and ranges."""
-    from llmrun.jobs.bench.measuring.sweep import numbers
+    from llmrun.jobs.bench.measuring.workload import numbers
 
     found: list[int | str] = []
     for part in text.split(","):
@@ -267,8 +267,7 @@ def workloads(flags: BenchFlags) -> list[Workload]:
     """Return the workloads to run on each target, in the order of --help. Raises UsageError."""
     from itertools import product
 
-    from llmrun.jobs.bench.measuring.sweep import numbers
-    from llmrun.jobs.bench.measuring.workload import chats, cold_starts, from_file, synthetic
+    from llmrun.jobs.bench.measuring.workload import chats, cold_starts, from_file, numbers, synthetic
 
     kinds = [
         name for name, given in (("--chat", flags.chat), ("--cold", flags.cold), ("--prompts", flags.prompts)) if given

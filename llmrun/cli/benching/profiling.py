@@ -8,18 +8,16 @@ from typing import Any
 
 from llmrun.backends.base import AUTO
 from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
+from llmrun.backends.describe import beyond_training
 from llmrun.backends.registry import backend_named
-from llmrun.backends.trained_context import beyond_training
 from llmrun.base.amounts import format_bandwidth, format_number, format_percent, format_seconds
-from llmrun.base.errors import UsageError
-from llmrun.base.kernel_warnings import kernel_warnings_told
+from llmrun.base.errors import UsageError, kernel_warnings_told
 from llmrun.cli.benching.flags import LISTS
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import visible_line
-from llmrun.jobs.bench.measuring.sweep import BenchTarget
-from llmrun.jobs.bench.measuring.workload import Workload
-from llmrun.jobs.bench.profiling.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Workload
+from llmrun.jobs.bench.profiling import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
 
 _HEADS = [
     "op",
@@ -83,7 +81,7 @@ def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], k
 def _show(model: str, found: Profile) -> None:
     from rich.text import Text
 
-    from llmrun.cli.benching.table import table_of
+    from llmrun.cli.benching.run_output import table_of
 
     limits = found.limits
     out.picture(

@@ -1,7 +1,12 @@
-"""The functions that implement most slash commands. The table of commands is in commands.py."""
+"""The functions that implement the slash commands, except /help and /tools.
+
+The table of commands and /help are in commands.py, and /tools is in tool_turns.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import time
 from collections.abc import Iterable
@@ -10,20 +15,135 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.cli.arguments import formats
+from llmrun.cli.answers.model_in_use import ModelLost
+from llmrun.cli.arguments import flags
 from llmrun.cli.arguments.parsing import described_sampling
-from llmrun.cli.chatting import blocks, preferences
-from llmrun.cli.chatting.archive.past_calls import answer_rows
+from llmrun.cli.chatting import events, plain
+from llmrun.cli.chatting.archive import answer_rows
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
-from llmrun.cli.chatting.record import resume_conversation
+from llmrun.cli.chatting.saying import resume_conversation
 from llmrun.cli.chatting.store import Recording, read_conversation, reporting_file_errors
-from llmrun.cli.console.columns import beside
-from llmrun.cli.console.output import out
-from llmrun.cli.console.terminal import room, shortened, visible_line
-from llmrun.options.settings import RULES
+from llmrun.cli.console.output import beside, out
+from llmrun.cli.console.terminal import room, shortened, visible, visible_line
+from llmrun.options.settings import RULES, load_presets
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
+
+CODE = "code"
+
+
+def retry(chat: Chat, argument: str) -> None:
+    if chat.failed_question:
+        chat.ask(chat.failed_question)
+        return
+    if not chat.conversation.exchanges:
+        raise UsageError("/retry: there is no question to answer again")
+    chat.retry()
+
+
+def copy(chat: Chat, argument: str) -> None:
+    """Copy the last answer as shown on the screen, with control characters made visible.
+
+    Otherwise, an escape sequence that is pasted into a shell could run commands.
+    """
+    from llmrun.cli.console.clipboard import copy_text
+
+    if argument not in ("", CODE):
+        raise UsageError(f"/copy: {argument}: unknown argument", hint="/copy copies the answer, /copy code its code")
+    answers = [exchange.answer for exchange in chat.conversation.exchanges if exchange.answer]
+    if not answers:
+        raise UsageError("/copy: there is no answer yet")
+    text = _last_code(answers[-1]) if argument else answers[-1]
+    if not text:
+        raise UsageError("/copy: the last answer has no code block", hint="/copy copies the whole answer")
+    where = copy_text(visible(text))
+    chat.confirm(f"the last {'code block' if argument else 'answer'} was copied {where}: {len(text):,} characters")
+
+
+def edit(chat: Chat, argument: str) -> None:
+    """Edit a question in $EDITOR. If there is no argument, start from the draft or the last question."""
+    from llmrun.cli.console.editor import edited
+
+    if not chat.interactive:
+        raise UsageError("/edit: needs a terminal")
+    exchanges = chat.conversation.exchanges
+    before = argument or chat.draft or (exchanges[-1].question if exchanges else "")
+    try:
+        with chat.lend_terminal():
+            text = edited(before)
+    except LlmrunError:
+        chat.offer(chat.draft)
+        raise
+    if not text.strip():
+        chat.confirm("the text is empty, so nothing was sent")
+    elif text == before and not argument:
+        chat.offer(text)
+        chat.confirm("the text is unchanged, so it was not sent yet")
+    else:
+        chat.reply(f"> {line}" for line in text.splitlines())
+        chat.ask(text)
+
+
+def copy_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return [(CODE, "only the last code block")]
+
+
+def _last_code(answer: str) -> str:
+    from markdown_it import MarkdownIt
+
+    blocks = [token.content for token in MarkdownIt().parse(answer) if token.type in ("fence", "code_block")]
+    return blocks[-1].removesuffix("\n") if blocks else ""
+
+
+def model(chat: Chat, name: str) -> None:
+    if not name:
+        chat.reply([f"the model is {visible_line(chat.model)}; /model NAME opens another one"])
+        return
+    before = chat.model
+    try:
+        switched = chat.switch_model(name)
+    except ModelLost:
+        raise
+    except KeyboardInterrupt:
+        if not chat.interactive:
+            raise
+        chat.confirm(f"stopped; {visible_line(before)} stays in use")
+        return
+    except (LlmrunError, OSError) as error:
+        if not chat.interactive:
+            raise
+        chat.tell_error(error)
+        chat.confirm(f"{visible_line(before)} stays in use")
+        return
+    if not switched:
+        chat.confirm(f"{visible_line(chat.model)} is already in use")
+        return
+    size = chat.engine.info.context_size
+    context = f", context {size:,} tokens" if size else ""
+    chat.confirm(f"{visible_line(chat.model)} answers from here on{context}; the conversation continues")
+
+
+def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    presets: dict[str, str] = {}
+    with contextlib.suppress(LlmrunError):  # /model itself will report an invalid preset
+        presets = {preset.name: f"preset of {preset.model}" for preset in load_presets().values()}
+    return (dict(_catalogued()) | presets).items()
+
+
+@functools.cache
+def _catalogued() -> tuple[tuple[str, str], ...]:
+    """Return all names in the catalogue with their descriptions, or () if the catalogue is invalid.
+
+    The result is cached, because loading the catalogue takes 40 ms.
+    """
+    from llmrun.hub.catalog.lookup import load_catalog
+
+    try:
+        return tuple((entry.name, entry.description) for entry in load_catalog().entries())
+    except LlmrunError:
+        return ()
+
 
 DEFAULT = "default"  # this argument resets a setting
 MOST_LISTED = 10  # maximum number of conversations that /load lists, in addition to copies made by /save
@@ -33,7 +153,7 @@ def system(chat: Chat, text: str) -> None:
     if not text:
         chat.reply(_system_lines(chat))
         return
-    quoted = blocks.without_quotes(text)
+    quoted = plain.without_quotes(text)
     chosen = chat.default_system if text == DEFAULT else "" if text == '""' else text if quoted is None else quoted
     chat.record.add(SystemSet(chosen))
     chat.confirm(_system_reply(chosen, is_default=text == DEFAULT))
@@ -55,9 +175,9 @@ def set_preference(chat: Chat, argument: str) -> None:
     if not typed:
         chat.reply(_preference_lines(chat))
         return
-    name = preferences.name_of(typed)
+    name = events.name_of(typed)
     value = value.strip()
-    if value and name == preferences.CONTEXT:
+    if value and name == events.CONTEXT:
         if not chat.engine.info.context_size:
             raise UsageError(f"/set: {name}: controlled by {chat.engine.info.device}")
         raise UsageError(
@@ -67,40 +187,40 @@ def set_preference(chat: Chat, argument: str) -> None:
     if not value:
         chat.reply([f"{name} {_shown(chat.preference(name))}"])
         return
-    chosen = None if value == DEFAULT else preferences.parse_value(name, value)
+    chosen = None if value == DEFAULT else events.parse_value(name, value)
     _prefer(chat, name, chosen)
     default = " (the default)" if chosen is None and chat.preference(name) is not None else ""
     chat.confirm(f"{name} {_shown(chat.preference(name))}{default}")
 
 
-def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
+def _prefer(chat: Chat, name: str, value: events.Value | None) -> None:
     """Set a preference. Thinking and a budget of 0 exclude each other, so setting either one resets the other.
 
     Setting a format resets any other one.
     """
     known, set_before = chat.engine.thinking, chat.conversation.preferences
-    if name == preferences.THINK and value and known:
+    if name == events.THINK and value and known:
         known.require()
-    if name == preferences.THINK and value and set_before.get(preferences.THINK_BUDGET) == 0:
-        chat.record.add(PreferenceSet(preferences.THINK_BUDGET, None))
-    if name == preferences.THINK_BUDGET and value == 0 and set_before.get(preferences.THINK):
-        chat.record.add(PreferenceSet(preferences.THINK, None))
-    if name == preferences.THINK_BUDGET and value is not None and known and known.style is None:
+    if name == events.THINK and value and set_before.get(events.THINK_BUDGET) == 0:
+        chat.record.add(PreferenceSet(events.THINK_BUDGET, None))
+    if name == events.THINK_BUDGET and value == 0 and set_before.get(events.THINK):
+        chat.record.add(PreferenceSet(events.THINK, None))
+    if name == events.THINK_BUDGET and value is not None and known and known.style is None:
         out.note("this model has no known thinking tags, so the budget has no effect")
-    for other in [other for other in formats.NAMES if name in formats.NAMES and other in set_before and other != name]:
+    for other in [other for other in flags.NAMES if name in flags.NAMES and other in set_before and other != name]:
         chat.record.add(PreferenceSet(other, None))
     chat.record.add(PreferenceSet(name, value))
 
 
 def think(chat: Chat, argument: str) -> None:
-    on = preferences.parse_value(preferences.THINK, argument or "on") if argument != DEFAULT else None
-    _prefer(chat, preferences.THINK, on)
+    on = events.parse_value(events.THINK, argument or "on") if argument != DEFAULT else None
+    _prefer(chat, events.THINK, on)
     words = {
         None: "decides by itself whether to think",
         True: "thinks before it answers",
         False: "answers without thinking",
     }
-    holds = chat.preference(preferences.THINK)
+    holds = chat.preference(events.THINK)
     default = " (the default)" if on is None and holds is not None else ""
     chat.confirm(f"the model {words[None if holds is None else bool(holds)]}{default}")
 
@@ -200,8 +320,8 @@ def age(seconds: float) -> str:
 
 
 def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    names = [(f"{name} ", _shown(chat.preference(name))) for name in preferences.NAMES if name != preferences.CONTEXT]
-    return [*names, *((f"{preferences.ON_FULL} {value}", "") for value in RULES[preferences.ON_FULL].choices)]
+    names = [(f"{name} ", _shown(chat.preference(name))) for name in events.NAMES if name != events.CONTEXT]
+    return [*names, *((f"{events.ON_FULL} {value}", "") for value in RULES[events.ON_FULL].choices)]
 
 
 def think_choices(chat: Chat) -> Iterable[tuple[str, str]]:
@@ -218,18 +338,18 @@ def load_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 def search(chat: Chat, argument: str) -> None:
     """Search this conversation, then the others."""
-    from llmrun.cli.chatting.archive.search import Hit, lines_of, matching, search_store, words_of
+    from llmrun.cli.chatting.archive import Hit, hit_lines, matching_lines, search_store, words_of
 
     words = words_of(argument)
     if not words:
         raise UsageError("/search: no words to search for", hint='/search blue sky, or /search "blue sky"')
-    here = matching(chat.conversation, words)
+    here = matching_lines(chat.conversation, words)
     with reporting_file_errors("/search"):
         others, unreadable = search_store(chat.store, words, without=chat.record.path)
     hits = [*([Hit("this conversation", 0, here)] if here else []), *others]
     if not hits:
         chat.reply([f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}"])
-    out.reply_marked(line for hit in hits for line in lines_of(hit, room(sys.stderr)))
+    out.reply_marked(line for hit in hits for line in hit_lines(hit, room(sys.stderr)))
     if others:
         chat.reply(["/load NAME continues one of them"])
     if unreadable:
@@ -285,10 +405,10 @@ def _system_lines(chat: Chat) -> list[str]:
 
 
 def _preference_lines(chat: Chat) -> list[str]:
-    others = ("seed", "max_tokens", preferences.STOP, preferences.ON_FULL)
+    others = ("seed", "max_tokens", events.STOP, events.ON_FULL)
     chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
-    thinking = [f"{name} {_shown(chat.preference(name))}" for name in preferences.THINKING]
-    formatted = [f"{name} {_shown(chat.preference(name))}" for name in formats.NAMES if chat.preference(name)]
+    thinking = [f"{name} {_shown(chat.preference(name))}" for name in events.THINKING]
+    formatted = [f"{name} {_shown(chat.preference(name))}" for name in flags.NAMES if chat.preference(name)]
     return [
         *beside("settings    ", described_sampling(chat.sampling, chat.sent_sampling), room(sys.stderr)),
         *(f"            {', '.join(x)}" for x in (chosen, thinking, formatted) if x),

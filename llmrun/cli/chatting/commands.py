@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.chatting import actions
-from llmrun.cli.chatting.screen import Completion
-from llmrun.cli.chatting.slash import answers, models
-from llmrun.cli.chatting.tools import slash as tools
-from llmrun.cli.console.columns import beside
+from llmrun.cli.chatting import tool_turns as tools
+from llmrun.cli.chatting.plain import Completion
+from llmrun.cli.console.output import beside
 from llmrun.cli.console.terminal import room
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ COMMANDS: tuple[Command, ...] = (
         "model",
         "[NAME]",
         "show the model, or open another one for this conversation",
-        models.model,
-        choices=models.model_choices,
+        actions.model,
+        choices=actions.model_choices,
         group=SETTINGS,
     ),
     Command("system", "[TEXT]", "show or set the system prompt; `default` resets it", actions.system, group=SETTINGS),
@@ -109,15 +108,15 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("clear", "", "begin a new conversation; this one stays saved", actions.clear),
     Command("undo", "", "remove the last question and its answer", actions.undo),
-    Command("retry", "", "answer the last question again", answers.retry, group=ANSWERS),
+    Command("retry", "", "answer the last question again", actions.retry, group=ANSWERS),
     Command("regen", "", "answer it again with another seed, even if one is set", actions.regenerate, group=ANSWERS),
-    Command("edit", "[TEXT]", "write a question in $EDITOR, starting from the last one", answers.edit, group=ANSWERS),
+    Command("edit", "[TEXT]", "write a question in $EDITOR, starting from the last one", actions.edit, group=ANSWERS),
     Command(
         "copy",
-        f"[{answers.CODE}]",
+        f"[{actions.CODE}]",
         "copy the last answer, or its last code block",
-        answers.copy,
-        choices=answers.copy_choices,
+        actions.copy,
+        choices=actions.copy_choices,
         group=ANSWERS,
     ),
     Command("save", "[NAME]", "save a named copy; every chat is saved automatically", actions.save),

@@ -28,10 +28,10 @@ from llmrun.cli.chatting.events import (
     ToolAnswered,
     ToolCalled,
     Undone,
+    Value,
     WasThinking,
 )
-from llmrun.cli.chatting.preferences import Value
-from llmrun.cli.chatting.tools.arguments import parsed_arguments
+from llmrun.cli.chatting.tool_call_view import parsed_arguments
 from llmrun.engine.requests import ToolCall
 
 TITLE_CHARACTERS = 60

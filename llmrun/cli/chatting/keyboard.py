@@ -3,11 +3,21 @@
 Cursor position requests (CPR) are disabled, because the terminal's reply could get mixed up with what the user types,
 and because prompt_toolkit prints a warning if the terminal does not reply within two seconds. Features that need CPR,
 such as toolbars, are not used.
+
+All chats share one input history. Each line of its file is a JSON string, so multi-line input is one entry, and an
+entry that was truncated because the disk was full does not damage the others. Only the user can read the file. Several
+chats may append to it at the same time. When the file reaches LARGEST bytes, its older half is dropped. If the file
+cannot be read or written, the chat prints one note and continues without a stored history.
+
+Hundreds of pasted lines would push everything else off the screen and fill the scrollback. In the edit buffer, a long
+paste is therefore one private-use character, which is shown as a short label. The user can move over this character and
+delete it like any other.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import select
 import signal
@@ -15,6 +25,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
+from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
@@ -25,6 +36,8 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus, shift_selection_mode
 from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.formatted_text.base import OneStyleAndTextTuple
+from prompt_toolkit.history import History
 from prompt_toolkit.input.base import Input
 from prompt_toolkit.input.defaults import create_input
 from prompt_toolkit.input.posix_utils import PosixStdinReader
@@ -34,19 +47,171 @@ from prompt_toolkit.key_binding.key_processor import KeyPress, KeyProcessor
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.dimension import Dimension, to_dimension
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.selection import SelectionState
 from prompt_toolkit.styles import Style
 
-from llmrun.base.folders import data_folder
-from llmrun.cli.chatting.blocks import is_unfinished
-from llmrun.cli.chatting.history import StoredHistory
-from llmrun.cli.chatting.pastes import Pastes, ShownPastes
-from llmrun.cli.chatting.screen import Completions, Meter
+from llmrun.base.folders import O_BINARY, data_folder
+from llmrun.cli.chatting.plain import Completions, Meter, is_unfinished
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, screen
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible_line
+
+LARGEST = 1 << 20  # bytes
+LONGEST = 1 << 16  # bytes per entry; longer entries would displace many others, and the conversation saves them anyway
+
+
+class StoredHistory(History):
+    """A prompt_toolkit history that is stored in a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._told = False
+        self._last = ""
+
+    def load_history_strings(self) -> Iterable[str]:
+        """Return the entries, newest first."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._tell(error)
+            return []
+        entries = list(reversed(_entries(data)))
+        self._last = entries[0] if entries else ""
+        return entries
+
+    def store_string(self, string: str) -> None:
+        line = json.dumps(string).encode() + b"\n"
+        if string == self._last or len(line) > LONGEST:
+            return
+        self._last = string
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._append(line)
+        except (OSError, TimeoutError) as error:
+            self._tell(error)
+
+    def _append(self, line: bytes) -> None:
+        from filelock import FileLock
+
+        with FileLock(self._path.with_suffix(".lock"), timeout=1, mode=0o600):
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o600)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size:
+                    os.lseek(descriptor, size - 1, os.SEEK_SET)
+                    if os.read(descriptor, 1) != b"\n":  # the previous entry was truncated
+                        line = b"\n" + line
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+            if size + len(line) > LARGEST:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Drop the older half of the file."""
+        data = self._path.read_bytes()
+        kept = data[data.index(b"\n", len(data) - LARGEST // 2) + 1 :]
+        beside = self._path.with_suffix(".new")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | O_BINARY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(kept)
+        beside.replace(self._path)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            out.note(f"history: {self._path}: {error.strerror or error}: input will not be remembered")
+
+
+def _entries(data: bytes) -> list[str]:
+    """Return the strings in a history file, skipping invalid lines."""
+    entries = []
+    for line in data.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, str):
+            entries.append(entry)
+    return entries
+
+
+MOST_LINES = 8
+MOST_CHARACTERS = 1000
+_FIRST, _LAST = 0x10_0000, 0x10_FFFD  # Unicode's Supplementary Private Use Area-B
+
+
+class Pastes:
+    """The long pastes in the prompt. Each of them is represented by one placeholder character."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._foreign: set[str] = set()  # private-use characters in pasted text, which must not be used as placeholders
+
+    def folded(self, text: str) -> str:
+        """Return a placeholder character if the text is long, or the text itself if it is short."""
+        foreign = {character for character in text if character >= chr(_FIRST)}
+        short = text.count("\n") < MOST_LINES and len(text) <= MOST_CHARACTERS
+        if short and not foreign & self._texts.keys():
+            self._foreign |= foreign
+            return text
+        for code in range(_FIRST, _LAST):
+            sign = chr(code)
+            if sign not in self._texts and sign not in self._foreign and sign not in foreign:
+                self._texts[sign] = text
+                return sign
+        return text
+
+    def unfolded(self, text: str) -> str:
+        """Return the text with each placeholder replaced by the paste it represents."""
+        return "".join(self._texts.get(character, character) for character in text)
+
+    def about(self, sign: str) -> str | None:
+        """Return the label that is shown for a placeholder, or None for any other character."""
+        text = self._texts.get(sign)
+        if text is None:
+            return None
+        lines = text.count("\n") + 1
+        return f"[{lines:,} lines pasted]" if lines > 1 else f"[{len(text):,} characters pasted]"
+
+    def clear(self) -> None:
+        self._texts.clear()
+        self._foreign.clear()
+
+
+class ShownPastes(Processor):
+    """A prompt_toolkit processor that shows the label of each paste instead of its placeholder."""
+
+    def __init__(self, pastes: Pastes) -> None:
+        self._pastes = pastes
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        line = transformation_input.document.lines[transformation_input.lineno]
+        if not any(self._pastes.about(character) for character in line if ord(character) >= _FIRST):
+            return Transformation(transformation_input.fragments)
+        fragments: list[OneStyleAndTextTuple] = []
+        columns = [0]  # the screen column at which each character of the line starts
+        for style, character, *_ in explode_text_fragments(transformation_input.fragments):
+            words = self._pastes.about(character)
+            fragments.append((style, character) if words is None else (f"{style} class:paste", words))
+            columns.append(columns[-1] + len(fragments[-1][1]))
+
+        def on_screen(position: int) -> int:
+            return columns[position] if position < len(columns) else columns[-1] + position - len(columns) + 1
+
+        def in_text(position: int) -> int:
+            before = [at for at, column in enumerate(columns) if column <= position]
+            return before[-1] + max(0, position - columns[-1])
+
+        return Transformation(fragments, on_screen, in_text)
+
 
 PROMPT = "> "
 MOST_ROWS = 10  # screen rows for long input
@@ -79,7 +244,7 @@ _STYLE = Style.from_dict(
 
 
 class TerminalTurns:
-    """Reads turns from a user at a terminal (see screen.Turns). Controls the keyboard until `close` is called.
+    """Reads turns from a user at a terminal (see plain.Turns). Controls the keyboard until `close` is called.
 
     completions  returns the completions for the text before the cursor
     keyboard     a keyboard on which `begin` has been called; it may have buffered keys since then

@@ -1,36 +1,39 @@
-"""The main loop of a chat. It reads turns, and for each turn runs a command or answers a question."""
+"""The main loop of a chat, which reads turns and for each turn runs a command or answers a question.
+
+The module also collects the statistics of the whole chat, which /stats shows.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from llmrun.base.amounts import format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
-from llmrun.base.types import FinishReason
-from llmrun.cli.answers.formatted import check_format
+from llmrun.base.types import FinishReason, Timings
+from llmrun.cli.answers.answering import check_format
 from llmrun.cli.answers.report import AnsweredRequest, show_statistics, waiting_words
-from llmrun.cli.answers.sampling import next_seed, sent_sampling
+from llmrun.cli.answers.samples import next_seed, sent_sampling
 from llmrun.cli.answers.thinking import wanted_thinking
-from llmrun.cli.arguments.prompt import checked_text
-from llmrun.cli.chatting import blocks
-from llmrun.cli.chatting.context.context_used import ContextUsed
-from llmrun.cli.chatting.context.cut_off import explain_length
-from llmrun.cli.chatting.context.model_settings import ModelSettings
-from llmrun.cli.chatting.context.prompt_window import PromptWindow
-from llmrun.cli.chatting.context.request import chat_request
-from llmrun.cli.chatting.context.tool_support import offer_tools
+from llmrun.cli.arguments.parsing import checked_text
+from llmrun.cli.chatting import plain
+from llmrun.cli.chatting.context import (
+    ContextUsed,
+    ModelSettings,
+    PromptWindow,
+    chat_request,
+    explain_length,
+    offer_tools,
+)
 from llmrun.cli.chatting.conversation import new_conversation, now
-from llmrun.cli.chatting.events import QuestionAsked, Undone
-from llmrun.cli.chatting.journal import ConversationFileError
-from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL
-from llmrun.cli.chatting.record import ConversationRecord
-from llmrun.cli.chatting.saying import Saying
-from llmrun.cli.chatting.screen import Meter
-from llmrun.cli.chatting.tools.turns import CONTINUES, MOST_ROUNDS, ToolTurns
-from llmrun.cli.chatting.totals import SessionTotals
+from llmrun.cli.chatting.events import CONTEXT, FORGET, ON_FULL, QuestionAsked, Undone
+from llmrun.cli.chatting.plain import Meter
+from llmrun.cli.chatting.saying import ConversationRecord, Saying
+from llmrun.cli.chatting.store import ConversationFileError
+from llmrun.cli.chatting.tool_turns import CONTINUES, MOST_ROUNDS, ToolTurns
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
 from llmrun.cli.messages import message_for
@@ -39,10 +42,10 @@ from llmrun.options.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.model_in_use import ModelInUse
-    from llmrun.cli.chatting.context.prompting import Prompting
+    from llmrun.cli.chatting.context import Prompting
     from llmrun.cli.chatting.conversation import Conversation
-    from llmrun.cli.chatting.preferences import Value
-    from llmrun.cli.chatting.screen import AnswerView, Turns
+    from llmrun.cli.chatting.events import Value
+    from llmrun.cli.chatting.plain import AnswerView, Turns
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.chatting.store import Store
     from llmrun.engine.base import Answering
@@ -50,6 +53,57 @@ if TYPE_CHECKING:
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.options.sampling_params import SamplingParams
     from llmrun.options.settings import Settings
+
+
+@dataclass(slots=True)
+class SessionTotals:
+    """The timings of all answers that have at least one token."""
+
+    answers: list[Timings] = field(default_factory=list)
+
+    def add(self, timings: Timings) -> None:
+        if timings.generated_tokens:
+            self.answers.append(timings)
+
+    def lines(self) -> list[str]:
+        """Return the lines for /stats. Speeds and latencies are medians over all answers."""
+        if not self.answers:
+            return ["no answers yet"]
+        prompts = sum(one.prompt_tokens for one in self.answers)
+        cached = sum(one.cached_tokens for one in self.answers)
+        speeds = [one.decode_per_second for one in self.answers if one.decode_s > 0]
+        paces = [one.tpot_s for one in self.answers if one.decode_s > 0]
+        lines = [
+            f"answers     {len(self.answers)}",
+            f"tokens in   {prompts - cached:,} computed, {cached:,} cached from earlier turns",
+            f"tokens out  {sum(one.generated_tokens for one in self.answers):,}",
+            f"time        {format_seconds_briefly(sum(one.total_s for one in self.answers))}",
+            f"TTFT        {format_seconds_briefly(median(one.ttft_s for one in self.answers))} (median)",
+        ]
+        if speeds:
+            pace = format_seconds_briefly(median(paces))
+            lines.append(f"decode      {format_number(median(speeds))} tok/s, TPOT {pace} (medians)")
+        return [*lines, *_draft_lines([one for one in self.answers if one.steps])]
+
+
+def _draft_lines(answers: Sequence[Timings]) -> list[str]:
+    drafted = sum(one.drafted_tokens for one in answers)
+    accepted = sum(one.accepted_tokens for one in answers)
+    if not drafted:
+        return []
+    of_step = sum(one.generated_tokens for one in answers) / sum(one.steps for one in answers)
+    return [
+        f"drafts      {accepted:,} of {drafted:,} tokens accepted ({format_percent(accepted / drafted)}), "
+        f"{format_number(of_step)} tokens per step"
+    ]
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median of one or more values."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
 
 # These errors end the turn, but not the chat.
 SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError, NetworkError, InvalidAnswer)
@@ -137,7 +191,7 @@ class Chat:
 
     def _take(self, typed: str) -> None:
         """Process one turn, which may be a command, a question or empty."""
-        block = blocks.without_quotes(typed)
+        block = plain.without_quotes(typed)
         line = typed.strip()
         if block is not None:
             self.ask(block)

@@ -1,44 +1,249 @@
 """The folder of saved conversations. Each conversation is an append-only file, and /save makes copies.
 
-    conversations/why-is-the-sky-blue.jsonl      a conversation, named after its first question
-    conversations/why-is-the-sky-blue.answering  its streaming answer (see journal.py)
-    conversations/why-is-the-sky-blue.kv         its saved KV cache (see context/saved_state.py)
+    conversations/why-is-the-sky-blue.jsonl      a conversation, named after its first question, one line per event
+    conversations/why-is-the-sky-blue.answering  its streaming answer: the size of the .jsonl file when the answer
+                                                 began, then one line per piece of the answer
+    conversations/why-is-the-sky-blue.kv         its saved KV cache (see context.py)
     conversations/saved/NAME.jsonl               a copy, written atomically
     conversations/.locks/                        the lock files of conversations that are open for writing
 
 Folders are created with mode 0700 and files with mode 0600. Earlier versions of llmrun used file names such as
 20261120-143012-1f3a9c2e.jsonl.
+
+The .answering file exists while an answer streams, and is removed after the whole answer has been saved in the .jsonl
+file. If the process dies between these two steps, the .jsonl file is larger than the recorded size, so readers ignore
+the .answering file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import secrets
 import stat
+import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmrun.base.errors import UsageError
-from llmrun.base.open_flags import O_BINARY
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.folders import O_BINARY
 from llmrun.cli.chatting.conversation import Conversation, Misplaced
-from llmrun.cli.chatting.events import Began, Piece, from_line, to_line
-from llmrun.cli.chatting.journal import (
-    ConversationFileError,
-    InUse,
-    Journal,
-    Lock,
-    OlderFile,
-    answering_path,
-    lock_journal,
-    remove_files,
-)
+from llmrun.cli.chatting.events import Answered, Began, Event, Piece, from_line, to_line
+from llmrun.engine.saved_state.budget import ENDING
 
-ENDING = ".jsonl"
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+
+class ConversationFileError(LlmrunError):
+    """A conversation's file is damaged, or cannot be read or written."""
+
+
+class InUse(ConversationFileError):
+    """Another process is writing to this journal."""
+
+
+class Lock:
+    """A lock on a journal. If the process dies, the operating system releases the lock."""
+
+    def __init__(self, held: BaseFileLock, path: Path) -> None:
+        self._held = held
+        self._path = path
+
+    def release(self) -> None:
+        """Remove the lock file before releasing the lock. Idempotent."""
+        if self._held.is_locked:
+            with contextlib.suppress(OSError):  # an empty lock file that is left behind is harmless
+                self._path.unlink()
+            self._held.release()
+
+
+def lock_journal(path: Path) -> Lock:
+    """Lock a journal for writing. Raises InUse, and OSError if the folder is not writable."""
+    import filelock
+
+    folder = path.parent / ".locks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    lock_path = folder / f"{path.stem}.lock"
+    lock = filelock.FileLock(lock_path, mode=0o600)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise InUse(f"conversation: {path}: another process is writing to it") from None
+    return Lock(lock, lock_path)
+
+
+def answering_path(path: Path) -> Path:
+    """Return the path of the file with the streaming answer, given the path of the conversation's file."""
+    return path.with_suffix(".answering")
+
+
+def state_path(path: Path) -> Path:
+    """Return the path of the file with the saved KV cache, given the path of the conversation's file."""
+    return path.with_suffix(ENDING)
+
+
+class Journal:
+    """Appends events to a locked file. Everything that was written survives a crash of the process."""
+
+    def __init__(self, path: Path, whole_bytes: int, lock: Lock, answering_bytes: int | None = None) -> None:
+        """Open a conversation's file and remove its last line if it is incomplete. Raises OSError.
+
+        whole_bytes      size of the file's complete lines
+        answering_bytes  the same for the streaming answer's file, or None if there is no such file or it is out of date
+        """
+        self.path = path
+        self._lock = lock
+        self._answer: _Appended | None = None
+        self._messages = _Appended(path, whole_bytes)
+        if answering_bytes is not None:
+            try:
+                self._answer = _Appended(answering_path(path), answering_bytes)
+            except BaseException:
+                self._messages.close()
+                raise
+
+    @property
+    def is_answering(self) -> bool:
+        """True if pieces of an answer have been saved, but the complete answer has not."""
+        return self._answer is not None
+
+    def write_piece(self, piece: Piece) -> None:
+        """Append a piece of the streaming answer to the answer's file.
+
+        Raises OSError, after which the file ends with the previous piece or with a partial line that readers ignore.
+        """
+        if self._answer is None:
+            path = answering_path(self.path)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | O_BINARY
+            os.close(os.open(path, flags, 0o600))
+            self._answer = _Appended(path, 0)
+            self._answer.append(json.dumps({"after": self._messages.size}).encode() + b"\n" + to_line(piece))
+        else:
+            self._answer.append(to_line(piece))
+
+    def write(self, event: Event) -> None:
+        """Append an event to the conversation's file. If it is a complete answer, sync the file and remove the pieces.
+
+        Raises OSError like `write_piece`, in which case the pieces are kept.
+        """
+        self._messages.append(to_line(event))
+        if isinstance(event, Answered):
+            self._messages.sync()
+            self._drop_answer()
+
+    def close(self) -> None:
+        """Close the files and release the lock. Idempotent."""
+        self._close_files()
+        self._lock.release()
+
+    def move(self, path: Path, lock: Lock) -> None:
+        """Rename the file to a path that is locked and unused, while no answer streams. Raises OSError."""
+        with contextlib.suppress(OSError):  # an out-of-date file that an earlier process could not remove
+            answering_path(self.path).unlink()
+        with contextlib.suppress(OSError):  # there is none, or it is computed again
+            state_path(self.path).rename(state_path(path))
+        self._messages.move(path)
+        self._lock.release()
+        self.path, self._lock = path, lock
+
+    def discard(self) -> None:
+        """Remove the files and close the journal. Raises OSError."""
+        self._close_files()
+        try:
+            remove_files(self.path)
+        finally:
+            self.close()
+
+    def _close_files(self) -> None:
+        self._messages.close()
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+    def _drop_answer(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+            with contextlib.suppress(OSError):  # readers recognize that the file is out of date
+                answering_path(self.path).unlink()
+
+
+class OlderFile:
+    """A locked file in an older format. The file is not changed until the conversation continues."""
+
+    def __init__(self, path: Path, lock: Lock) -> None:
+        self.path = path
+        self.lock = lock
+
+    def close(self) -> None:
+        """Release the lock. Idempotent."""
+        self.lock.release()
+
+
+def remove_files(path: Path) -> None:
+    """Remove a conversation's file, its streaming answer and its saved KV cache. Raises OSError."""
+    state_path(path).unlink(missing_ok=True)
+    answering_path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+class _Appended:
+    """An open file to which only complete lines are appended."""
+
+    def __init__(self, path: Path, whole_bytes: int) -> None:
+        self.size = whole_bytes
+        self._path = path
+        self._open()
+        try:
+            # Truncate only if necessary, because truncating always changes the file's mtime.
+            if os.fstat(self._descriptor).st_size != whole_bytes:
+                os.ftruncate(self._descriptor, whole_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | O_BINARY)
+
+    def move(self, path: Path) -> None:
+        """Rename the file, which Windows permits only while it is closed. Raises OSError."""
+        if sys.platform == "win32":
+            self.close()
+        try:
+            self._path = self._path.rename(path)
+        finally:
+            if self._descriptor < 0:
+                self._open()
+
+    def append(self, lines: bytes) -> None:
+        try:
+            written = os.write(self._descriptor, lines)
+            while written < len(lines):
+                written += os.write(self._descriptor, lines[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self.size)
+            raise
+        self.size += len(lines)
+
+    def sync(self) -> None:
+        with contextlib.suppress(OSError):  # some file systems do not support fsync
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+CONVERSATION_ENDING = ".jsonl"
 LARGEST_FILE = 64 << 20  # bytes, enough for a million tokens of answers
 LONGEST_NAME = 64  # characters
 LONGEST_OWN_NAME = 40  # characters in a name made from a question's first words
@@ -154,7 +359,7 @@ class Store:
         words = name_for(conversation.exchanges[0].question)
         for number in itertools.count(1):
             name = words if number == 1 else f"{words}-{number}"
-            path = self.folder / f"{name}{ENDING}"
+            path = self.folder / f"{name}{CONVERSATION_ENDING}"
             if path.exists() or self._saved(name).exists():
                 continue
             try:
@@ -175,7 +380,7 @@ class Store:
                 f"/save: {name}: another conversation has this name",
                 hint="choose another name, or remove " + str(path),
             )
-        if (self.folder / f"{name}{ENDING}").exists():
+        if (self.folder / f"{name}{CONVERSATION_ENDING}").exists():
             raise UsageError(f"/save: {name}: a conversation already has this name", hint="choose another name")
         _make_folder(self.folder)
         _make_folder(path.parent)
@@ -194,7 +399,7 @@ class Store:
             lock.release()
 
     def _saved(self, name: str) -> Path:
-        return self.folder / "saved" / f"{name}{ENDING}"
+        return self.folder / "saved" / f"{name}{CONVERSATION_ENDING}"
 
 
 @contextlib.contextmanager

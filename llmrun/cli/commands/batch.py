@@ -25,11 +25,9 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags_except
-from llmrun.cli.arguments.formats import checked_format, flag_of
-from llmrun.cli.arguments.parsing import parse_template_variables
-from llmrun.cli.arguments.prompt import checked_text, read_text
-from llmrun.cli.prompting.library import chosen_template
+from llmrun.cli.arguments.flags import AnswerFlags, checked_format, flag_of, takes_answer_flags_except
+from llmrun.cli.arguments.parsing import checked_text, parse_template_variables, read_text
+from llmrun.cli.prompting import chosen_template
 
 LISTING = {"place": 27}
 
@@ -98,32 +96,31 @@ def command(
     response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
 
     # No slow imports above this line, so that usage errors appear immediately.
-    from llmrun.cli.answers.default_model import tell_of_default_model
-    from llmrun.cli.batching.call_options import call_options
-    from llmrun.cli.batching.running import run
+    from llmrun.cli.answers.open_model import tell_of_default_model
+    from llmrun.cli.batching.running import call_options, run
     from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
-    from llmrun.jobs.batching.batch import Batch
-    from llmrun.jobs.batching.files import resolved
+    from llmrun.jobs.batching.journal import resolved
+    from llmrun.jobs.batching.run import Batch
 
     wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
     if not wanted.needs_model:
         refuse_local(flags, kv_tokens)
     calls = call_options(
-        *(flags, settings),
+        flags,
+        settings,
         prompting=None if template_name is None else prompting,
         params=values,
         variables=variables,
         response_format=response_format,
     )
     if is_dry_run:
-        from llmrun.cli.batching.dry_run import dry_run, parse_prices
-        from llmrun.cli.batching.dry_run_report import Comparison
+        from llmrun.cli.batching.dry_run import Comparison, dry_run, parse_prices
 
         comparison = Comparison(parse_prices(compare_price), machines)
         return dry_run(source, calls, wanted, settings, comparison=comparison, as_json=json_output)
     assert output is not None  # checked above
     model = settings.model if wanted.needs_model else ""
-    batch = Batch(*(source, resolved(output), calls, model), mixed=mixed, retry_errors=retry_errors, force=force)
+    batch = Batch(source, resolved(output), calls, model, mixed=mixed, retry_errors=retry_errors, force=force)
     batch.check_files()
     if flags.model is None and wanted.needs_model:
         tell_of_default_model(settings, "llmrun batch -m")

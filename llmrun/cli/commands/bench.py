@@ -28,17 +28,17 @@ from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
+from llmrun.cli.arguments.options import FILES, one_of
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
-from llmrun.cli.arguments.values import FILES, one_of
 from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, names, workloads
-from llmrun.cli.benching.serving_flags import serving_endpoints, serving_flag, serving_plans
+from llmrun.cli.benching.serving import serving_endpoints, serving_flag, serving_plans
 from llmrun.cli.console.output import out
 from llmrun.options.settings import SPECULATE_AUTO, SPECULATE_OFF, model_named
 
 if TYPE_CHECKING:
     from llmrun.jobs.bench.documents.document import Document
     from llmrun.jobs.bench.measuring.runner import Outcome
-    from llmrun.jobs.bench.measuring.sweep import BenchTarget, Configuration
+    from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration
     from llmrun.options.settings import Settings
 
 LISTING = {"place": 50}
@@ -69,7 +69,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
         raise UsageError("--profile: cannot be combined with --lora, whose ops it does not measure")
 
     # No heavy imports above this line, so that usage errors appear immediately.
-    from llmrun.jobs.bench.measuring.sweep import configurations
+    from llmrun.jobs.bench.measuring.workload import configurations
 
     if flags.profile:
         from llmrun.cli.benching.profiling import check_profile, profile_all
@@ -94,8 +94,8 @@ def _measure_servers(flags: BenchFlags, settings: Settings, flag: str) -> int:
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
     """Return the models and endpoints to measure. Download missing models first."""
     from llmrun.backends.lora_files import LoraOption
-    from llmrun.engine.remote.url import is_endpoint
-    from llmrun.jobs.bench.measuring.sweep import local_targets, remote_target
+    from llmrun.engine.remote.request import is_endpoint
+    from llmrun.jobs.bench.measuring.workload import local_targets, remote_target
 
     named = _names(flags.model or ())
     endpoints = [*(flags.endpoint or ()), *(name for name in named if is_endpoint(name))]
@@ -116,7 +116,12 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
     return [
         *(
             local_targets(
-                *(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers, speculations),
+                models,
+                lists.backends,
+                lists.threads,
+                lists.kv_types,
+                lists.gpu_layers,
+                speculations,
                 adapters=tuple(flags.lora or ()),
             )
             if models
@@ -128,7 +133,7 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
 
 def _speculation(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
     """Return (auto, off or the draft model's name, path of the draft model or "") for a value of --speculate."""
-    from llmrun.cli.answers.draft_model import resolved_draft
+    from llmrun.cli.answers.open_model import resolved_draft
 
     if name in (SPECULATE_AUTO, SPECULATE_OFF):
         return name, ""
@@ -137,7 +142,7 @@ def _speculation(name: str, settings: Settings, backends: Sequence[str]) -> tupl
 
 def _names(given: Sequence[str]) -> list[str]:
     """Split each `A,B` into two names, unless a file has exactly that name. Presets stand for their models."""
-    from llmrun.engine.remote.url import is_endpoint
+    from llmrun.engine.remote.request import is_endpoint
 
     lists = [[text] if Path(text).exists() or is_endpoint(text) else names(text, "--model") for text in given]
     return list(dict.fromkeys(model_named(name.strip()) for some in lists for name in some))
@@ -172,9 +177,8 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
 
     Raises the first error if all configurations failed, and KeyboardInterrupt if nothing was measured.
     """
-    from llmrun.cli.console.living import LiveReporter
-    from llmrun.cli.console.progress import HubReporter
-    from llmrun.hub.local.open_models import in_use
+    from llmrun.cli.console.progress import HubReporter, LiveReporter
+    from llmrun.hub.local.safe_writes import in_use
     from llmrun.jobs.bench.measuring.digests import file_sha256
     from llmrun.jobs.bench.measuring.results import document, is_precise
     from llmrun.jobs.bench.measuring.runner import Effort, Runner
@@ -208,11 +212,11 @@ def _raise_if_empty(outcome: Outcome) -> None:
 
 
 def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
-    from llmrun.cli.benching.run_output import show, write_page
+    from llmrun.cli.benching.run_output import show_document, write_page
     from llmrun.jobs.bench.documents.history import save
 
     try:
-        show(found, kind, api_price=flags.compare_price)
+        show_document(found, kind, api_price=flags.compare_price)
         if flags.html is not None:
             write_page(found, flags.html)
     finally:  # Save the run even if the pipe is closed or the page cannot be written.
@@ -268,7 +272,7 @@ def history(
     del debug
     flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
-    from llmrun.cli.benching.run_output import show, show_history, write_page
+    from llmrun.cli.benching.run_output import show_document, show_history, write_page
     from llmrun.jobs.bench.documents.history import find, load_history
 
     kept = load_history()
@@ -276,7 +280,7 @@ def history(
         out.note(f"skipped {counted(kept.damaged, 'unreadable line')} of the history")
     if run is not None:
         found = find(run, kept.documents)
-        show(found, flags.format)
+        show_document(found, flags.format)
         if html is not None:
             write_page(found, html)
         return 0

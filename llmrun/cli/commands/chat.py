@@ -27,32 +27,31 @@ import typer
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import conversations_folder
-from llmrun.cli.arguments import formats, options
+from llmrun.cli.arguments import flags as flags_module
+from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
-from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
-from llmrun.cli.arguments.prompt import checked_text, read_text
-from llmrun.cli.arguments.values import models
-from llmrun.cli.chatting.archive.names import conversation_names
+from llmrun.cli.arguments.options import models
+from llmrun.cli.arguments.parsing import checked_text, parse_stops, parse_template_variables, read_text
+from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
-from llmrun.cli.prompting.library import chosen_template
+from llmrun.cli.prompting import chosen_template
 from llmrun.options.settings import RULES, Settings, load_settings, model_named, with_model, with_values
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
     from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.answers.open_model import OpenModel
-    from llmrun.cli.chatting.context.prompting import Prompting
-    from llmrun.cli.chatting.context.saved_state import ConversationState
+    from llmrun.cli.chatting.context import ConversationState, Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
-    from llmrun.cli.chatting.record import ConversationRecord
-    from llmrun.cli.chatting.screen import Completions, Turns
+    from llmrun.cli.chatting.plain import Completions, Turns
+    from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.chatting.typing_ahead import QuietKeyboard
-    from llmrun.cli.prompting.template import PromptTemplate
-    from llmrun.engine.tools.declared import ToolsFile
+    from llmrun.cli.prompting import PromptTemplate
     from llmrun.engine.tools.toolbox import Toolbox
+    from llmrun.engine.tools.tools_file import ToolsFile
 
 LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
 LAST = ""  # the value of --continue without a name
@@ -116,10 +115,10 @@ def command(
         wanted = copy.deepcopy(record.conversation)
         for event in changes:
             wanted.apply(event)
-        from llmrun.cli.answers.default_model import tell_of_default_model
         from llmrun.cli.answers.model_in_use import ModelInUse
+        from llmrun.cli.answers.open_model import tell_of_default_model
         from llmrun.cli.answers.thinking import check_thinking
-        from llmrun.cli.chatting.context.prompting import Prompting
+        from llmrun.cli.chatting.context import Prompting
 
         if flags.model is None and not continued:
             tell_of_default_model(settings, "llmrun chat")
@@ -179,8 +178,7 @@ def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping
 def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
     """Yield the events that apply the flags to a conversation and are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
-    from llmrun.cli.chatting.events import PreferenceSet, SystemSet
-    from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
+    from llmrun.cli.chatting.events import NAMES, STOP, THINK_BUDGET, PreferenceSet, SystemSet, checked_value
 
     if flags.model is not None and (name := lasting_name(settings)) != before.model:
         yield from before.switched(name, _base_settings(flags, before.model).system, settings.system)
@@ -194,21 +192,21 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
     if flags.stop:
         yield PreferenceSet(STOP, [*parse_stops(flags.stop)])
     if (formatted := flags.format_given()) is not None:
-        formats.checked_format(*formatted, origin=formats.flag_of(formatted[0]))
-        for name in formats.NAMES:
+        flags_module.checked_format(*formatted, origin=flags_module.flag_of(formatted[0]))
+        for name in flags_module.NAMES:
             yield PreferenceSet(name, formatted[1] if name == formatted[0] else None)
 
 
 def _base_settings(flags: AnswerFlags, model: str) -> Settings:
     """Return the settings for a model or a preset that apply unless the conversation overrides them."""
-    from llmrun.cli.chatting.preferences import NAMES
+    from llmrun.cli.chatting.events import NAMES
 
     given = {key: value for key, value in flags.given().items() if key not in NAMES}
     return load_settings({**given, "model": model})
 
 
 def _state(store: Store, settings: Settings) -> ConversationState | None:
-    from llmrun.cli.chatting.context.saved_state import ConversationState
+    from llmrun.cli.chatting.context import ConversationState
 
     return ConversationState(store.folder, settings.state_bytes) if settings.save_state else None
 
@@ -216,7 +214,7 @@ def _state(store: Store, settings: Settings) -> ConversationState | None:
 def _new(store: Store, settings: Settings) -> ConversationRecord:
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.conversation import new_conversation
-    from llmrun.cli.chatting.record import ConversationRecord
+    from llmrun.cli.chatting.saying import ConversationRecord
 
     conversation = new_conversation(lasting_name(settings))
     conversation.system = settings.system
@@ -244,7 +242,7 @@ def _is_model(text: str, store: Store) -> bool:
 
 def _earlier(store: Store, name: str) -> ConversationRecord:
     from llmrun.cli.chatting.actions import summary
-    from llmrun.cli.chatting.record import resume_conversation
+    from llmrun.cli.chatting.saying import resume_conversation
     from llmrun.cli.chatting.store import reporting_file_errors
 
     with reporting_file_errors("--continue"):
@@ -269,7 +267,7 @@ def _talk(
     prompting: Prompting,
     keyboard: QuietKeyboard | None,
 ) -> int:
-    from llmrun.cli.chatting.archive.last_turn import last_turn
+    from llmrun.cli.chatting.archive import last_turn
     from llmrun.cli.chatting.commands import command_for, completions
     from llmrun.cli.chatting.plain import answer_view
     from llmrun.cli.chatting.session import Chat
@@ -304,7 +302,7 @@ def _declared_tools(file: Path | None, conversation: Conversation) -> ToolsFile 
     """Read the tools file before the model loads, so that mistakes are reported early. Raises UsageError."""
     if file is None:
         return None
-    from llmrun.cli.chatting.preferences import chosen_format
+    from llmrun.cli.chatting.events import chosen_format
     from llmrun.engine.tools.tools_file import read_tools_file
 
     if chosen_format(conversation.preferences) is not None:
@@ -317,7 +315,7 @@ def _opened_tools(
     declared: ToolsFile | None, models: ModelInUse, conversation: Conversation
 ) -> Iterator[Toolbox | None]:
     """Start the tool servers, or yield None if there are no tools. Raises UsageError if the model cannot use them."""
-    from llmrun.cli.chatting.context.tool_support import check_past_calls, check_tools, longest_result
+    from llmrun.cli.chatting.context import check_past_calls, check_tools, longest_result
 
     opened = models.opened
     if declared is None:
@@ -325,8 +323,8 @@ def _opened_tools(
         yield None
         return
     check_tools(opened.engine, opened.name)
-    from llmrun.engine.constraint.validation import problem_with
-    from llmrun.engine.tools.limits import Limits
+    from llmrun.engine.constraint.process import problem_with
+    from llmrun.engine.tools.tool import Limits
     from llmrun.engine.tools.toolbox import Toolbox
 
     limits = Limits(result=longest_result(opened.engine))

@@ -20,7 +20,7 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.values import one_of
+from llmrun.cli.arguments.options import one_of
 from llmrun.cli.console.output import out
 
 LISTING = {"place": 160}

@@ -23,7 +23,7 @@ from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import conversations_folder
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
-from llmrun.cli.chatting.archive.names import conversation_names
+from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.options.settings import load_settings
 
@@ -70,17 +70,17 @@ llmrun conversations list --json""",
 def list_all(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
     """List all conversations, newest first, and the copies that /save made."""
     store = _store(quiet, debug)
-    from llmrun.cli.chatting.archive import overview
+    from llmrun.cli.chatting import archive
     from llmrun.cli.chatting.store import reporting_file_errors
 
     with reporting_file_errors("conversations"):
-        found = overview.listed(store)
+        found = archive.listed_conversations(store)
     if json_output:
-        out.json({"conversations": [overview.as_json(one, store) for one in found]})
+        out.json({"conversations": [archive.listed_as_json(one, store) for one in found]})
     elif not found:
         out.lines(["No conversations yet. `llmrun chat` starts one."])
     else:
-        rows = overview.table(found, time.time())
+        rows = archive.conversation_table(found, time.time())
         out.lines(rows[:1], dim=True)
         out.lines(rows[1:])
     return 0
@@ -99,8 +99,7 @@ def show(
 ) -> int:
     """Show the questions and answers of a conversation."""
     found = _found(_store(quiet, debug), name, "conversations show")
-    from llmrun.cli.chatting.archive.export import to_json
-    from llmrun.cli.chatting.archive.overview import model_name
+    from llmrun.cli.chatting.archive import model_name, to_json
 
     conversation = found.conversation
     if json_output:
@@ -111,7 +110,7 @@ def show(
     out.lines([f"{found.name}  {model_name(conversation)}  {turns}  {when}"], dim=True)
     if conversation.system is not None:
         out.lines([f"system: {line}" for line in conversation.system.splitlines()], dim=True)
-    from llmrun.cli.chatting.archive.past_calls import round_rows
+    from llmrun.cli.chatting.archive import round_rows
     from llmrun.cli.chatting.plain import answer_view
 
     view = answer_view()
@@ -153,7 +152,7 @@ def search(
     if not words:
         raise UsageError("conversations search: no words to search for")
     store = _store(quiet, debug)
-    from llmrun.cli.chatting.archive.search import as_json, lines_of, search_store
+    from llmrun.cli.chatting.archive import hit_as_json, hit_lines, search_store
     from llmrun.cli.chatting.store import reporting_file_errors
     from llmrun.cli.console.terminal import room
 
@@ -162,11 +161,11 @@ def search(
     if unreadable:
         out.note(f"{counted(unreadable, 'conversation')} cannot be read: llmrun conversations lists them")
     if json_output:
-        out.json({"conversations": [as_json(hit) for hit in hits]})
+        out.json({"conversations": [hit_as_json(hit) for hit in hits]})
         return 0 if hits else NOTHING_FOUND
     now = time.time()
     for hit in hits:
-        out.lines_marked(lines_of(hit, room(sys.stdout), format_age(hit.changed, now)))
+        out.lines_marked(hit_lines(hit, room(sys.stdout), format_age(hit.changed, now)))
     if not hits:
         out.note(f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}")
         return NOTHING_FOUND
@@ -197,7 +196,7 @@ def export(
     if form not in FORMATS:
         raise UsageError(f"--format: {form!r}: unknown format", hint="use markdown or json")
     found = _found(_store(quiet, debug), name, "conversations export")
-    from llmrun.cli.chatting.archive.export import to_json, to_markdown
+    from llmrun.cli.chatting.archive import to_json, to_markdown
 
     if FORMATS[form] == "json":
         body = to_json(found.name, found.conversation)

@@ -19,8 +19,8 @@ import typer
 from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.arguments.parsing import check_gguf_name
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def command(
     out.quiet = settings.quiet
     check_gguf_name(output)
 
-    from llmrun.jobs.batching.files import check_absent
+    from llmrun.jobs.batching.journal import check_absent
     from llmrun.jobs.converting.checkpoint import Checkpoint
     from llmrun.jobs.converting.convert import plan_conversion
 
@@ -64,7 +64,7 @@ def command(
 
 def _write(conversion: Conversion, output: Path) -> None:
     from llmrun.cli.console.progress import HubReporter
-    from llmrun.jobs.batching.files import absent_file
+    from llmrun.jobs.batching.journal import absent_file
     from llmrun.jobs.converting.convert import write_conversion
 
     reporter = HubReporter()

@@ -40,17 +40,16 @@ class DoctorFlags:
 @takes_flags(DoctorFlags)
 def command(*, flags: DoctorFlags) -> int:
     settings = flags.settings()
-    from llmrun.cli.console.living import LiveReporter
-    from llmrun.cli.doctoring.report_output import show, show_json
-    from llmrun.cli.doctoring.terminal_check import look_at_terminal
+    from llmrun.cli.console.progress import LiveReporter
+    from llmrun.cli.doctoring import look_at_terminal, show_json, show_report
     from llmrun.jobs.doctor.examine import examine
-    from llmrun.jobs.doctor.machine import Machine
+    from llmrun.jobs.doctor.findings import Machine
 
     with LiveReporter() as waiting:
         report = examine(
             Machine(settings.offline), lambda words: waiting.progress(f"{words} …"), [("Terminal", look_at_terminal)]
         )
-    (show_json if flags.json else show)(report)
+    (show_json if flags.json else show_report)(report)
     if flags.debug:
         for trace in report.traces:
             out.trace(trace)

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.values import models
-from llmrun.cli.embedding.flags import EmbedFlags
+from llmrun.cli.arguments.options import models
+from llmrun.cli.embedding import EmbedFlags
 
 LISTING = {"place": 28}
 
@@ -32,15 +32,14 @@ def command(
     flags: EmbedFlags,
 ) -> int:
     settings, pooling = flags.settings(model), flags.chosen_pooling
-    from llmrun.cli.embedding.inputs import read_texts
-    from llmrun.cli.embedding.output import check_output, write_vectors
+    from llmrun.cli.embedding import check_output, read_texts, write_vectors
 
     if flags.output is not None:
         check_output(flags.output, flags.file)
     inputs = read_texts(texts or [], flags.file)
 
     # No heavy imports above this line, so that usage errors appear immediately.
-    from llmrun.cli.embedding.running import open_embedder
+    from llmrun.cli.embedding import open_embedder
 
     with open_embedder(settings, pooling) as opened:
         vectors = opened.vectors(

@@ -20,10 +20,10 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.prompt import STDIN, read_stdin, read_text
-from llmrun.cli.arguments.values import models
+from llmrun.cli.arguments.options import models
+from llmrun.cli.arguments.parsing import STDIN, read_stdin, read_text
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.cli.evaluating.flags import EvalFlags
+from llmrun.cli.evaluating import EvalFlags
 
 LISTING = {"place": 55}
 _TEXT = "https://huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw-v1.zip"
@@ -40,9 +40,9 @@ def command(
     text = _text(flags)
 
     # No heavy imports above this line, so that usage errors appear immediately.
-    from llmrun.cli.evaluating.running import Task, evaluate
-    from llmrun.jobs.evaluation.chunks import DEFAULT_CONTEXT
-    from llmrun.jobs.evaluation.questions import read_questions
+    from llmrun.cli.evaluating import Task, evaluate
+    from llmrun.jobs.evaluation.choices import read_questions
+    from llmrun.jobs.evaluation.measuring import DEFAULT_CONTEXT
 
     questions = () if flags.choices is None else tuple(read_questions(flags.choices))
     task = Task(text, flags.context or DEFAULT_CONTEXT, flags.chunks, questions)

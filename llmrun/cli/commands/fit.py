@@ -20,10 +20,9 @@ import typer
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
-from llmrun.cli.console.columns import hanging
-from llmrun.cli.console.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.console.output import hanging, out
 from llmrun.cli.console.terminal import room
 from llmrun.cli.messages import message_for
 from llmrun.options.settings import model_named
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit, Resources
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.hub.catalog.entry import Wanted
-    from llmrun.hub.names.model_sources import Artifact
+    from llmrun.hub.catalog.file import Wanted
+    from llmrun.hub.names import Artifact
     from llmrun.options.settings import Settings
 
 LISTING = {"place": 40}
@@ -50,7 +49,7 @@ def command(
         typer.Argument(
             metavar="MODEL...",
             help="Model names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
-            autocompletion=values.models,
+            autocompletion=options.models,
         ),
     ],
     ctx_size: Annotated[
@@ -125,7 +124,7 @@ class _Named(NamedTuple):
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     """Show one model or all its quantizations. Return its entry for --json."""
     from llmrun.backends.fitting import best_of
-    from llmrun.hub.names.file_names import quantization_of
+    from llmrun.hub.names import quantization_of
 
     named: list[_Named] = []
     for called, file_name, file in _headers(name, asked.settings):
@@ -255,7 +254,7 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
 
 
 def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> None:
-    from llmrun.cli.console.columns import narrowed
+    from llmrun.cli.console.output import narrowed
 
     heading = _heading(asked, named[0].fit)
     out.lines([row for line in heading for row in hanging(line, room(sys.stdout))], dim=True)

@@ -20,25 +20,33 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
-from llmrun.cli.arguments.formats import checked_format, flag_of
+from llmrun.cli.arguments.flags import AnswerFlags, checked_format, flag_of, takes_answer_flags
+from llmrun.cli.arguments.generating import (
+    BestOf,
+    Null,
+    Samples,
+    Suffix,
+    SuffixFile,
+    check_prompt_cache,
+    check_recordable,
+    parse_samples,
+    read_suffix,
+)
 from llmrun.cli.arguments.parsing import (
     chat_messages,
+    checked_text,
     described_sampling,
     parse_logit_bias,
     parse_stops,
     parse_template_variables,
+    read_prompt,
+    read_text,
 )
-from llmrun.cli.arguments.prompt import checked_text, read_prompt, read_text
-from llmrun.cli.arguments.prompt_cache import check_prompt_cache
-from llmrun.cli.arguments.recording import check_recordable
-from llmrun.cli.arguments.samples import BestOf, Null, Samples, parse_samples
-from llmrun.cli.arguments.suffix import Suffix, SuffixFile, read_suffix
 from llmrun.cli.console.output import out
-from llmrun.cli.prompting.library import chosen_template
+from llmrun.cli.prompting import chosen_template
 
 if TYPE_CHECKING:
-    from llmrun.cli.prompting.template import PromptTemplate
+    from llmrun.cli.prompting import PromptTemplate
     from llmrun.options.settings import Settings
 
 LISTING = {"place": 20}
@@ -116,10 +124,9 @@ def command(
     # No slow imports above this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
-    from llmrun.cli.answers.default_model import tell_of_default_model
-    from llmrun.cli.answers.open_model import open_model, unwatched
+    from llmrun.cli.answers.open_model import open_model, tell_of_default_model, unwatched
     from llmrun.cli.answers.prompt_cache import with_prompt_cache
-    from llmrun.cli.answers.sampling import next_seed, sent_sampling
+    from llmrun.cli.answers.samples import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
 

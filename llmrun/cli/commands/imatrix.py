@@ -22,12 +22,12 @@ import typer
 from llmrun.base.amounts import counted, format_bytes, format_seconds
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
-from llmrun.cli.arguments.prompt import STDIN, read_stdin, read_text
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.parsing import STDIN, read_stdin, read_text
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
-from llmrun.engine.remote.url import is_endpoint
+from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.cpu.backend import CpuBackend
-    from llmrun.jobs.quantizing.measuring import ImatrixCollector
+    from llmrun.jobs.importance import ImatrixCollector
 
 LISTING = {"place": 57}
 _LABEL = 10  # columns
@@ -45,7 +45,7 @@ _LABEL = 10  # columns
 
 def command(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=values.models)
+        str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=options.models)
     ],
     text: Annotated[Path, typer.Option("-f", "--text", metavar="FILE", help="Text to read; - reads stdin.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write; must not exist.")],
@@ -73,11 +73,11 @@ def command(
 
     # No heavy imports above this line, so that usage errors appear immediately.
     from llmrun.backends.base import OpenOptions
-    from llmrun.base.kernel_warnings import kernel_warnings_told
-    from llmrun.hub.local.open_models import in_use
+    from llmrun.base.errors import kernel_warnings_told
+    from llmrun.hub.local.safe_writes import in_use
     from llmrun.hub.resolve.model_file import resolve
-    from llmrun.jobs.batching.files import check_absent
-    from llmrun.jobs.quantizing.measuring import open_cpu_backend
+    from llmrun.jobs.batching.journal import check_absent
+    from llmrun.jobs.importance import open_cpu_backend
 
     check_absent(output)
     found = resolve(model, offline=settings.offline, reporter=HubReporter())
@@ -103,8 +103,8 @@ def _run(
     as_json: bool,
 ) -> int:
     """Read the text, write the file and print the report. Ctrl-C stops reading, and the chunks so far are written."""
-    from llmrun.jobs.batching.files import absent_file
-    from llmrun.jobs.evaluation.chunks import contexts_of
+    from llmrun.jobs.batching.journal import absent_file
+    from llmrun.jobs.evaluation.measuring import contexts_of
 
     context = backend.info.context_size
     chunks = contexts_of(text, backend.tokenizer, context, most)
@@ -142,8 +142,8 @@ def _collected(
 ) -> tuple[ImatrixCollector, Sequence[int]]:
     """Read the chunks until a signal arrives. Return the collector and the signals."""
     from llmrun.cli.answers.answering import cancelling
-    from llmrun.cli.evaluating.running import followed
-    from llmrun.jobs.quantizing.measuring import ImatrixCollector
+    from llmrun.cli.evaluating import followed
+    from llmrun.jobs.importance import ImatrixCollector
 
     with backend.summing(with_output=with_output) as team, cancelling(backend.cancel) as signals:
         collector = ImatrixCollector(backend, team)
@@ -154,7 +154,7 @@ def _collected(
 
 def _write(file: FileIO, collector: ImatrixCollector, dataset: Path, context: int) -> int:
     """Write the file and return its number of matrices."""
-    from llmrun.backends.llama.quantizing.imatrix_file import Imatrix, write_imatrix
+    from llmrun.backends.llama.imatrix_file import Imatrix, write_imatrix
 
     entries = collector.entries()
     name = os.fsencode(dataset).decode(errors="replace")

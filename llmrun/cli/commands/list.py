@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.base.amounts import counted, format_age, format_bytes, format_tokens
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, shortened, visible_line
 from llmrun.options.settings import load_presets
@@ -26,7 +26,7 @@ from llmrun.options.settings import load_presets
 if TYPE_CHECKING:
     from llmrun.formats.gguf.glance import Glance
     from llmrun.hub.upkeep.inventory import Model
-    from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
+    from llmrun.hub.upkeep.removal import UnfinishedDownload
     from llmrun.options.presets import Preset
 
 LISTING = {"place": 70, "aliases": ("ls",)}
@@ -40,19 +40,19 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
     del debug
     apply_settings({"quiet": quiet})
 
-    from llmrun.cli import preset_output
-    from llmrun.hub.upkeep import inventory, unfinished_downloads
+    from llmrun.cli import show_output
+    from llmrun.hub.upkeep import inventory, removal
 
     presets = _presets()
     found = inventory.models()
     described = [(model, *inventory.facts_of(model)) for model in found]
-    begun = unfinished_downloads.partials()
+    begun = removal.partials()
     total = inventory.total_size([path for model in found for path in model.files])
     if json_output:
         out.json(
             {
                 "models": [_as_json(*each) for each in described],
-                "presets": [preset_output.as_json(preset) for preset in presets],
+                "presets": [show_output.preset_as_json(preset) for preset in presets],
                 "incomplete": [{"name": each.name, "bytes": each.done, "total_bytes": each.total} for each in begun],
                 "total_bytes": total + sum(each.done for each in begun),
             }
@@ -79,17 +79,17 @@ def _presets() -> list[Preset]:
 def _show_presets(presets: Sequence[Preset]) -> None:
     if not presets:
         return
-    from llmrun.cli import preset_output
-    from llmrun.cli.console.columns import aligned
+    from llmrun.cli import show_output
+    from llmrun.cli.console.output import aligned
 
-    rows = [(preset.name, visible_line(preset.model), preset_output.summary(preset)) for preset in presets]
+    rows = [(preset.name, visible_line(preset.model), show_output.preset_summary(preset)) for preset in presets]
     lines = aligned([_PRESETS, *rows])
     out.lines(["", lines[0]], dim=True)
     out.lines(shortened(line, room(sys.stdout)) for line in lines[1:])
 
 
 def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDownload], total: int) -> None:
-    from llmrun.cli.console.columns import narrowed
+    from llmrun.cli.console.output import narrowed
 
     if described:
         now = time.time()

@@ -96,7 +96,7 @@ def _show(log: AnswerLog, words: Sequence[str], count: int | None, full: bool, j
 
 
 def _show_table(entries: Sequence[Entry]) -> None:
-    from llmrun.cli.console.columns import aligned
+    from llmrun.cli.console.output import aligned
     from llmrun.cli.console.terminal import room, shortened, visible_line, width
 
     def cut(text: str, most: int) -> str:

@@ -19,8 +19,8 @@ import typer
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def command(
         typer.Argument(
             metavar="[OWNER/NAME]...",
             help="Repositories to prune, even those without a GGUF model.",
-            autocompletion=values.repositories_here,
+            autocompletion=options.repositories_here,
         ),
     ] = None,
     dry_run: options.DryRun = False,
@@ -48,11 +48,11 @@ def command(
     del debug
     apply_settings({"quiet": quiet})
 
-    from llmrun.hub.upkeep import pruning, removal
+    from llmrun.hub.upkeep import removal
 
     told: list[dict[str, Any]] = []
     exit_code, total = 0, 0
-    for planned in pruning.prunings([name.removeprefix("hf:") for name in repositories or ()]):
+    for planned in removal.prunings([name.removeprefix("hf:") for name in repositories or ()]):
         try:
             if isinstance(planned, LlmrunError):
                 raise planned

@@ -21,16 +21,16 @@ import typer
 
 from llmrun.base.amounts import format_bytes, format_seconds
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
 from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
-    from llmrun.hub.names.model_sources import Artifact
-    from llmrun.hub.resolve.pulling import Pull
+    from llmrun.hub.names import Artifact
+    from llmrun.hub.resolve.model_file import Pull
 
 LISTING = {"place": 60}
 Given = TypeVar("Given")
@@ -43,7 +43,7 @@ def command(
         typer.Argument(
             metavar="[MODEL]...",
             help="Model names, hf:OWNER/NAME[:QUANT] or URLs.  [default: all in llmrun.lock]",
-            autocompletion=values.models,
+            autocompletion=options.models,
         ),
     ] = None,
     dry_run: Annotated[
@@ -117,7 +117,7 @@ class _Pulling:
         self.locked_now: dict[str, Artifact] = {}
 
     def run(self) -> int:
-        from llmrun.hub.resolve.pulling import require_room
+        from llmrun.hub.resolve.model_file import require_room
 
         names, plan = self._names_and_plan()
         found = [planned for name in names if (planned := self._trying(name, plan, name))]
@@ -145,7 +145,7 @@ class _Pulling:
 
     def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
         from llmrun.hub.resolve.lockfile import read_lock
-        from llmrun.hub.resolve.pulling import plan, plan_current, plan_lock, plan_locked
+        from llmrun.hub.resolve.model_file import plan, plan_current, plan_lock, plan_locked
 
         asked, names = self.asked, self.asked.names
         if not asked.locked and names:
@@ -199,7 +199,7 @@ class _Pulling:
             out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'unknown'}")
 
     def _pull(self, planned: Pull) -> None:
-        from llmrun.hub.resolve.pulling import bytes_here
+        from llmrun.hub.resolve.model_file import bytes_here
 
         held = bytes_here(planned.pinned) if planned.pinned is not None else 0
         started = time.monotonic()
@@ -241,7 +241,7 @@ def _memory_checked(planned: Pull) -> Pull:
 
 def _plan_fields(planned: Pull) -> list[str]:
     """Return fields such as `qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`."""
-    from llmrun.hub.resolve.pulling import bytes_here
+    from llmrun.hub.resolve.model_file import bytes_here
 
     artifact = planned.pinned
     if planned.here is not None or artifact is None:

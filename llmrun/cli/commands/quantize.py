@@ -22,38 +22,37 @@ import typer
 from llmrun.base.amounts import counted, format_bytes, format_seconds
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.arguments import options
 from llmrun.cli.arguments.parsing import check_gguf_name
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, progress_bar
-from llmrun.engine.remote.url import is_endpoint
+from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.jobs.quantizing.plan import Plan
-    from llmrun.jobs.quantizing.quantizer import Job
+    from llmrun.jobs.quantizing import Job, Plan
 
 LISTING = {"place": 56}
 _LABEL = 11  # columns
 
 
 def _types() -> list[str]:
-    from llmrun.jobs.quantizing.file_types import FILE_TYPE_NAMES
+    from llmrun.jobs.quantizing import FILE_TYPE_NAMES
 
     return list(FILE_TYPE_NAMES)
 
 
 def _weight_types() -> list[str]:
-    from llmrun.jobs.quantizing.file_types import weight_type_names
+    from llmrun.jobs.quantizing import weight_type_names
 
     return list(weight_type_names())
 
 
 def command(
     source: Annotated[
-        str, typer.Argument(metavar="IN", help="Model, preset or .gguf file.", autocompletion=values.models)
+        str, typer.Argument(metavar="IN", help="Model, preset or .gguf file.", autocompletion=options.models)
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write; must not exist.")],
     file_type: Annotated[
@@ -101,7 +100,7 @@ def command(
     check_gguf_name(target)
 
     from llmrun.backends.llama.kind import KIND
-    from llmrun.jobs.quantizing.file_types import COPY, file_type_named, weight_type_named
+    from llmrun.jobs.quantizing import COPY, file_type_named, weight_type_named
 
     chosen = file_type_named(file_type)
     output = None if output_type is None else weight_type_named(output_type, "--output-type")
@@ -109,14 +108,14 @@ def command(
     if (probe := KIND.probe()).missing:
         raise UsageError(f"{probe.missing}: it has the quantizer", hint=probe.hint)
 
-    from llmrun.backends.llama.quantizing.imatrix_file import read_imatrix
+    from llmrun.backends.llama.imatrix_file import read_imatrix
     from llmrun.base.machine.cpu_count import default_threads
     from llmrun.formats.gguf.metadata import check_is_model
     from llmrun.formats.gguf.reader import open_gguf
-    from llmrun.hub.local.open_models import in_use
+    from llmrun.hub.local.safe_writes import in_use
     from llmrun.hub.resolve.model_file import resolve
-    from llmrun.jobs.batching.files import check_absent
-    from llmrun.jobs.quantizing.quantizer import Job, plan_of
+    from llmrun.jobs.batching.journal import check_absent
+    from llmrun.jobs.quantizing import Job, plan_of
 
     if not dry_run:
         check_absent(target)
@@ -150,7 +149,7 @@ def command(
 
 def _tell(plan: Plan, job: Job) -> None:
     """Print a note if the importance matrix lacks tensors."""
-    from llmrun.jobs.quantizing.quantizer import without_data
+    from llmrun.jobs.quantizing import without_data
 
     if job.imatrix is not None and (missing := without_data(plan, job.imatrix)):
         out.note(f"--imatrix: the file has no data for {counted(len(missing), 'tensor')}, such as {missing[0]}")
@@ -158,7 +157,7 @@ def _tell(plan: Plan, job: Job) -> None:
 
 def _written(file: GGUFFile, target: Path, job: Job, plan: Plan) -> int:
     """Write the new file and return its size in bytes."""
-    from llmrun.jobs.quantizing.quantizer import quantize
+    from llmrun.jobs.quantizing import quantize
 
     def show(share: float) -> None:
         out.progress(f"quantizing  {progress_bar(share)}  {share:.0%}")

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.base.amounts import counted
-from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments import options
 from llmrun.cli.console.output import out
 from llmrun.options.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
-    from llmrun.jobs.replaying.recording import Recording
-    from llmrun.jobs.replaying.replay import Result
-    from llmrun.jobs.replaying.watching import Watcher
+    from llmrun.jobs.recording import Recording
+    from llmrun.jobs.replay import Result, Watcher
     from llmrun.options.settings import Settings
 
 LISTING = {"place": 22}
@@ -38,7 +37,9 @@ def command(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="Model to use, if its name has changed.", autocompletion=values.models_here_or_files
+            metavar="[MODEL]",
+            help="Model to use, if its name has changed.",
+            autocompletion=options.models_here_or_files,
         ),
     ] = None,
     threads: options.Threads = None,
@@ -54,9 +55,8 @@ def command(
     out.quiet, out.color = settings.quiet, settings.color
 
     from llmrun.cli.answers.answering import cancelling
-    from llmrun.jobs.replaying.parsing import read_recording
-    from llmrun.jobs.replaying.replay import check_numerics, replay
-    from llmrun.jobs.replaying.watching import Watcher
+    from llmrun.jobs.recording import read_recording
+    from llmrun.jobs.replay import Watcher, check_numerics, replay
 
     recording = read_recording(file)
     check_numerics(recording)
@@ -79,13 +79,12 @@ def command(
 def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: ExitStack) -> Engine:
     """Find, check and open the recorded model. May raise any LlmrunError from the hub or the engine."""
     from llmrun.backends.lora_files import LoraOption
-    from llmrun.base.kernel_warnings import kernel_warnings_told
-    from llmrun.cli.answers.open_model import local_options, model_files, tell_of_too_many_threads
+    from llmrun.base.errors import kernel_warnings_told
+    from llmrun.cli.answers.open_model import model_files, tell_of_too_many_threads
     from llmrun.cli.console.progress import HubReporter, show_loading
     from llmrun.engine.engine import Engine
-    from llmrun.jobs.replaying.recorder import adapter_digest
-    from llmrun.jobs.replaying.recorder import model_files as hashed_files
-    from llmrun.jobs.replaying.replay import check_adapters, check_files
+    from llmrun.jobs.replay import adapter_digest, check_adapters, check_files
+    from llmrun.jobs.replay import model_files as hashed_files
 
     files = held.enter_context(model_files(settings))
     check_files(recording, hashed_files(files.found.path, HubReporter()))
@@ -95,7 +94,7 @@ def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: Ex
     with kernel_warnings_told(out.note):
         engine = Engine.open(
             files.found.path,
-            replace(local_options(settings), adapters=options, progress=show_loading),
+            replace(files.options, adapters=options, progress=show_loading),
             chat_template=recording.opening.chat_template,
             thinking_tags=recording.opening.thinking_tags,
             speculate=settings.wants_speculation,

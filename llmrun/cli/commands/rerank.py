@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 
 from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.prompt import checked_text
-from llmrun.cli.arguments.values import files as file_names
-from llmrun.cli.arguments.values import models
-from llmrun.cli.embedding.flags import RerankFlags
+from llmrun.cli.arguments.options import files as file_names
+from llmrun.cli.arguments.options import models
+from llmrun.cli.arguments.parsing import checked_text
+from llmrun.cli.embedding import RerankFlags
 
 LISTING = {"place": 29}
 
@@ -35,14 +35,13 @@ def command(
     flags: RerankFlags,
 ) -> int:
     settings = flags.settings(model)
-    from llmrun.cli.embedding.inputs import read_documents
-    from llmrun.cli.embedding.output import write_ranking
+    from llmrun.cli.embedding import read_documents, write_ranking
 
     documents = read_documents(files or [])
     asked = checked_text(query, "query")
 
     # No heavy imports above this line, so that usage errors appear immediately.
-    from llmrun.cli.embedding.running import open_embedder
+    from llmrun.cli.embedding import open_embedder
 
     with open_embedder(settings) as opened:
         scores = opened.scores(asked, documents, truncate=flags.truncate)

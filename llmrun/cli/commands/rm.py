@@ -16,15 +16,14 @@ import typer
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.base.folders import own_models_file
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.options.settings import preset_named
 
 if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
-    from llmrun.hub.upkeep.removal import Removal
-    from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
+    from llmrun.hub.upkeep.removal import Removal, UnfinishedDownload
 
 LISTING = {"place": 90, "aliases": ("remove",)}
 
@@ -33,7 +32,7 @@ def command(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...", help="Model names as shown by llmrun list.", autocompletion=values.models_here
+            metavar="NAME...", help="Model names as shown by llmrun list.", autocompletion=options.models_here
         ),
     ],
     dry_run: options.DryRun = False,
@@ -46,7 +45,7 @@ def command(
 
     from llmrun.hub.upkeep import removal
     from llmrun.hub.upkeep.inventory import models
-    from llmrun.hub.upkeep.unfinished_downloads import partials
+    from llmrun.hub.upkeep.removal import partials
 
     found, begun = models(), partials()
     told: list[dict[str, Any]] = []

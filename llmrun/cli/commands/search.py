@@ -19,11 +19,11 @@ import typer
 
 from llmrun.base.amounts import counted, format_bytes, format_tokens, format_weights
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
-    from llmrun.hub.remote.hub_search import HubModel
+    from llmrun.hub.remote.huggingface import HubModel
     from llmrun.hub.search import FoundModel
 
 LISTING = {"place": 30}
@@ -67,7 +67,7 @@ def command(
 
 
 def _search_catalogue(words: Sequence[str], limit: int | None, *, as_json: bool) -> None:
-    from llmrun.base.machine.free_memory import free_memory
+    from llmrun.base.machine.memory import free_memory
     from llmrun.hub.search import find_models
 
     found = find_models(words)
@@ -118,7 +118,7 @@ def _as_json(model: FoundModel, memory: int | None) -> dict[str, Any]:
 
 def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: bool) -> None:
     from llmrun.base.errors import ModelNotFound, NetworkError
-    from llmrun.hub.remote.hub_search import search_hub
+    from llmrun.hub.remote.huggingface import search_hub
     from llmrun.hub.resolve.model_file import is_offline
 
     if is_offline(offline):
@@ -159,7 +159,7 @@ def _count(shown: int, found: int) -> str:
 
 
 def _show(header: Sequence[str], rows: Sequence[Sequence[str]], droppable: Sequence[Sequence[str]]) -> None:
-    from llmrun.cli.console.columns import narrowed
+    from llmrun.cli.console.output import narrowed
 
     lines = narrowed(header, rows, _RIGHT, droppable)
     out.lines(lines[:1], dim=True)

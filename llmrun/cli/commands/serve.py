@@ -23,10 +23,10 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.prompt import read_text
+from llmrun.cli.arguments.options import models
+from llmrun.cli.arguments.parsing import read_text
 from llmrun.cli.arguments.serving import ServeFlags
-from llmrun.cli.arguments.values import models
-from llmrun.engine.remote.url import is_endpoint
+from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
@@ -74,6 +74,6 @@ def command(
 
 
 def _tell_of_default(settings: Settings) -> None:
-    from llmrun.cli.answers.default_model import tell_of_default_model
+    from llmrun.cli.answers.open_model import tell_of_default_model
 
     tell_of_default_model(settings, "llmrun serve")

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.cli import preset_output
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli import show_output
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
-from llmrun.engine.remote.url import is_endpoint
+from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import preset_named
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.hub.catalog.entry import CatalogEntry, Wanted
+    from llmrun.hub.catalog.file import CatalogEntry, Wanted
     from llmrun.options.presets import Preset
 
 LISTING = {"place": 80}
@@ -35,7 +35,7 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="Model name (local or on the Hub) or .gguf file.", autocompletion=values.models
+            metavar="NAME", help="Model name (local or on the Hub) or .gguf file.", autocompletion=options.models
         ),
     ],
     template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
@@ -61,7 +61,7 @@ def command(
             _show_preset(preset)  # before the model, which may not be reachable
         if is_endpoint(name) and not parts:
             if json_output:
-                out.json({"preset": preset_output.as_json(preset)})
+                out.json({"preset": show_output.preset_as_json(preset)})
             return 0
     file, entry, called = opened(name, offline=settings.offline)
     with file:
@@ -116,34 +116,34 @@ def show_file(
     part    "--template", "--metadata" or "--tensors" to show only this part, or "" for the overview
     preset  the preset that the user named, for the overview in JSON
     """
-    from llmrun.cli import header_output
+    from llmrun.cli import show_output
 
     match part:
         case "--template":
             _show_template(file, name)
         case "--metadata" if as_json:
-            out.json(header_output.metadata_as_json(file))
+            out.json(show_output.metadata_as_json(file))
         case "--metadata":
-            out.lines(header_output.metadata_lines(file))
+            out.lines(show_output.metadata_lines(file))
         case "--tensors" if as_json:
-            out.json({"tensors": header_output.tensors_as_json(file)})
+            out.json({"tensors": show_output.tensors_as_json(file)})
         case "--tensors":
-            out.lines(header_output.tensor_lines(file))
+            out.lines(show_output.tensor_lines(file))
         case _ if as_json:
-            told = None if preset is None else preset_output.as_json(preset)
-            out.json({**header_output.as_json(file, name, entry), "preset": told})
+            told = None if preset is None else show_output.preset_as_json(preset)
+            out.json({**show_output.as_json(file, name, entry), "preset": told})
         case _:
-            header_output.show_all(file, name, entry)
+            show_output.show_all(file, name, entry)
 
 
 def _show_preset(preset: Preset) -> None:
-    from llmrun.cli import header_output
+    from llmrun.cli import show_output
 
-    header_output.show_section(f"Preset {preset.name}", [*preset_output.fields(preset)])
+    show_output.show_section(f"Preset {preset.name}", [*show_output.preset_fields(preset)])
 
 
 def _show_template(file: GGUFFile, name: str) -> None:
-    from llmrun.cli.header_output import TEMPLATE
+    from llmrun.cli.show_output import TEMPLATE
 
     text = file.string(TEMPLATE, "")
     if not text:

@@ -58,7 +58,7 @@ def list_templates(
         refuse_early_flags(context)
         return 0
     _prepare(quiet=quiet)
-    from llmrun.cli.prompting.library import template_names, template_path, templates_folder
+    from llmrun.cli.prompting import template_names, template_path, templates_folder
 
     found = [_described(name, template_path(name)) for name in template_names()]
     if json_output:
@@ -75,7 +75,7 @@ def show(name: Name, debug: options.Debug = False) -> int:
     """Print a template file. If the template is invalid, print the error instead."""
     del debug
     _prepare()
-    from llmrun.cli.prompting.library import load_template, template_path
+    from llmrun.cli.prompting import load_template, template_path
 
     load_template(name)
     out.lines(template_path(name).read_text(encoding="utf-8-sig").splitlines())
@@ -95,7 +95,7 @@ def path_of(
     """Print the path of the templates folder, or of a template. The file need not exist."""
     del debug
     _prepare()
-    from llmrun.cli.prompting.library import template_path, templates_folder
+    from llmrun.cli.prompting import template_path, templates_folder
 
     out.lines([str(templates_folder() if name is None else template_path(name))])
     return 0
@@ -112,7 +112,7 @@ def edit(name: Name, debug: options.Debug = False) -> int:
     del debug
     _prepare()
     from llmrun.cli.console.editor import edit_file
-    from llmrun.cli.prompting.library import load_template, template_path
+    from llmrun.cli.prompting import load_template, template_path
 
     path = template_path(name)
     try:
@@ -138,7 +138,7 @@ def _make(path: Path) -> None:
 
 
 def _described(name: str, path: Path) -> dict[str, Any]:
-    from llmrun.cli.prompting.template import read_template
+    from llmrun.cli.prompting import read_template
 
     try:
         found = read_template(path, name)
@@ -156,7 +156,7 @@ def _described(name: str, path: Path) -> dict[str, Any]:
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    from llmrun.cli.console.columns import narrowed
+    from llmrun.cli.console.output import narrowed
 
     whole = [each for each in found if "problem" not in each]
     if whole:

@@ -19,14 +19,14 @@ import typer
 
 from llmrun.base.amounts import counted
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, UsageError
-from llmrun.cli.arguments import options, values
-from llmrun.cli.arguments.lenient_settings import apply_settings
-from llmrun.cli.arguments.prompt import STDIN, read_stdin, read_text
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.parsing import STDIN, read_stdin, read_text
+from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
-    from llmrun.hub.names.model_sources import Expected
+    from llmrun.hub.names import Expected
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.verification import VerificationResult
 
@@ -39,7 +39,7 @@ def command(
         typer.Argument(
             metavar="[NAME]...",
             help="Names as shown by llmrun list, or .gguf files.  [default: all]",
-            autocompletion=values.models_here_or_files,
+            autocompletion=options.models_here_or_files,
         ),
     ] = None,
     engines: Annotated[
@@ -92,7 +92,7 @@ def _compared_text(names: list[str] | None, text: Path | None) -> str:
     """Return the text on which to compare the engines. Raises UsageError, also if llama.cpp is not installed."""
     if not names:
         raise UsageError("--engines: no model is named", hint="llmrun verify NAME --engines")
-    from llmrun.cli.evaluating.engine_check import check_engines_installed, sample_text
+    from llmrun.cli.engine_check import check_engines_installed, sample_text
 
     check_engines_installed()
     if text is None:
@@ -102,7 +102,7 @@ def _compared_text(names: list[str] | None, text: Path | None) -> str:
 
 def _compare(model: Model, text: str, *, quietly: bool) -> tuple[int, dict[str, Any] | None]:
     """Compare the engines on a model. Return the exit code and the result for JSON, which is None after an error."""
-    from llmrun.cli.evaluating.engine_check import check_engines
+    from llmrun.cli.engine_check import check_engines
 
     try:
         agrees, body = check_engines(model.name, model.path, text, quietly=quietly)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmrun.cli.arguments.values import FILES
+from llmrun.cli.arguments.options import FILES
 from llmrun.cli.registry import Commands, aliases, page_of
 
 _HELP = "help"  # in `llmrun help bench compare`, the words after `help` are completed as if `help` were missing

@@ -1,9 +1,15 @@
-"""Shows the progress of downloads and of model loading."""
+"""Shows the progress of downloads, of model loading and of long jobs on one line.
+
+For jobs, a thread redraws the line, because a single forward pass of a large model can take a minute.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from types import TracebackType
 
 from llmrun.base.amounts import format_bytes, format_bytes_done, format_clock
 from llmrun.cli.console.output import out
@@ -85,3 +91,47 @@ def progress_bar(fraction: float, columns: int = _BAR) -> str:
 def show_loading(what: str, fraction: float) -> None:
     """Show the engine's progress while it loads a model."""
     out.progress(f"{what}  {fraction:.0%}")
+
+
+_REDRAW_S = 0.2
+
+
+class LiveReporter:
+    """A BenchReporter for any job. Nothing else may write to the terminal inside its `with` block."""
+
+    def __init__(self) -> None:
+        self._words: Callable[[], str] = str
+        self._lock = threading.Lock()  # held while writing, because two threads write
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="llmrun-progress", daemon=True)
+
+    def progress(self, words: str, share: float | None = None) -> None:
+        self.watch(lambda: (words, share))
+
+    def watch(self, tell: Callable[[], tuple[str, float | None]]) -> None:
+        def line() -> str:
+            words, share = tell()
+            return words if share is None else f"{progress_bar(share)}  {words}"
+
+        self._words = line
+
+    def note(self, words: str) -> None:
+        with self._lock:
+            out.note(words)
+
+    def __enter__(self) -> LiveReporter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        out.clear_progress()
+
+    def _redraw(self) -> None:
+        while not self._over.wait(_REDRAW_S):
+            with self._lock:
+                if words := self._words():
+                    out.progress(words)

@@ -7,21 +7,68 @@ connections alive if the engine crashes. messages.py describes the messages.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from llmrun.base.errors import LlmrunError
-from llmrun.base.kernel_warnings import kernel_warnings_told
-from llmrun.engine.child.connection import Connection, end_process
-from llmrun.engine.child.heart import Heart
-from llmrun.engine.child.messages import CannotOpen, Crashed, Note, Open, Opened, ToChild
+from llmrun.base import child_processes
+from llmrun.base.errors import LlmrunError, kernel_warnings_told
+from llmrun.engine.child.messages import (
+    CannotOpen,
+    Crashed,
+    FromChild,
+    Note,
+    Open,
+    Opened,
+    ToChild,
+    decode_to_child,
+    encode_from_child,
+)
+from llmrun.engine.child.serving import Heart
+from llmrun.engine.isolated_worker import read_frame, write_frame
 
 if TYPE_CHECKING:
     from llmrun.engine.child.serving import EngineServing
+
+
+class Connection:
+    """Sends and receives messages. Only `send` is thread-safe."""
+
+    def __init__(self, from_server: IO[bytes], to_server: IO[bytes]) -> None:
+        self._from_server = from_server
+        self._to_server = to_server
+        self._lock = threading.Lock()
+
+    @classmethod
+    def on_standard_streams(cls) -> Connection:
+        """Take over stdin and stdout. No child process inherits them, so the server notices when this process ends."""
+        requests, answers = child_processes.private_streams()
+        return cls(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
+
+    def send(self, message: FromChild) -> None:
+        """Send a message. Ends the process if the server has gone."""
+        data = encode_from_child(message)
+        with self._lock:
+            try:
+                write_frame(self._to_server, data)
+            except OSError:
+                end_process(0)
+
+    def received(self) -> Iterator[ToChild]:
+        """Yield messages until the server has gone. Raises BadMessage."""
+        while (frame := read_frame(self._from_server)) is not None:
+            yield decode_to_child(frame)
+
+
+def end_process(status: int) -> None:
+    """End the process at once, from any thread. The operating system frees everything."""
+    sys.stderr.flush()
+    os._exit(status)
+
 
 # How long a Python thread waits before it interrupts another one, in seconds. With the default of 5 ms, a thread that
 # prepares a long prompt could delay every step of the answers in progress by that much.
@@ -46,7 +93,7 @@ def main() -> None:
 
 def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, heart: Heart) -> int:
     """Open the model, run it until it is closed, and return the exit status."""
-    from llmrun.base.machine.freed_memory import return_freed_memory
+    from llmrun.base.machine.memory import return_freed_memory
     from llmrun.engine.child.opening import describe, open_engine
     from llmrun.engine.child.serving import EngineServing
 

@@ -1,24 +1,65 @@
-"""Opens the model that the server asks for, and describes it."""
+"""Opens the model that the server asks for, describes it, and computes its fingerprint.
+
+The fingerprint identifies everything that can change the bytes of an answer.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llmrun import __version__
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.registry import backend_named
+from llmrun.backends.registry import backend_named, is_stand_in
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import conversations_folder
-from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open
-from llmrun.engine.defaults import default_sampling
 from llmrun.engine.engine import Engine
-from llmrun.engine.facts import ModelFacts
+from llmrun.engine.requests import ModelFacts
+from llmrun.engine.sampling import default_sampling
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts.records import NUMERICS
+
+if TYPE_CHECKING:
+    from llmrun.base.types import ModelInfo
+
+
+def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
+    """Return a fingerprint of 16 hexadecimal digits after "fp_".
+
+    digest     identifies the contents of the model file; if empty, its `sampled_digest`
+    answering  the chat template and thinking tags that replace the model's own, as JSON
+    """
+    decisive: dict[str, Any] = {
+        "version": __version__,
+        "digest": digest or _digest_of(info),
+        "kv_type": info.kv_type,
+        "answering": answering,
+        "numerics": NUMERICS,
+    }
+    if info.adapters:
+        decisive["adapters"] = [[each.name, each.identity, each.scale] for each in info.adapters]
+    if not info.batch_invariant:
+        decisive["machine"] = [info.backend, info.device, info.gpu_layers, platform.machine(), platform.node()]
+    return "fp_" + hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _digest_of(info: ModelInfo) -> str:
+    path = Path(info.path)
+    if not is_stand_in(info.backend):
+        from llmrun.formats.gguf.reader import open_gguf, sampled_digest
+
+        with open_gguf(path) as file:
+            return sampled_digest(file)
+    return hashlib.sha256(path.read_bytes() if path.is_file() else path.name.encode()).hexdigest()
+
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
 

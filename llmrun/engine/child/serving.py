@@ -1,18 +1,28 @@
-"""Runs an engine for the server: one thread reads messages, one prepares requests, and the main thread runs steps."""
+"""Runs an engine for the server: one thread reads messages, one prepares requests, and the main thread runs steps.
+
+Embeddings and scores are computed between the steps. Heartbeats show the server that the engine makes progress, and a
+queue that serves tenants in turn keeps one tenant from waiting for all the work of another one.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Condition, Lock
+from typing import Final, Generic, TypeVar
+
+import numpy as np
 
 from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
-from llmrun.base.machine.freed_memory import return_freed_memory
-from llmrun.engine.child.embedding import Embedding
-from llmrun.engine.child.heart import Heart
+from llmrun.base.machine.memory import return_freed_memory
 from llmrun.engine.child.messages import (
     Ask,
+    Beat,
     Begun,
     Cancel,
     Close,
@@ -20,6 +30,7 @@ from llmrun.engine.child.messages import (
     Detokenize,
     Detokenized,
     Embed,
+    Embedded,
     FromChild,
     Preparing,
     PromptCounted,
@@ -30,9 +41,221 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
-from llmrun.engine.child.turns import TurnQueue
+from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Event, Failed, Finished
+from llmrun.engine.requests import Event, Failed, Finished, TextPrompt
+from llmrun.engine.scheduling.predicting import MOST_ROWS
+from llmrun.engine.stats import EngineStatus
+
+_BEAT_S = 0.5  # the longest time between two beats
+_STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps
+_RECENT_STEPS = 64
+
+
+class Heart:
+    """Sends a beat at least twice a second, from a thread of its own, and provides the beats that follow steps.
+
+    The thread beats although the engine may hang. Each beat therefore has the figures of the last step's end.
+    """
+
+    def __init__(self, send: Callable[[Beat], None]) -> None:
+        self._send = send
+        self._last = Beat(busy=False)
+        self._sent = time.monotonic()
+        self._step_began: float | None = None  # when the step that is running began
+        self._patience = 1.0
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        threading.Thread(target=self._run, name="heart", daemon=True).start()
+
+    def step_begins(self) -> None:
+        """Note that a step is about to run."""
+        self._step_began = time.monotonic()
+
+    def expect_rows(self, rows: int) -> None:
+        """Note that the step that is running has a pass with so many rows."""
+        self._patience = max(1.0, rows / MOST_ROWS)
+
+    def step_ended(self, status: EngineStatus, *, busy: bool, wait_s: float) -> Beat | None:
+        """Note that the step has ended. Returns the beat to send, unless there was one a moment ago."""
+        now = time.monotonic()
+        began, self._step_began, self._patience = self._step_began, None, 1.0
+        self._step_seconds.append(now - (began or now))
+        self._last = Beat(
+            busy,
+            max(self._step_seconds),
+            wait_s,
+            self._last.steps + 1,
+            status.free_tokens,
+            status.prompt_tokens,
+            status.cached_tokens,
+            status.generated_tokens,
+            status.preemptions,
+        )
+        if now - self._sent < _STEP_BEAT_S:
+            return None
+        self._sent = now
+        return self._last
+
+    def _run(self) -> None:
+        while True:
+            now = time.monotonic()
+            if (rest := self._sent + _BEAT_S - now) > 0:
+                time.sleep(rest)
+                continue
+            self._sent = now
+            busy = self._last.busy or self._step_began is not None
+            self._send(replace(self._last, busy=busy, patience=self._patience))
+
+
+Item = TypeVar("Item")
+
+
+class TurnQueue(Generic[Item]):
+    """A thread-safe queue that serves urgent items first, and then the tenants in turn."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[Item] = deque()
+        self._items: dict[str, deque[Item]] = {}  # only tenants with items; the first one is next
+        self._filled = Condition()
+
+    def put(self, tenant: str, item: Item) -> None:
+        with self._filled:
+            self._items.setdefault(tenant, deque()).append(item)
+            self._filled.notify()
+
+    def put_first(self, item: Item) -> None:
+        """Add an urgent item, which is served after earlier urgent ones."""
+        with self._filled:
+            self._urgent.append(item)
+            self._filled.notify()
+
+    def get(self) -> Item:
+        """Wait for an item and return it. Its tenant then has its next turn after all others."""
+        with self._filled:
+            self._filled.wait_for(lambda: self._urgent or self._items)
+            if self._urgent:
+                return self._urgent.popleft()
+            tenant = next(iter(self._items))
+            items = self._items.pop(tenant)
+            item = items.popleft()
+            if items:
+                self._items[tenant] = items
+            return item
+
+
+_PART_BYTES: Final = 1 << 17  # of results; decoding a message of 60 MB would hold up the server for a second
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that has not ended.
+
+    job     None until the inputs have been read
+    n_sent  number of results that have been sent
+    """
+
+    job: EmbeddingJob | None = None
+    n_sent: int = 0
+
+
+class Embedding:
+    """The calls of clients that want vectors or scores.
+
+    send     sends a message to the server; thread-safe
+    on_pass  called before a pass with the number of its rows
+    """
+
+    def __init__(self, engine: Engine, send: Callable[[FromChild], None], on_pass: Callable[[int], None]) -> None:
+        self._embedder, self._send = engine.embedder(on_pass), send
+        self._reader = InputReader(engine.info, engine.tokenizer, 'set "truncate": true')
+        self._lock = Lock()
+        self._calls: dict[int, _Call] = {}
+        self._tokens = 0
+
+    @property
+    def idle(self) -> bool:
+        return self._embedder.idle
+
+    def expect(self, call: int) -> None:
+        """Note that a call has arrived."""
+        with self._lock:
+            self._calls[call] = _Call()
+
+    def add(self, message: Embed) -> None:
+        """Read the inputs of a call and queue it. Raises UsageError, ContextExceeded, and Cancelled after `cancel`."""
+        self._checked(message.id)
+        done = partial(self._answer, message.id)
+        job = EmbeddingJob((), done, message.dimensions, message.normalize, message.tenant)
+        self._embedder.check(job, scores=message.query is not None)
+        job.texts = limited_inputs(self._read(message, number) for number in range(len(message.inputs)))
+        with self._lock:
+            self._checked(message.id).job = job
+            self._embedder.add(job)
+
+    def _checked(self, call: int) -> _Call:
+        if call not in self._calls:
+            raise Cancelled("the call was cancelled")
+        return self._calls[call]
+
+    def cancel(self, call: int) -> None:
+        """End a call with an error, at the latest when its inputs would be read. Unknown calls are ignored.
+
+        Until then, the inputs need memory, so the server has to count the call.
+        """
+        if (job := self.forget(call)) is not None:
+            self._embedder.drop(job)
+            self._send(Rejected(call, Cancelled("the call was cancelled")))
+
+    def forget(self, call: int) -> EmbeddingJob | None:
+        """Forget a call, and return its job if it is queued. Unknown calls are ignored."""
+        with self._lock:
+            ended = self._calls.pop(call, None)
+        return None if ended is None else ended.job
+
+    def step(self) -> None:
+        """Compute a few results. Call it between steps of the engine."""
+        with suppress(Cancelled):  # the server is closing the engine, whose own step ends the same way
+            self._embedder.step()
+        with self._lock:
+            calls = [(number, call, call.job) for number, call in self._calls.items() if call.job is not None]
+        for number, call, job in calls:
+            unsent = len(job.results) - call.n_sent
+            if unsent and unsent * job.results[-1].nbytes >= _PART_BYTES:
+                self._send_results(number, call, job)
+
+    def counted(self, status: EngineStatus) -> EngineStatus:
+        """Return the status of the engine with the tokens of texts among those of prompts."""
+        return replace(status, prompt_tokens=status.prompt_tokens + self._tokens)
+
+    def _read(self, message: Embed, number: int) -> list[int]:
+        prompt, place, truncate = (
+            message.inputs[number],
+            f"{'input' if message.query is None else 'documents'}[{number}]",
+            message.truncate,
+        )
+        if message.query is not None and isinstance(prompt, TextPrompt):
+            return self._reader.pair_of(message.query, prompt.text, place, truncate=truncate)
+        text = prompt.text if isinstance(prompt, TextPrompt) else prompt.tokens
+        return self._reader.tokens_of(text, place, truncate=truncate)
+
+    def _answer(self, call: int, job: EmbeddingJob) -> None:
+        with self._lock:
+            ended = self._calls.pop(call, None)
+        self._tokens += job.tokens
+        if ended is None:
+            return
+        if job.error is not None:
+            self._send(Rejected(call, job.error))
+        else:
+            self._send_results(call, ended, job)
+
+    def _send_results(self, number: int, call: _Call, job: EmbeddingJob) -> None:
+        """Send the results that have not been sent."""
+        first, call.n_sent = call.n_sent, len(job.results)
+        data = np.stack(job.results[first:]).tobytes()
+        tokens = [len(tokens) for tokens in job.texts[first : call.n_sent]]
+        self._send(Embedded(number, data, tokens, is_last=call.n_sent == len(job.texts)))
+
 
 _Prepared = Ask | Tokenize | Detokenize | CountPrompt | Embed
 _SAVE_S = 2.0  # how long prefixes are saved before the process ends

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.formats.layouts.sampling import mask_words
+from llmrun.formats.layouts.tokens import mask_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.constraint.base import Constraint
-    from llmrun.engine.thinking.decoder import ThinkingDecoder
-    from llmrun.engine.thinking.prompting import Beginning
-    from llmrun.engine.thinking.styles import ThinkingStyle
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.engine.thinking import Beginning, ThinkingDecoder, ThinkingStyle
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
     Masks = NDArray[np.uint32]
 

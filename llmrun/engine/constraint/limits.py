@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from llmrun.base.amounts import format_bytes
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.keywords import ignored, place_of
 from llmrun.engine.constraint.process import ConstraintProcess, one_line
 from llmrun.engine.constraint.strict_json import parse_unique
-from llmrun.engine.isolation.process import ProcessFailed, ProcessLimits
-from llmrun.formats.gguf.problems import shown
+from llmrun.engine.isolated_process import ProcessFailed, ProcessLimits
 
 T = TypeVar("T")
 

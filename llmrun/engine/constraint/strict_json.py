@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import shown
 
 MOST_DIGITS = 4300  # in an integer; this is also Python's default limit, because parsing takes quadratic time
 

@@ -1,20 +1,64 @@
 """Chooses how many draft tokens a step runs, so that even wrong drafts hardly make an answer slower.
 
-The choice depends on the duration of a step of a given size (costs.py) and on how often draft tokens are right
-(acceptance.py). Both are estimates, so there is also a limit on the time that an answer may lose to drafts. These
+The choice depends on the duration of a step of a given size (costs.py) and on how often draft tokens of each kind are
+right (`Acceptance`). Both are estimates, so there is also a limit on the time that an answer may lose to drafts. These
 choices affect only the speed, never the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import mul, truediv
-from typing import Final
+from typing import Final, Protocol
 
-from llmrun.engine.drafting.acceptance import Acceptance, Rates
-from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
+from llmrun.engine.drafting.base import ANY, LONGEST_DRAFT, Draft, Drafter, Kind
 from llmrun.engine.drafting.costs import LARGEST_DEVIATION, StepCosts, StepSize
+
+_KEPT: Final = 0.98  # weight of older counts of a kind after each new one
+_ASSUMED_COUNT: Final = 4.0  # weight of the assumed rates, in draft tokens
+
+
+class Rates(Protocol):
+    """The expected acceptance of each kind of draft token."""
+
+    def rate(self, kind: Kind) -> float:
+        """Return the probability that a token of this kind is right if all draft tokens before it are right."""
+
+
+class AssumedRates:
+    """Constant rates, which draft sources provide."""
+
+    def __init__(self, expected: Mapping[Kind, float]) -> None:
+        self._expected = expected
+
+    def rate(self, kind: Kind) -> float:
+        return self._expected[kind]
+
+
+class Acceptance:
+    """The share of right draft tokens of each kind, with other rates as a prior that weighs _ASSUMED_COUNT tokens.
+
+    An engine counts the tokens of all answers. Each answer also has its own counts, with the engine's rates as their
+    prior. If a request to tell a story follows one to copy a text, the rates therefore fall after a few wrong tokens.
+    """
+
+    def __init__(self, assumed: Rates) -> None:
+        self._assumed = assumed
+        self._right: dict[Kind, float] = {}
+        self._tried: dict[Kind, float] = {}
+
+    def observe(self, draft: Draft, n_right: int, *, found_wrong: bool) -> None:
+        """Record that the first `n_right` tokens of a draft were right, and whether the next one was wrong."""
+        for index, kind in enumerate(draft.kinds[: n_right + found_wrong]):
+            for counted in (kind, (kind[0], ANY)):
+                self._right[counted] = self._right.get(counted, 0.0) * _KEPT + (index < n_right)
+                self._tried[counted] = self._tried.get(counted, 0.0) * _KEPT + 1
+
+    def rate(self, kind: Kind) -> float:
+        right = self._right.get(kind, 0.0) + _ASSUMED_COUNT * self._assumed.rate(kind)
+        return right / (self._tried.get(kind, 0.0) + _ASSUMED_COUNT)
+
 
 _ASK_AFTER: Final = 32  # tokens until a draft model that was not worth its time is asked again
 _MARGIN: Final = 1.02  # smallest expected gain that is worth the risk that the estimates are wrong
@@ -143,3 +187,19 @@ class StepPlan:
     def _affordable(self, pace: AnswerPace) -> float:
         """Return the seconds that an answer may lose."""
         return max(pace.allowance, 0.0) * self._token_seconds
+
+
+def reachable_speedup(acceptance: float, draft_cost: float, row_cost: float) -> tuple[float, int]:
+    """Return (speed-up, draft length) for the draft length that gives the most tokens per second.
+
+    acceptance  the probability that a draft token is right if all draft tokens before it are right
+    draft_cost  the time to draft a token, in steps without drafts
+    row_cost    the time that each additional row adds to a step, in steps without drafts
+
+    A step with n draft tokens yields 1 + a + a^2 + ... + a^n tokens (Leviathan et al., arXiv:2211.17192) and takes
+    1 + n (draft_cost + row_cost). If drafts do not pay, the result is (1.0, 0).
+    """
+    tokens = accumulate(accumulate(repeat(acceptance, LONGEST_DRAFT), mul, initial=1.0))
+    speedups = [gained / (1 + n * (draft_cost + row_cost)) for n, gained in enumerate(tokens)]
+    best = max(speedups)
+    return best, speedups.index(best)

@@ -1,4 +1,11 @@
-"""The HTTP client for models on OpenAI-compatible servers. It sends JSON requests and yields chunks of answers."""
+"""The HTTP client for models on OpenAI-compatible servers. It sends JSON requests and yields chunks of answers.
+
+httpx2 cannot cancel a request from another thread. A `Line` therefore keeps a reference to the underlying socket.
+Shutting the socket down immediately wakes the thread that reads from it.
+
+httpx2 is imported on first use. `async_client` creates asyncio clients, which follow the same rules as the blocking
+ones.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +13,224 @@ import contextlib
 import json
 import os
 import re
+import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from llmrun.base.errors import Cancelled, ContextExceeded, ModelNotFound, NetworkError, UsageError
-from llmrun.engine.remote.connection import CONNECT_S, Call, Line, Watch
-from llmrun.engine.remote.event_ids import follows
-from llmrun.engine.remote.listed_models import default_model
-from llmrun.engine.remote.problems import TO_TRY, in_our_words
-from llmrun.engine.remote.stream import Chunk, ConnectionLost, Teller, read_chunks, server_words
-from llmrun.engine.remote.url import Endpoint
+from llmrun.base.errors import Cancelled, ContextExceeded, LlmrunError, ModelNotFound, NetworkError, UsageError
+from llmrun.engine.remote.request import Endpoint
+from llmrun.engine.remote.stream import Chunk, ConnectionLost, Teller, follows, read_chunks, server_words
 
 if TYPE_CHECKING:
     import ssl
 
     import httpx2
+
+CONNECT_S = 10.0
+WRITE_S = 60.0
+KEPT_S = 3.0  # How long to keep an idle connection. uvicorn closes idle connections after 5 s.
+
+
+class Line:
+    """A connection that carries one request at a time and stays open between requests."""
+
+    def __init__(self, headers: dict[str, str], tls: ssl.SSLContext, *, through_proxy: bool) -> None:
+        """Create a connection, which is opened by the first request.
+
+        If `through_proxy` is True, the connection uses the proxy from the environment, if one is set. Raises httpx2's
+        errors if the proxy is invalid.
+        """
+        import httpx2
+
+        self.socket: socket.socket | None = None
+        self.used = False
+        self.client = httpx2.Client(
+            headers=headers,
+            verify=tls,
+            trust_env=through_proxy,
+            follow_redirects=False,  # The key must not be sent to other hosts.
+            timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S),  # Reading is limited by a Call's deadlines.
+            limits=httpx2.Limits(max_connections=1, keepalive_expiry=KEPT_S),
+        )
+
+    def send(self, method: str, url: str, content: bytes | None, call: Call, last_event: str = "") -> httpx2.Response:
+        """Send a request and return its response, which the caller must read and close.
+
+        last_event  the ID of the event after which a stream continues; "" for a new one
+        """
+
+        def watch(event: str, facts: dict[str, Any]) -> None:
+            if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+                self.socket = facts["return_value"].get_extra_info("socket")
+                call.take(self)
+
+        call.take(self)
+        headers = {} if content is None else {"content-type": "application/json"}
+        if last_event:
+            headers["last-event-id"] = last_event
+        request = self.client.build_request(method, url, content=content, headers=headers, extensions={"trace": watch})
+        response = self.client.send(request, stream=True)
+        self.used = True
+        return response
+
+    def hang_up(self) -> None:
+        """Shut the socket down, which immediately wakes the thread that is waiting for the server."""
+        if self.socket is not None:
+            with contextlib.suppress(OSError):  # The socket is already closed.
+                # SSLSocket.shutdown would drop the TLS state that the reading thread still uses.
+                socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()
+
+
+class Call:
+    """A running request. `stop` may be called at any time from any thread or signal handler.
+
+    stopped  True after `stop`
+    expired  a description of the deadline that has passed, such as "no answer within 600 s"; empty if none has
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.expired = ""
+        self._line: Line | None = None
+        self._deadline = (time.monotonic() + CONNECT_S, "")
+        self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt the thread that holds it
+
+    def take(self, line: Line) -> None:
+        """Record the connection that now carries the call."""
+        with self._lock:
+            self._line = line
+            if self.stopped:
+                line.hang_up()
+
+    def let_go(self) -> None:
+        """Forget the connection after the call, so that the connection can carry another call."""
+        with self._lock:
+            self._line = None
+
+    def expect(self, what: str, seconds: float) -> None:
+        """Set the deadline to `seconds` from now. `what` describes the failure if the deadline passes."""
+        self._deadline = (time.monotonic() + seconds, what)
+
+    def stop(self) -> None:
+        """Cancel the request and wake the thread that is waiting for it."""
+        self.stopped = True
+        self._hang_up()
+
+    def expire_if_late(self, now: float) -> None:
+        """End the request if its deadline has passed."""
+        deadline, what = self._deadline
+        if what and now > deadline and not self.expired:
+            self.expired = what
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            if self._line is not None:
+                self._line.hang_up()
+
+
+class Watch:
+    """A thread that ends calls whose deadline has passed. It checks ten times a second while there are calls."""
+
+    LOOKS_S = 0.1
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        self._changed = threading.Condition()
+        self._over = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, call: Call) -> None:
+        """Watch a call. The first call starts the thread."""
+        with self._changed:
+            self._calls.add(call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="llmrun-remote-watch", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, call: Call) -> None:
+        """Stop watching a call."""
+        with self._changed:
+            self._calls.discard(call)
+
+    def close(self) -> None:
+        """Stop the thread and all remaining calls."""
+        with self._changed:
+            self._over = True
+            for call in self._calls:
+                call.stop()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._calls and not self._over:
+                    self._changed.wait()
+                if self._over:
+                    return
+                now = time.monotonic()
+                for call in self._calls:
+                    call.expire_if_late(now)
+            time.sleep(self.LOOKS_S)
+
+
+TO_TRY = "check the address and that the server is running"
+
+
+def as_llmrun_error(error: Exception, teller: Teller) -> LlmrunError:
+    """Return the error to raise in place of one of httpx2's or the operating system's. It never contains the key."""
+    import httpx2
+
+    said = re.sub(r"^\[Errno -?\d+\] ", "", str(error).strip()).partition("\n")[0]
+    words = teller.shown(said, 160) or type(error).__name__
+    if isinstance(error, httpx2.ConnectTimeout):
+        return teller.lost("unreachable", f"no connection within {CONNECT_S:g} s", TO_TRY)
+    if isinstance(error, httpx2.ProxyError):
+        return teller.lost("unreachable", f"proxy: {words}", "check the proxy variables")
+    if isinstance(error, httpx2.ConnectError):
+        return teller.lost("unreachable", words, TO_TRY)
+    if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+        return UsageError(f"endpoint: {teller.host}: {words}")
+    if isinstance(error, httpx2.HTTPError | httpx2.StreamError):
+        return teller.lost("connection lost", words)
+    return teller.fault("invalid network settings", words, "check SSL_CERT_FILE and the proxy variables")
+
+
+OWNER: Final = "llmrun"  # `owned_by` of the models of our own servers
+
+
+def default_model(models: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the model to use if the user names none: the only one, or the first one of an llmrun server.
+
+    Such servers list the default model first, and after it all other models on their machine. Returns None if the user
+    must choose.
+    """
+    if len(models) == 1 or (models and models[0].get("owned_by") == OWNER):
+        return models[0]
+    return None
+
+
+# llmrun: llmrun_requests_running; vLLM: vllm:num_requests_running; llama-server: llamacpp:requests_processing;
+# SGLang: sglang:num_running_reqs
+_GAUGE = re.compile(
+    r"^[a-z]+[:_](?:num_)?(?:requests_(?:running|waiting|processing|deferred)|running_reqs|queue_reqs)"
+    r"(?:\{.*\})? ([\d.e+]+)",
+    re.MULTILINE,
+)
+
+
+def unfinished_in_metrics(text: str) -> int | None:
+    """Return how many requests run or wait according to metrics in Prometheus's format, or None if they do not tell."""
+    values = [float(value) for value in _GAUGE.findall(text)]
+    return round(sum(values)) if values else None
+
 
 KEY_VARIABLE = "LLMRUN_API_KEY"
 FIRST_S = 600.0  # The timeout for the first event. It is long because a server may have to load the model first.
@@ -317,7 +525,7 @@ class RemoteModel:
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as error:
             self._check_call(call)
             # Protocol errors may quote the server, and the server may quote the key, which --debug would then show.
-            raise in_our_words(error, self._teller) from (error if self._teller.is_harmless(error) else None)
+            raise as_llmrun_error(error, self._teller) from (error if self._teller.is_harmless(error) else None)
 
     def _default_model(self) -> str:
         models = self.models()
@@ -373,3 +581,26 @@ def _refusal(body: bytes) -> tuple[str, str]:
     error = table.get("error") if isinstance(table, dict) else None
     codes = [error.get("code"), error.get("type")] if isinstance(error, dict) else []
     return said, next((code for code in codes if isinstance(code, str)), "")
+
+
+def async_client(
+    endpoint: Endpoint, headers: Mapping[str, str], *, most_open: int | None = None, most_idle: int | None = None
+) -> httpx2.AsyncClient:
+    """Return a client for one server. Callers limit the time for reading.
+
+    headers    of all requests, from `request_headers`
+    most_open  the maximum number of connections
+    most_idle  how many of them stay open between requests
+
+    Raises the errors of httpx2 if the proxy or the certificates cannot be used.
+    """
+    import httpx2
+
+    return httpx2.AsyncClient(
+        headers=headers,
+        verify=tls_settings(endpoint),
+        trust_env=not endpoint.is_loopback,
+        follow_redirects=False,  # the key must not be sent to other hosts
+        timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S, pool=None),
+        limits=httpx2.Limits(max_connections=most_open, max_keepalive_connections=most_idle, keepalive_expiry=KEPT_S),
+    )

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import FinishReason, ModelInfo
-from llmrun.engine.remote.client import RemoteModel
-from llmrun.engine.remote.connection import Call
-from llmrun.engine.remote.request import RemoteRequest, remote_request
-from llmrun.engine.remote.url import parse_endpoint
+from llmrun.engine.remote.client import Call, RemoteModel
+from llmrun.engine.remote.request import RemoteRequest, parse_endpoint, remote_request
 from llmrun.engine.requests import (
     ChatPrompt,
     Event,
@@ -33,12 +31,12 @@ from llmrun.engine.requests import (
     TokenLogprobs,
 )
 from llmrun.engine.stats import request_timings
-from llmrun.engine.thinking.splitter import Marks, Split, ThinkingSplitter
+from llmrun.engine.thinking import Marks, Split, ThinkingSplitter
 
 if TYPE_CHECKING:
     from llmrun.engine.remote.stream import Chunk, Usage
     from llmrun.engine.templates.chat_template import ChatTemplate
-    from llmrun.engine.thinking.prompting import ModelThinking
+    from llmrun.engine.thinking import ModelThinking
     from llmrun.engine.tool_calls.prompting import ModelTools
 
 _AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet
@@ -91,7 +89,7 @@ class _RemoteAnswer:
         tentative = self.splitter is not None and self.splitter.tentative
         return [
             TextDelta(
-                *(self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative, chunk.tool_calls)
+                self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative, chunk.tool_calls
             )
         ]
 

@@ -2,6 +2,8 @@
 
 The server is not trusted. The length of every line is limited, the type of every value is checked, and every problem
 becomes a NetworkError, in which text from the server is sanitized.
+
+The events of llmrun's own servers have IDs, from which a client can tell whether a stream really continues.
 """
 
 from __future__ import annotations
@@ -9,15 +11,31 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from llmrun.base.errors import NetworkError
+from llmrun.base.errors import NetworkError, shown
 from llmrun.base.types import TokenLogprob
-from llmrun.engine.remote.event_ids import FORM
 from llmrun.engine.requests import ToolCallDelta
-from llmrun.formats.gguf.problems import shown
+
+FORM: Final = re.compile(r"(?P<answer>[0-9a-f]{24})-(?P<check>[0-9a-f]{8})-(?P<number>[0-9]{1,9})", re.ASCII)
+
+
+def is_event_id(text: str) -> bool:
+    """Return whether a text has the form of the IDs that llmrun gives."""
+    return FORM.fullmatch(text) is not None
+
+
+def follows(event_id: str, last_id: str) -> bool:
+    """Return whether an event comes directly after another one of the same answer."""
+    found, last = FORM.fullmatch(event_id), FORM.fullmatch(last_id)
+    if found is None or last is None:
+        return False
+    same_answer = found.group("answer", "check") == last.group("answer", "check")
+    return same_answer and int(found["number"]) == int(last["number"]) + 1
+
 
 LONGEST_LINE = 1 << 20  # bytes
 _MOST_CALLS = 128  # tool calls in an answer

@@ -1,14 +1,66 @@
-"""Limits the disk space that saved states take up. The least recently used files are removed first."""
+"""The files with saved states: how to recognize and open them, and a limit on the disk space that they take up.
+
+The least recently used files are removed first. Importing this module is fast.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, TYPE_CHECKING, Final, Protocol
+
+from llmrun.base.folders import O_BINARY, O_NONBLOCK
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import KVCache
+
+
+class SavedPrefixes(Protocol):
+    """Prefixes of the KV cache that are saved in files. Problems with files are reported and never raised."""
+
+    def longest(self, tokens: list[int], tenant: str) -> int:
+        """Return the length of the tenant's longest saved prefix of `tokens`."""
+
+    def load(self, kv: KVCache, seq: int, tokens: list[int], tenant: str) -> int:
+        """Replace the contents of a sequence with the longest saved prefix of `tokens`.
+
+        Returns how many tokens the cache kept, which may be fewer if a file is damaged. Raises KVFull.
+        """
+
+    def save(self, kv: KVCache, seq: int, tokens: Sequence[int], n: int, tenant: str) -> bool:
+        """Save some of the first n tokens of a sequence. Caches that cannot save a prefix save all tokens.
+
+        Returns whether there may be more to save.
+        """
+
+
+_NAME: Final = b"llmrun state "
+MAGIC: Final = _NAME + b"2\n\0"  # with the version of the format
+
+
+def may_overwrite(path: Path) -> bool:
+    """Return whether a file is a saved state, of any version of the format, empty or missing. Raises OSError."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(_NAME)) in (_NAME, b"")
+    except FileNotFoundError:
+        return True
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file for reading. Raises OSError, also for anything but a regular file."""
+    descriptor = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb")  # noqa: PTH123  pathlib cannot open a descriptor
+
 
 ENDING: Final = ".kv"
 NEW_ENDING: Final = f"{ENDING}.new"  # of files that are being written

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.backends.saved_parts import SavedPart
+from llmrun.backends.base import SavedPart
 from llmrun.base.errors import IntegrityError
 from llmrun.engine.saved_state.budget import ENDING, Budget, note_use
-from llmrun.engine.saved_state.records import TOKEN
-from llmrun.engine.saved_state.state_file import StateFile
+from llmrun.engine.saved_state.state_file import TOKEN, StateFile
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache

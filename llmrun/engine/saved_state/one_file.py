@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import IntegrityError, LlmrunError
-from llmrun.engine.prefix_tree import common_prefix
 from llmrun.engine.saved_state.budget import Budget, note_use
 from llmrun.engine.saved_state.state_file import StateFile
+from llmrun.engine.slots import common_prefix
 
 if TYPE_CHECKING:
-    from llmrun.backends.base import KVCache
-    from llmrun.backends.saved_parts import SavedPart
+    from llmrun.backends.base import KVCache, SavedPart
 
 
 class SavedFile:

@@ -12,9 +12,8 @@ from llmrun.base.errors import ContextExceeded
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event
 from llmrun.engine.scheduling.fairness import FairShares
-from llmrun.engine.scheduling.outlook import Outlook
-from llmrun.engine.scheduling.room import Room
-from llmrun.engine.scheduling.sharing import is_over, wait_for_prefix
+from llmrun.engine.scheduling.scheduler import Room, is_over, wait_for_prefix
+from llmrun.engine.scheduling.waits import Outlook
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.stats import EngineStatus
 
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
     from llmrun.engine.answer import Answer
     from llmrun.engine.scheduling.scheduler import Scheduler
-    from llmrun.engine.speculation import Speculation
-    from llmrun.engine.work import Work
+    from llmrun.engine.work import Speculation, Work
 
 
 class Admission:
     """The waiting and the running requests of an engine.
 
-    A request is admitted if all running requests can then finish (room.py). With `overcommit`, only its prompt
+    A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, only its prompt
     needs room. If the cache gets full, the newest request returns to the queue and is computed again.
 
     It is the Neighbours of an Embedder (engine/embedding).

@@ -2,11 +2,8 @@
 
 These modules run in llmrun itself:
 
-chat_template.py  chooses the template, sets its variables and protects the user's text
-families.py       fallback templates for files without one
-process.py        sends requests to the isolated process that renders templates
-abilities.py      the results of probing a template
-tool_format.py    the description of a model's tool calls, which is one of these results
+chat_template.py  chooses the template, sets its variables, protects the user's text, and renders in a child process
+tool_format.py    the results of probing a template, such as the format of its tool calls
 
 These modules run only in the child process, which imports Jinja2:
 
@@ -14,7 +11,4 @@ worker.py         answers requests
 jinja.py          Jinja2, configured as in `transformers`
 probing.py        finds a template's thinking tags and its thinking switch by rendering test conversations
 tool_probing.py   finds the format of tool calls by rendering test conversations
-tool_layout.py    compares rendered texts to derive that format
-known_tools.py    the formats of tool calls that templates do not reveal
-mentions.py       finds the variables, keys and texts related to thinking in a template's source
 """

@@ -1,23 +1,278 @@
-"""Chooses a model's chat template and renders conversations with it.
+"""Chooses a model's chat template and renders conversations with it, in an isolated process.
+
+A template comes with the model file, so it is an untrusted program. Jinja2's sandbox restricts its access to Python,
+but not its time and memory. The isolated process limits both. Even a template that escapes the sandbox finds an empty
+environment and no open files.
 
 Templates are given the same variables as in `transformers`. If the model should continue an answer, the prompt is
 truncated at the end of that answer, as in `transformers`.
+
+Files without a template get a fallback, which is chosen by the model's vocabulary or name. The formats come from the
+families' model cards. If a family has no system role, the system message goes into the first user turn.
+`encode_rendered` adds a BOS if the template has not written one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
-from llmrun.engine.templates.families import family_of
+from llmrun.engine.isolated_process import IsolatedProcess, ProcessFailed, ProcessLimits
+from llmrun.engine.isolated_worker import decoded, encoded
+from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags, ToolAbilities
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
     from llmrun.engine.requests import ChatPrompt
-    from llmrun.engine.templates.process import TemplateProcess
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The conversation format of one model family.
+
+    controls  control strings that the vocabulary must contain as single tokens
+    end       the control string that ends a turn. If it is the vocabulary's EOS, the model is a chat model. The
+              vocabularies of the family's base models contain it too, but have a different EOS
+    named     a regular expression that matches the names of chat models, used if `end` is not the vocabulary's EOS
+    """
+
+    name: str
+    controls: tuple[str, ...]
+    end: str | None
+    named: str
+    source: str
+
+
+# As in OpenAI's API, content may be a string or a list of parts.
+_TEXT = """\
+{%- macro text(message) -%}
+{%- if message.content is string -%}{{ message.content }}
+{%- elif message.content -%}{%- for part in message.content if part.text is string -%}{{ part.text }}{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+"""
+# Sets `system` to the text of a leading system message, and `turns` to the remaining messages.
+_SYSTEM_APART = (
+    _TEXT
+    + """\
+{%- set system, turns = '', messages -%}
+{%- if messages and messages[0].role == 'system' -%}
+{%- set system, turns = text(messages[0]), messages[1:] -%}
+{%- endif -%}
+"""
+)
+_CHATML = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\n' + text(message) + '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+)
+_LLAMA_3 = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + text(message) | trim + '<|eot_id|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
+"""
+)
+_GEMMA = (
+    _SYSTEM_APART
+    + """\
+{%- for message in turns -%}
+{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
+{%- if loop.first and system -%}{{ system | trim + '\n\n' }}{%- endif -%}
+{{ text(message) | trim + '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
+"""
+)
+_PHI_3 = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|' + message.role + '|>\n' + text(message) + '<|end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}
+"""
+)
+_ZEPHYR = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|' + message.role + '|>\n' + text(message) + eos_token + '\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}
+"""
+)
+_MISTRAL = (
+    _SYSTEM_APART
+    + """\
+{%- for message in turns -%}
+{%- if message.role == 'assistant' -%}{{ ' ' + text(message) | trim + eos_token }}
+{%- else -%}{{ '[INST] ' + (system + '\n\n' if loop.first and system else '') + text(message) + ' [/INST]' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+)
+_LLAMA_2 = (
+    _SYSTEM_APART
+    + """\
+{%- for message in turns -%}
+{%- if message.role == 'assistant' -%}{{ ' ' + text(message) | trim + ' ' + eos_token }}
+{%- else -%}
+{{ bos_token + '[INST] ' }}
+{%- if loop.first and system -%}{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' }}{%- endif -%}
+{{ text(message) | trim + ' [/INST]' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+)
+
+_CHATTING = r"instruct|chat|assistant|\bit\b"
+FAMILIES = (
+    Family("llama-3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "<|eot_id|>", _CHATTING, _LLAMA_3),
+    Family("chatml", ("<|im_start|>", "<|im_end|>"), "<|im_end|>", _CHATTING, _CHATML),
+    Family("gemma", ("<start_of_turn>", "<end_of_turn>"), "<end_of_turn>", _CHATTING, _GEMMA),
+    Family("phi-3", ("<|user|>", "<|assistant|>", "<|end|>"), "<|end|>", _CHATTING, _PHI_3),
+    Family("mistral", (), None, r"mi[sx]tral.*instruct", _MISTRAL),
+    Family("llama-2", (), None, r"llama[ _-]?2.*chat", _LLAMA_2),
+    Family("zephyr", (), None, r"zephyr|tinyllama.*chat", _ZEPHYR),
+)
+
+
+def family_of(info: ModelInfo, tokenizer: Tokenizer) -> Family | None:
+    """Return the model's family, or None for base models and unknown families."""
+    names = " ".join(str(info.metadata.get(key, "")) for key in ("general.name", "general.finetune"))
+    names = f"{info.name} {names}".lower()
+    return next((family for family in FAMILIES if _fits(family, names, tokenizer)), None)
+
+
+def _fits(family: Family, names: str, tokenizer: Tokenizer) -> bool:
+    if any(_token(tokenizer, control) is None for control in family.controls):
+        return False
+    ends_turns = family.end is not None and _token(tokenizer, family.end) == tokenizer.eos_id
+    return ends_turns or re.search(family.named, names) is not None
+
+
+def _token(tokenizer: Tokenizer, control: str) -> int | None:
+    """Return the id of a control string, or None if it is not a single token."""
+    ids = tokenizer.encode(control, add_special=False, parse_special=True).tolist()
+    return ids[0] if len(ids) == 1 and tokenizer.token_text(ids[0]) == control else None
+
+
+# Additional limits per byte of a long conversation. Python stores text that contains an emoji in four bytes per
+# character, and a template that splits, trims and joins text may hold ten copies of it.
+_MEMORY_PER_BYTE = 40
+_OUTPUT_PER_BYTE = 8
+_CPU_S_PER_BYTE = 1e-7
+_TOO_DEEP = "it is nested too deeply, or calls itself"
+_INVALID_ANSWER = "its process sent an invalid answer"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits(ProcessLimits):
+    """The resource limits for rendering one template. All except `wall_s` grow with the size of the conversation.
+
+    The default `output` is enough for about 4 million tokens.
+    """
+
+    cpu_s: float = 6.0
+    wall_s: float = 30.0
+    memory: int = 256_000_000
+    output: int = 1 << 24
+
+    def for_request(self, size: int, memory: int) -> RenderLimits:
+        """Return the limits for a request of `size` bytes to a process whose memory limit is already `memory` bytes."""
+        return replace(
+            self,
+            cpu_s=self.cpu_s + size * _CPU_S_PER_BYTE,
+            memory=max(self.memory, memory, size * _MEMORY_PER_BYTE),
+            output=self.output + size * _OUTPUT_PER_BYTE,
+        )
+
+
+class TemplateProcess(IsolatedProcess):
+    """The process that renders one model's templates. It starts with `start` or on first use. Not thread-safe."""
+
+    def __init__(self, limits: RenderLimits | None = None) -> None:
+        super().__init__("engine.templates.worker", "chat templates")
+        self._limits = limits or RenderLimits()
+        self._abilities: dict[str, TemplateAbilities] = {}
+
+    def render(self, source: str, name: str, variables: Mapping[str, Any]) -> str:
+        """Render a template. `name` identifies it in error messages. Raises TemplateRefused."""
+        try:
+            request = encoded({"source": source, "variables": variables, "now": datetime.now().isoformat()})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TemplateRefused(
+                f"conversation cannot be passed to a chat template: {name}: {_one_line(error)}"
+            ) from error
+        text = self._request(request, name, "text")
+        if not isinstance(text, str):
+            raise self._rejection(name, _INVALID_ANSWER)
+        return text
+
+    def abilities(self, source: str) -> TemplateAbilities:
+        """Return the abilities of a template, or empty ones if probing fails. The first call takes 20 to 200 ms."""
+        if source not in self._abilities:
+            self._abilities[source] = self._probe(source)
+        return self._abilities[source]
+
+    def _probe(self, source: str) -> TemplateAbilities:
+        try:
+            found = self._request(encoded({"probe": source}), "", "abilities")
+            tags = found["thinking_tags"]
+            return TemplateAbilities(
+                {**found["reasoning_on"]},
+                {**found["reasoning_off"]},
+                bool(found["is_off_by_default"]),
+                str(found["off_word"]),
+                ThinkingTags(**tags) if tags else None,
+                ToolAbilities.from_json(found["tools"]),
+            )
+        except (TemplateRefused, KeyError, TypeError):
+            return TemplateAbilities()
+
+    def _request(self, request: bytes, name: str, wanted: str) -> Any:
+        """Send a request and return the answer's value. Raises TemplateRefused unless the answer's kind is `wanted`."""
+        limits = self._limits.for_request(len(request), self._memory)
+        try:
+            answer = self._answer(request, limits)
+        except ProcessFailed as failure:
+            raise TemplateRefused(f"chat template refused: {name}: {failure}") from None
+        try:
+            kind, value = decoded(answer)
+        except (ValueError, TypeError, RecursionError):
+            kind = value = None
+        if kind == wanted:
+            return value
+        if kind == "refuses":
+            raise TemplateRefused(f"chat template refuses this conversation: {name}: {_one_line(value)}")
+        if kind == "failed":
+            raise TemplateRefused(f"chat template failed: {name}: {_one_line(value)}")
+        raise self._rejection(
+            name, {"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _INVALID_ANSWER)
+        )
+
+    def _rejection(self, name: str, words: str) -> TemplateRefused:
+        """Close the process, which may be in a bad state, and return the error to raise."""
+        self.close()
+        return TemplateRefused(f"chat template refused: {name}: {words}")
+
+
+def _one_line(words: object) -> str:
+    text = " ".join(str(words)[:10_000].split()) or type(words).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
 
 _KEY = "tokenizer.chat_template"
 _TOOL_KEY = "tokenizer.chat_template.tool_use"  # some files have a second template for conversations with tools

@@ -1,29 +1,328 @@
-"""Probes a chat template to find how it writes tool calls, without a list of known models.
+"""Probes a chat template to find how it writes tool calls.
 
 The template renders conversations whose calls are made of marker words. The texts around the markers are the format. A
 format counts only if it predicts, character by character, how the template writes another message.
+
+A short list has the formats that templates do not reveal, because they render no past calls or their models write
+calls in one of two ways.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Protocol
 
-from llmrun.engine.templates import tool_layout as layout
-from llmrun.engine.templates.abilities import ThinkingTags, ToolAbilities
-from llmrun.engine.templates.known_tools import known_format, other_starts
 from llmrun.engine.templates.tool_format import (
+    CALL_ID,
+    INDEX,
+    JSON_TYPES,
     KEY,
     NAME,
     SLOTS,
     ArgumentFormat,
+    ThinkingTags,
+    ToolAbilities,
     ToolCallFormat,
     ValueForm,
+    bare,
     written_arguments,
+    written_value,
 )
+
+_KIMI_K2 = ToolCallFormat(
+    f"<|tool_call_begin|>functions.{NAME}:{INDEX}<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    ArgumentFormat(),
+    section_start="<|tool_calls_section_begin|>",
+    section_end="<|tool_calls_section_end|>",
+    id_form=f"functions.{NAME}:{INDEX}",
+)
+_LFM2 = ToolCallFormat(
+    f"{NAME}(",
+    ")",
+    ArgumentFormat(
+        "items",
+        separator=", ",
+        forms=dict.fromkeys(JSON_TYPES, ValueForm("=", "")),
+        strings="python",
+        scalars="python",
+        arrays="python",
+        objects="python",
+    ),
+    section_start="<|tool_call_start|>[",
+    separator=", ",
+    section_end="]<|tool_call_end|>",
+)
+_GRANITE_3 = ToolCallFormat(
+    f'{{"name": "{NAME}", "arguments": ',
+    "}",
+    ArgumentFormat(),
+    section_start="<|tool_call|>[",
+    separator=", ",
+    section_end="]",
+)
+# A template that contains all of these texts, shows tools and does not render past calls has this format. Kimi's
+# templates render calls only outside a sandbox, and LFM2's and Granite 3's do not render them at all.
+_BY_TEXTS = (
+    (("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), _KIMI_K2),
+    (("List of tools: ", "<|im_start|>", "<|tool_list_start|>"), _LFM2),
+    (("List of tools: [", "<|im_start|>"), _LFM2),
+    (("<|tool_call|> followed by a JSON list of tools",), _GRANITE_3),
+)
+# gpt-oss writes the recipient before or after the channel; its template writes it before.
+_OTHER_STARTS = {
+    f"to=functions.{NAME}<|channel|>commentary json<|message|>": (
+        f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>",
+        f"<|channel|>commentary to=functions.{NAME}<|message|>",
+    )
+}
+
+
+def known_format(source: str) -> ToolCallFormat | None:
+    """Return the format of a template that shows tools but does not render calls, or None."""
+    return next((found for texts, found in _BY_TEXTS if all(text in source for text in texts)), None)
+
+
+def other_starts(call_start: str) -> tuple[str, ...]:
+    """Return the texts that models of a family write instead of the one in their template."""
+    return _OTHER_STARTS.get(call_start, ())
+
+
+_MARKUP = re.compile(r"<[^<>\n]{1,80}>|\[/?[A-Z_]{2,40}\]")
+_NUMBER = r"(?<![\w.]){}(?![\w.])"
+_SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The texts of a list of calls or arguments: what precedes, separates, follows and surrounds them."""
+
+    opening: str
+    before: str
+    after: str
+    separator: str
+    closing: str
+
+
+def shared_prefix(a: str, b: str) -> int:
+    """Return the length of the longest common prefix that does not end inside a tag of either text."""
+    length = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return min(_tag_start(a, length), _tag_start(b, length))
+
+
+def shared_suffix(a: str, b: str) -> int:
+    """Return the length of the longest common suffix that does not begin inside a tag of either text."""
+    pairs = enumerate(zip(reversed(a), reversed(b), strict=False))
+    length = next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+    return min(len(a) - _tag_end(a, len(a) - length), len(b) - _tag_end(b, len(b) - length))
+
+
+def _tag_start(text: str, at: int) -> int:
+    return next((tag.start() for tag in _MARKUP.finditer(text) if tag.start() < at < tag.end()), at)
+
+
+def _tag_end(text: str, at: int) -> int:
+    return next((tag.end() for tag in _MARKUP.finditer(text) if tag.start() < at < tag.end()), at)
+
+
+def list_layouts(head: str, between: str, tail: str) -> Iterator[Layout]:
+    """Yield possible layouts of a list of two, best first.
+
+    head     the text before the first element's content
+    between  the text between the contents of the two
+    tail     the text after the second one's content
+    """
+    longest = shared_prefix(between, tail)
+    for length in sorted({longest, len(between[:longest].rstrip())}, reverse=True):
+        after, rest = between[:length], between[length:]
+        size = shared_suffix(rest, head)
+        before = rest[len(rest) - size :]
+        yield Layout(head[: len(head) - size], before, after, rest[: len(rest) - size], tail[length:])
+
+
+def json_arguments(text: str, key: str, arguments: Mapping[str, Any]) -> tuple[int, int, ArgumentFormat] | None:
+    """Find arguments that are written as JSON. Returns (start, end, format), or None."""
+    for start in _starts(text, text.find(key)):
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        if value == arguments:
+            return start, end, _json_format(text[start:end], arguments)
+    return None
+
+
+def _starts(text: str, before: int) -> list[int]:
+    """Return the positions before `before` at which arguments may start, nearest first."""
+    return [at for at in range(before - 1, max(-1, before - 200), -1) if text[at] == "{"]
+
+
+def _json_format(text: str, value: Mapping[str, Any]) -> ArgumentFormat:
+    """Return the JSON notation in which a value is written."""
+    for pair, ascii_only in product(_SEPARATORS, (False, True)):
+        if json.dumps(value, separators=pair, ensure_ascii=ascii_only) == text:
+            return ArgumentFormat("json", pair, ascii=ascii_only)
+    return ArgumentFormat("json", None, ascii="\\u" in text)
+
+
+def with_index(core: tuple[str, str], start: tuple[str, str]) -> tuple[str, str, str, int]:
+    """Replace the number of a call with INDEX, if the template writes one.
+
+    core   the texts of two calls from the first to the last slot
+    start  the texts before these
+
+    Returns the core, the two starts and the number of the first call.
+    """
+    for first in (0, 1):
+        one, two = (re.compile(_NUMBER.format(number)) for number in (first, first + 1))
+        if core[0] != core[1] and one.sub(INDEX, core[0]) == two.sub(INDEX, core[1]):
+            return one.sub(INDEX, core[0]), start[0], start[1], first
+        before = (one.sub(INDEX, start[0]), two.sub(INDEX, start[1]))
+        size = shared_suffix(*before)
+        if INDEX in before[0][len(before[0]) - size :]:
+            return core[0], *before, first
+    return core[0], *start, 0
+
+
+def slotted(text: str, name: str, call_id: str) -> str:
+    """Replace the name and the id of a call with their slots."""
+    return text.replace(name, NAME).replace(call_id, CALL_ID)
+
+
+# --- arguments that are written one by one
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTexts:
+    """A message with one call, rendered with different arguments. `keys` are the names of the two arguments.
+
+    none, one, two  the message with no, one and two arguments, whose values are the strings `values`
+    """
+
+    none: str | None
+    one: str
+    two: str | None
+    keys: tuple[str, str]
+    values: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemLayout:
+    """The layout of arguments and the texts around them."""
+
+    head: str
+    tail: str
+    opening: str
+    closing: str
+    key_prefix: str
+    separator: str
+    string: ValueForm
+
+
+def item_layout(texts: ItemTexts) -> ItemLayout | None:
+    """Return the layout of arguments that are written one by one, or None."""
+    parts = _split(texts.one, texts.keys[:1], texts.values[:1])
+    if parts is None:
+        return None
+    head, middle, _ = parts
+    pairs = _split(texts.two, texts.keys, texts.values) if texts.two is not None else None
+    if pairs is None or pairs[0] != head or pairs[1] != middle or pairs[3] != middle:
+        return None
+    found = None
+    for layout in list_layouts(head, pairs[2], pairs[4]):
+        start, end = layout.opening, layout.closing
+        fitting = _around(start, end, texts.none)
+        if fitting is None and found is not None:
+            continue
+        opening, closing = fitting or ("", "")
+        found = ItemLayout(
+            start.removesuffix(opening) if opening else start,
+            end.removeprefix(closing) if closing else end,
+            opening,
+            closing,
+            layout.before,
+            layout.separator,
+            ValueForm(middle, layout.after),
+        )
+        if fitting is not None:
+            break
+    return found
+
+
+def _around(start: str, end: str, none: str | None) -> tuple[str, str] | None:
+    """Return the texts around arguments that are missing if there are none, or None if `none` does not fit."""
+    if none is None:
+        return None
+    if start + end == none:
+        return "", ""
+    size = shared_prefix(start, none)
+    rest = none[size:]
+    return (start[size:], end[: len(end) - len(rest)]) if end.endswith(rest) else None
+
+
+def _split(text: str, keys: Sequence[str], values: Sequence[str]) -> list[str] | None:
+    """Return the texts before, between and after the keys and values, with KEY for keys that are repeated, or None."""
+    parts = []
+    for key, value in zip(keys, values, strict=True):
+        before, found, text = text.partition(key)
+        middle, said, text = text.partition(value)
+        if not found or not said:
+            return None
+        parts += [before, middle]
+        text = _repeated(text, key)
+    return [*parts, text]
+
+
+def _repeated(text: str, key: str) -> str:
+    return text.replace(key, KEY)
+
+
+def value_form(text: str, layout: ItemLayout, key: str, value: Any) -> tuple[str, ValueForm, str] | None:
+    """Return the notation of a value that is not a string, the texts around it and the quote, or None."""
+    rest = _after_key(text, layout, key)
+    quote = layout.string.prefix[-len(layout.string.suffix) :] if layout.string.suffix else '"'
+    texts = {"json": json.dumps(value), "python": repr(value), "bare": bare(value, quote)}
+    for notation, written in texts.items():
+        at = rest.rfind(written)
+        if at >= 0:
+            return notation, ValueForm(rest[:at], rest[at + len(written) :]), quote
+    return None
+
+
+def tagged_form(
+    text: str, layout: ItemLayout, key: str, value: Any, form: ArgumentFormat
+) -> tuple[str, ValueForm] | None:
+    """Return the key of array items and the texts around an array or object that is written as items, or None.
+
+    form  the notation of the values inside it, as far as it is known
+    """
+    rest = _after_key(text, layout, key)
+    first = re.escape(form.key_prefix) + r"([\w.-]{1,40})" + re.escape(form.forms["boolean"].prefix) + "true"
+    found = re.search(first, rest) if "boolean" in form.forms else None
+    if found is None:
+        return None
+    written = written_value(replace(form, arrays="tags", objects="tags", item_key=found[1]), value)
+    at = rest.find(written)
+    return (found[1], ValueForm(rest[:at], rest[at + len(written) :])) if at >= 0 else None
+
+
+def _after_key(text: str, layout: ItemLayout, key: str) -> str:
+    """Return the value of an argument with the texts around it; "" if it is not where it should be."""
+    before, end = layout.head + layout.opening + layout.key_prefix + key, layout.closing + layout.tail
+    fits = text.startswith(before) and text.endswith(end)
+    return _repeated(text[len(before) : len(text) - len(end)], key) if fits else ""
+
+
+def ends_with_tag(text: str) -> bool:
+    """Return True if the text is blank or ends with a tag, apart from whitespace."""
+    text = text.rstrip()
+    tags = [*_MARKUP.finditer(text)]
+    return not text or bool(tags and tags[-1].end() == len(text))
+
 
 _ASKED, _SAID, _RESULT = "Qzask", "Qzsaid", "Qzresult"
 _NAMES = ("qztool", "qzother")
@@ -188,14 +487,14 @@ class _Messages:
         said = _after_question(self._tries.text([_USER, _ANSWER], tools=_tools(), add_generation_prompt=False))
         prompt = _after_question(self._tries.text([_USER], tools=_tools(), add_generation_prompt=True))
         text = _after_question(text)
-        start = layout.shared_prefix(text, said)
+        start = shared_prefix(text, said)
         own = len(prompt)
-        if text.startswith(prompt) and (start < own or not layout.ends_with_tag(text[own:start])):
+        if text.startswith(prompt) and (start < own or not ends_with_tag(text[own:start])):
             start = own
         start = min(start, text.find(_NAMES[0]), text.find(_KEYS[0]))
         before, _, after = said.rpartition(_SAID)
         closing = self._tags.answer_closing if self._tags else ""
-        end = len(text) - layout.shared_suffix(text[start:], after.removeprefix(closing))
+        end = len(text) - shared_suffix(text[start:], after.removeprefix(closing))
         if closing and text.startswith(closing, start):
             self._after_plain = closing
             start += len(closing)
@@ -207,7 +506,7 @@ class _Messages:
     def _plain_start(self, before: str, prompt: str, text: str) -> str:
         """Return the text that begins an answer without calls, unless a tag does, and note what ends such an answer."""
         begun = before[len(prompt) :] if before.startswith(prompt) else ""
-        if not begun.strip() or layout.ends_with_tag(begun) or len(begun) > 40 or not text.startswith(prompt):
+        if not begun.strip() or ends_with_tag(begun) or len(begun) > 40 or not text.startswith(prompt):
             return ""
         both = self._text([(_NAMES[0], {_KEYS[0]: _STRINGS[0]})], content=_SAID) or ""
         between = both.rpartition(_SAID)[2].partition(_NAMES[0])[0]
@@ -220,17 +519,17 @@ class _Messages:
         """Return the notation of arguments, given the body of a call with one argument."""
         if body is None:
             return None
-        found = layout.json_arguments(body, _KEYS[0], {_KEYS[0]: _STRINGS[0]})
+        found = json_arguments(body, _KEYS[0], {_KEYS[0]: _STRINGS[0]})
         if found is None:
             return self._items(body)
         two = {_KEYS[0]: _STRINGS[0], _KEYS[1]: {"qzkey": [True, "qzé"]}}
-        again = layout.json_arguments(self._body([(_NAMES[0], two)]) or "", _KEYS[0], two)
+        again = json_arguments(self._body([(_NAMES[0], two)]) or "", _KEYS[0], two)
         return again[2] if again else None
 
     def _items(self, body: str) -> ArgumentFormat | None:
         both = dict(zip(_KEYS, _STRINGS, strict=True))
-        texts = layout.ItemTexts(self._body([(_NAMES[0], {})]), body, self._body([(_NAMES[0], both)]), _KEYS, _STRINGS)
-        found = layout.item_layout(texts)
+        texts = ItemTexts(self._body([(_NAMES[0], {})]), body, self._body([(_NAMES[0], both)]), _KEYS, _STRINGS)
+        found = item_layout(texts)
         if found is None:
             return None
         strings, string, wrapper = self._strings(found)
@@ -256,18 +555,18 @@ class _Messages:
             form = self._tagged(found, form)
         return replace(form, forms={**dict.fromkeys(_VALUES, forms["integer"]), **form.forms})
 
-    def _tagged(self, found: layout.ItemLayout, form: ArgumentFormat) -> ArgumentFormat:
+    def _tagged(self, found: ItemLayout, form: ArgumentFormat) -> ArgumentFormat:
         """Return the format with the notation of arrays and objects if it is that of the arguments themselves."""
         for kind in ("array", "object"):
             text = self._body([(_NAMES[0], {_KEYS[0]: _VALUES[kind]})], kind) or ""
-            tagged = layout.tagged_form(text, found, _KEYS[0], _VALUES[kind], form)
+            tagged = tagged_form(text, found, _KEYS[0], _VALUES[kind], form)
             if tagged is None:
                 return form
             item_key, around = tagged
             form = replace(form, arrays="tags", objects="tags", item_key=item_key, forms={**form.forms, kind: around})
         return form
 
-    def _strings(self, found: layout.ItemLayout) -> tuple[str, ValueForm, tuple[str, str] | None]:
+    def _strings(self, found: ItemLayout) -> tuple[str, ValueForm, tuple[str, str] | None]:
         """Return the notation of strings, the texts around them, and the texts around those that contain markup."""
         form = found.string
         around = form.prefix[-1:] if form.suffix[:1] == form.prefix[-1:] and form.suffix[:1] in ('"', "'") else ""
@@ -280,14 +579,14 @@ class _Messages:
         start, said, end = body[len(before) : len(body) - len(after)].partition(_TRICKY)
         return "raw", form, (start, end) if said and start.strip() and end.strip() else None
 
-    def _forms(self, found: layout.ItemLayout) -> tuple[dict[str, ValueForm], dict[str, str], str]:
+    def _forms(self, found: ItemLayout) -> tuple[dict[str, ValueForm], dict[str, str], str]:
         """Return the texts around values and their notations, by type, where found, and the quote of bare values."""
         forms: dict[str, ValueForm] = {}
         notations: dict[str, str] = {}
         quote = '"'
         for kind, value in _VALUES.items():
             text = self._body([(_NAMES[0], {_KEYS[0]: value})], kind)
-            written = layout.value_form(text, found, _KEYS[0], value) if text is not None else None
+            written = value_form(text, found, _KEYS[0], value) if text is not None else None
             if written is not None:
                 notations[kind], forms[kind], found_quote = written
                 quote = found_quote if notations[kind] == "bare" else quote
@@ -310,8 +609,8 @@ class _Messages:
             return ToolCallFormat(call_start, call_end, arguments, parallel=False, id_form=id_form)
         head, cores, tail = pair
         between = cores[1]
-        core, head, between, first = layout.with_index((cores[0], cores[2]), (head, between))
-        for found in layout.list_layouts(head, between, tail):
+        core, head, between, first = with_index((cores[0], cores[2]), (head, between))
+        for found in list_layouts(head, between, tail):
             start, end = _halves(found.before + core + found.after)
             return ToolCallFormat(
                 start, end, arguments, found.opening, found.separator, found.closing, first, True, id_form
@@ -336,7 +635,7 @@ class _Messages:
                 start = body.find(written, max(at, body.find(name, at)))
                 end = start + len(written)
             else:
-                found = layout.json_arguments(body[at:], key, arguments)
+                found = json_arguments(body[at:], key, arguments)
                 start, end = (found[0] + at, found[1] + at) if found else (-1, -1)
             name_at = body.find(name, at)
             if start < 0 or name_at < 0:
@@ -355,12 +654,12 @@ class _Messages:
         at = spans[0][0]
         for (first, start, end, last), call_id, (name, _) in zip(spans, self._style.ids, calls, strict=False):
             if texts:
-                texts.append(layout.slotted(body[at:first], name, call_id))
+                texts.append(slotted(body[at:first], name, call_id))
             parts = body[first:start], body[end:last]
-            texts.append("\0".join(layout.slotted(part, name, call_id) for part in parts))
+            texts.append("\0".join(slotted(part, name, call_id) for part in parts))
             at = last
         name, call_id = calls[len(spans) - 1][0], self._style.ids[len(spans) - 1]
-        return body[: spans[0][0]], texts, layout.slotted(body[at:], name, call_id)
+        return body[: spans[0][0]], texts, slotted(body[at:], name, call_id)
 
     def _predicts(self, found: ToolCallFormat) -> bool:
         """Return True if the format predicts the text of another message."""

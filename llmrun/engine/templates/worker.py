@@ -14,8 +14,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from llmrun.engine.isolation.frames import decoded, encoded
-from llmrun.engine.isolation.worker import serve
+from llmrun.engine.isolated_worker import decoded, encoded, serve
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 
 

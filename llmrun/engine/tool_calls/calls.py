@@ -1,20 +1,315 @@
-"""Reads one call: its name, its id and its arguments."""
+"""Reads one tool call: its name, its id and its arguments.
+
+Arguments that are written one by one, such as `<parameter=key>`, are converted to JSON.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from llmrun.engine.requests import LONGEST_TOOL_NAME
-from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME
-from llmrun.engine.tool_calls.arguments import ItemReader
-from llmrun.engine.tool_calls.calls_json import JsonCall, json_call
-from llmrun.engine.tool_calls.openings import call_starts, first_tag, parts
+from llmrun.engine.templates.tool_format import (
+    CALL_ID,
+    INDEX,
+    JSON_TYPES,
+    KEY,
+    NAME,
+    ArgumentFormat,
+    ValueForm,
+    json_type,
+)
+from llmrun.engine.tool_calls.openings import JsonCall, ToolSpelling, call_starts, first_tag, json_call, parts
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
-from llmrun.engine.tool_calls.schemas import Tool
-from llmrun.engine.tool_calls.spelling import ToolSpelling
+from llmrun.engine.tool_calls.schemas import Tool, resolved, types
+
+_LONGEST_KEY = 256  # characters
+_DEEPEST = 60  # levels of nested values
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+_ROOT: Mapping[str, Any] = {}
+
+
+class ItemReader:
+    """Reads the arguments of one call.
+
+    tool  the definition of the tool; None if there is none with this name, so that types are guessed
+    end   the text that follows the arguments
+    emit  is called with each piece of the arguments as JSON text
+    texts maps the code points of placeholders to the text of their tokens
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        form: ArgumentFormat,
+        tool: Tool | None,
+        end: str,
+        emit: Callable[[str], None],
+        texts: Mapping[int, str],
+    ) -> None:
+        self._reader = reader
+        self._form = form
+        self._root = tool.parameters if tool else _ROOT
+        self._properties = tool.properties() if tool else {}
+        self._end = form.closing + end
+        self._emit = emit
+        self._texts = texts
+        self._depth = 0
+        self._prefixes = {each.prefix: each for each in form.forms.values()}
+        self._key_end = _shared_start([prefix.split()[0] for prefix in self._prefixes])
+
+    def read(self) -> Reading[None]:
+        """Read all arguments, but not the text that follows them. Raises Malformed."""
+        reader, form = self._reader, self._form
+        keys: set[str] = set()
+        yield from reader.match(form.opening)
+        while not (yield from self._is_end()):
+            if keys and form.separator.strip():
+                yield from reader.expect(form.separator)
+            if not keys and (yield from self._is_end()):
+                break
+            yield from reader.expect(form.key_prefix)
+            key, value = yield from self._item(self._properties)
+            if key in keys:
+                raise Malformed(f"the argument {key[:40]} is given twice")
+            self._emit(("{" if not keys else ", ") + json.dumps(key, ensure_ascii=False) + ": " + value)
+            keys.add(key)
+        yield from reader.match(form.closing)
+        self._emit("{}" if not keys else "}")
+
+    def _is_end(self) -> Reading[bool]:
+        """Return True if the text after the arguments comes next. Between items, a separator is not the end."""
+        options = [self._end, self._form.key_prefix] if self._form.key_prefix.strip() else [self._end]
+        if not self._end.strip():
+            yield from self._reader.skip_space()
+            return self._reader.at_end() or (yield from self._reader.found([self._form.key_prefix])) is None
+        found = yield from self._reader.found(options)
+        return found is not None and found[0] == self._end
+
+    def _item(self, schemas: Mapping[str, Any]) -> Reading[tuple[str, str]]:
+        """Read the name and the value of an argument. Returns the name and the value as JSON text.
+
+        schemas  the schemas of the arguments, by name
+        """
+        reader, form = self._reader, self._form
+        key, stop = yield from reader.until(self._key_end, longest=_LONGEST_KEY)
+        reader.at -= len(stop)
+        key = key.strip().translate(self._texts)
+        wanted = types(schemas[key], self._root) if key in schemas else frozenset(JSON_TYPES)
+        expected = {form.forms[kind].prefix for kind in wanted & form.forms.keys()}
+        prefix = (yield from reader.match(*expected)) or (yield from reader.match(*self._prefixes))
+        if prefix is None:
+            raise Malformed("expected a value")
+        kinds = {kind for kind, each in form.forms.items() if each.prefix == prefix}
+        around = self._prefixes[prefix]
+        if form.arrays == "tags" and kinds <= {"object", "array"}:
+            value = yield from self._nested(around.suffix.replace(KEY, key), schemas.get(key, {}), wanted)
+        else:
+            value = yield from self._value(around, kinds, key, wanted)
+        return key, value
+
+    def _nested(self, suffix: str, schema: Any, wanted: frozenset[str]) -> Reading[str]:
+        """Read the items of an array or an object up to the suffix. Returns their JSON text."""
+        if self._depth > _DEEPEST:
+            raise Malformed("the arguments are nested too deeply")
+        self._depth += 1
+        found = resolved(schema, self._root)
+        found = found if isinstance(found, Mapping) else {}
+        schemas = found.get("properties")
+        schemas = dict(schemas) if isinstance(schemas, Mapping) else {}
+        name = self._form.item_key
+        if "object" not in wanted or not schemas:
+            schemas.setdefault(name, found.get("items", {}))
+        items: list[tuple[str, str]] = []
+        while (yield from self._reader.match(suffix)) is None:
+            yield from self._reader.expect(self._form.key_prefix)
+            items.append((yield from self._item(schemas)))
+        self._depth -= 1
+        is_array = (
+            "array" in wanted and all(key == name for key, _ in items) and (bool(items) or "object" not in wanted)
+        )
+        if is_array:
+            return "[" + ", ".join(value for _, value in items) + "]"
+        return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in items) + "}"
+
+    def _value(self, around: ValueForm, kinds: set[str], key: str, wanted: frozenset[str]) -> Reading[str]:
+        """Read a value and the text after it. Returns its JSON text.
+
+        kinds   the types that this notation may stand for
+        wanted  the types that the schema allows
+        """
+        form = self._form
+        suffix = around.suffix.replace(KEY, key)
+        raw = form.strings == "raw" and bool(suffix.strip())
+        only_string = raw and (kinds == {"string"} or wanted == {"string"})
+        text = None if only_string else (yield from self._structured(suffix))
+        if text is None and suffix.strip():
+            text = yield from self._raw(around.prefix, suffix)
+        elif text is None:
+            text = yield from self._balanced()
+        if only_string:
+            return json.dumps(text.translate(self._texts), ensure_ascii=False)
+        found = as_json(text, form, self._texts)
+        kind = json_type(json.loads(found)) if found is not None else ""
+        if raw and "string" in kinds & wanted and (found is None or kind == "string" or kind not in wanted):
+            return json.dumps(text.translate(self._texts), ensure_ascii=False)
+        if found is None:
+            raise Malformed(f"the value of {key[:40]} is invalid")
+        return found
+
+    def _raw(self, prefix: str, suffix: str) -> Reading[str]:
+        """Read text up to the suffix and past it."""
+        start, end = self._form.wrapper or ("", "")
+        reader = self._reader
+        if start and (yield from reader.begins(start)):
+            text, _ = yield from reader.until(end + suffix.strip())
+            return text.removeprefix(start)
+        text, _ = yield from reader.until(suffix.strip())
+        return _trimmed(text, prefix, suffix)
+
+    def _structured(self, suffix: str) -> Reading[str | None]:
+        """Read an array or an object and the suffix after it, which strings inside it may contain.
+
+        Returns None, and reads nothing, if there is no array or object here, or something else follows it.
+        """
+        reader = self._reader
+        start = reader.at
+        yield from reader.skip_space()
+        try:
+            if (yield from reader.peek()) in "[{":
+                text = yield from self._balanced(once=True)
+                if not suffix.strip() or (yield from reader.match(suffix)) is not None:
+                    return text
+        except Malformed:
+            pass
+        reader.at = start
+        return None
+
+    def _balanced(self, once: bool = False) -> Reading[str]:
+        """Read a value that ends before a separator or the end of the arguments; if `once`, one array or object."""
+        reader, form = self._reader, self._form
+        start, depth = reader.at, 0
+        quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.arrays, ('"',))
+        stops = {form.separator.strip()[:1], self._end.strip()[:1]}
+        while True:
+            try:
+                character = yield from reader.peek()
+            except Ended:
+                if self._end.strip():
+                    raise
+                break
+            if depth == 0 and character in stops and not once:
+                break
+            if character in "([{":
+                depth += 1
+            elif character in ")]}":
+                depth -= 1
+            if depth < 0 or depth > _DEEPEST:
+                raise Malformed("the arguments are nested too deeply" if depth > 0 else "unbalanced brackets")
+            quote = next((quote for quote in quotes if quote[0] == character), "")
+            if quote and (yield from reader.begins(quote)):
+                yield from self._quoted(quote)
+                continue
+            reader.at += 1
+            if once and depth == 0:
+                break
+        return reader.text[start : reader.at].strip()
+
+    def _quoted(self, quote: str) -> Reading[None]:
+        """Read up to the end of a string."""
+        reader = self._reader
+        reader.at += len(quote)
+        while True:
+            character = yield from reader.peek()
+            if (yield from reader.begins(quote)):
+                reader.at += len(quote)
+                return
+            reader.at += 1
+            if character == "\\" and self._form.arrays != "bare":
+                yield from reader.peek()
+                reader.at += 1
+
+
+def _shared_start(texts: list[str]) -> str:
+    """Return the longest common prefix of texts."""
+    shared = ""
+    for letters in zip(*texts, strict=False):
+        if len(set(letters)) > 1:
+            break
+        shared += letters[0]
+    return shared
+
+
+def _trimmed(text: str, prefix: str, suffix: str) -> str:
+    """Remove the whitespace that belongs to the tags around a value: all of it, or none."""
+    before = prefix[len(prefix.rstrip()) :]
+    after = suffix[: len(suffix) - len(suffix.lstrip())]
+    return text.removeprefix(before).removesuffix(after)
+
+
+def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | None:
+    """Return the JSON text of a value that is written as JSON, as Python or without quotes around keys, or None."""
+    candidate = _quoted_keys(text, form.quote) if form.arrays == "bare" else text.strip()
+    candidate = candidate.translate(texts)
+    try:
+        json.loads(candidate, parse_constant=lambda name: _refuse(name))
+    except (ValueError, RecursionError):
+        return _python_as_json(candidate)
+    return candidate
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _python_as_json(text: str) -> str | None:
+    """Return the JSON text of a Python literal, in which true, false and null may have their JSON names, or None."""
+    try:
+        with warnings.catch_warnings():  # warnings about escapes that Python does not know
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval")
+        return json.dumps(_literal(tree.body), ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal that has an equal JSON value. Raises ValueError for anything else."""
+    if isinstance(node, ast.Dict):
+        keys = [_literal(key) if key is not None else None for key in node.keys]
+        if all(isinstance(key, str) for key in keys):
+            return dict(zip(keys, map(_literal, node.values), strict=True))
+    elif isinstance(node, ast.List):
+        return [_literal(item) for item in node.elts]
+    elif isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _literal(node.operand)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return -value
+    elif isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str | int | float)):
+        return node.value
+    raise ValueError
+
+
+def _quoted_keys(text: str, quote: str) -> str:
+    """Convert JSON with unquoted keys, and with `quote` around strings, to standard JSON."""
+    parts = text.strip().split(quote)
+    if len(parts) % 2 == 0:
+        return text
+    # Outside of strings, every key follows a bracket or a comma. A key right after a string begins its part.
+    for at in range(0, len(parts), 2):
+        parts[at] = _BARE_KEY.sub(lambda found: found[1] + json.dumps(found[2]) + found[3], parts[at])
+    for at in range(1, len(parts), 2):
+        parts[at] = json.dumps(parts[at], ensure_ascii=False)
+    return "".join(parts)
+
 
 _WORD = re.compile(rf"[a-zA-Z0-9_-]{{0,{LONGEST_TOOL_NAME}}}")
 _DIGITS = re.compile(r"[0-9]{0,9}")

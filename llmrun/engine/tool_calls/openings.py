@@ -1,12 +1,134 @@
-"""The texts that begin a tool call, and the parts of a call before its arguments."""
+"""The texts that begin a tool call, and the parts of a call before its arguments.
+
+Control tokens in a format are replaced with placeholders, as the thinking decoder does for its tags.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from llmrun.engine.templates.tool_format import NAME, SLOTS, ToolCallFormat
-from llmrun.engine.tool_calls.calls_json import json_call
+from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME, SLOTS, ToolCallFormat, ValueForm
+from llmrun.engine.thinking import Placeholders
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """A call that is one JSON object.
+
+    head           the text before the object: "<tool_call>\\n"
+    tail           the text after it: "\\n</tool_call>"
+    name_key       the key of the tool's name; None if the name itself is the key of the arguments
+    arguments_key  the key of the arguments; None if the name is their key
+    id_key         the key of the call's id, or None
+    wrapper        the key of an inner object that holds name and arguments ("function"), or None
+    """
+
+    head: str
+    tail: str
+    name_key: str | None
+    arguments_key: str | None
+    id_key: str | None
+    wrapper: str | None
+
+
+def json_call(found: ToolCallFormat) -> JsonCall | None:
+    """Return the description of a format whose calls are JSON objects, or None if they are not."""
+    text = (found.call_start + "{}" + found.call_end).replace(INDEX, "0")
+    name_at = text.find(NAME)
+    for start in (at for at in range(name_at) if text[at] == "{"):
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        keys: dict[str, str | None] = {}
+        _find_keys(value, keys)
+        if "arguments" in keys:
+            return JsonCall(
+                text[:start],
+                text[end:],
+                keys.get("name"),
+                keys["arguments"],
+                keys.get("id"),
+                keys.get("wrapper"),
+            )
+    return None
+
+
+def _find_keys(value: Mapping[str, Any], keys: dict[str, str | None]) -> None:
+    for key, item in value.items():
+        if key == NAME and isinstance(item, dict):
+            keys["name"] = keys["arguments"] = None
+        elif item == NAME:
+            keys["name"] = key
+        elif item == CALL_ID:
+            keys["id"] = key
+        elif item == {}:
+            keys["arguments"] = key
+        elif isinstance(item, dict) and "wrapper" not in keys:
+            keys["wrapper"] = key
+            _find_keys(item, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpelling:
+    """A tool-call format as spelled in a vocabulary.
+
+    format      the format with control tokens replaced by single placeholder characters
+    characters  maps the id of a control token to its placeholder. A decoder passes the parser this character for it.
+    texts       maps the code point of a placeholder to the token's text
+    """
+
+    format: ToolCallFormat
+    characters: Mapping[int, str]
+    texts: Mapping[int, str]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The token id for each placeholder."""
+        return {character: token for token, character in self.characters.items()}
+
+
+def spelled_tools(found: ToolCallFormat, placeholders: Placeholders, ends: Collection[int] = ()) -> ToolSpelling:
+    """Return a format as spelled in the vocabulary of these placeholders, which thinking tags may share.
+
+    ends  the tokens that end an answer. Some templates write one right after the calls, but it never appears in the
+          text of an answer, so `section_end` stops before it.
+    """
+    write = placeholders.spelled
+    form = found.arguments
+    arguments = replace(
+        form,
+        opening=write(form.opening),
+        closing=write(form.closing),
+        key_prefix=write(form.key_prefix),
+        separator=write(form.separator),
+        quote=write(form.quote),
+        forms={kind: ValueForm(write(each.prefix), write(each.suffix)) for kind, each in form.forms.items()},
+    )
+    format_ = replace(
+        found,
+        call_start=write(found.call_start),
+        call_end=write(found.call_end),
+        arguments=arguments,
+        section_start=write(found.section_start),
+        separator=write(found.separator),
+        section_end=_before_end(write(found.section_end), placeholders, ends),
+        other_starts=tuple(map(write, found.other_starts)),
+        plain_start=write(found.plain_start),
+        after_plain=write(found.after_plain),
+    )
+    return ToolSpelling(format_, placeholders.characters, placeholders.texts)
+
+
+def _before_end(text: str, placeholders: Placeholders, ends: Collection[int]) -> str:
+    """Return a text up to the first token that ends the answer."""
+    last = {character for token, character in placeholders.characters.items() if token in ends}
+    return text[: next((at for at, letter in enumerate(text) if letter in last), len(text))]
+
 
 _TAG = r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]{2,40}\]|[\ud800-\udfff])"
 _TAGS = re.compile(rf"{_TAG}(?=\s*{_TAG})")

@@ -1,16 +1,65 @@
-"""Finds tool calls in the streamed text of an answer."""
+"""Finds tool calls in the streamed text of an answer, and separates them from the text."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from llmrun.engine.requests import ToolCallDelta
 from llmrun.engine.tool_calls.calls import CallReader
-from llmrun.engine.tool_calls.events import AnswerText, ArgumentsText, CallBroken, CallEnded, CallStarted, ToolEvent
-from llmrun.engine.tool_calls.openings import Opening, call_heads, first_tag, is_sure, openings
+from llmrun.engine.tool_calls.openings import Opening, ToolSpelling, call_heads, first_tag, is_sure, openings
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
 from llmrun.engine.tool_calls.schemas import Tool
-from llmrun.engine.tool_calls.spelling import ToolSpelling
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerText:
+    """A piece of the answer that is not part of a call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A tool call begins. `index` counts the calls of the answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsText:
+    """A piece of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A call is complete, and its arguments are a valid JSON object."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallBroken:
+    """The model began a call that is malformed or unfinished.
+
+    text    everything that the model wrote from the beginning of the call to its end, or to where another text begins
+    reason  what is wrong with it
+    index   the index of the call if CallStarted was already returned for it, or None. This index is not used again.
+    """
+
+    text: str
+    reason: str
+    index: int | None
+
+
+ToolEvent = AnswerText | CallStarted | ArgumentsText | CallEnded | CallBroken
+
 
 _ID_LETTERS = 24  # OpenAI's ids are "call_" and 24 letters or digits
 _SHORT_ID = 9  # Mistral's ids
@@ -227,3 +276,46 @@ class ToolCallParser:
 def _overlap(text: str, opening: str) -> int:
     """Return the length of the longest suffix of a text that is a proper prefix of an opening."""
     return next((size for size in range(min(len(text), len(opening) - 1), 0, -1) if text.endswith(opening[:size])), 0)
+
+
+class CallDecoder:
+    """An AnswerReader that finds tool calls.
+
+    placeholders  maps the ids of control tokens to the characters that stand for them in the text
+    complete      how many calls are complete
+    """
+
+    def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], seed: str) -> None:
+        """Create a decoder. ToolCallParser describes the parameters."""
+        self.placeholders: Mapping[int, str] = spelling.characters
+        self.complete = 0
+        self._parser = ToolCallParser(spelling, tools, seed)
+
+    def feed(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
+        """Add text with placeholders, and return the text that belongs to no call, and the pieces of calls."""
+        return self._read(self._parser.feed(text))
+
+    def finish(self) -> tuple[str, tuple[ToolCallDelta, ...]]:
+        """End the answer, and return what was held back, as `feed` does."""
+        return self._read(self._parser.finish())
+
+    def _read(self, events: Sequence[ToolEvent]) -> tuple[str, tuple[ToolCallDelta, ...]]:
+        self.complete += sum(isinstance(event, CallEnded) for event in events)
+        return "".join(_texts(events)), tuple(_deltas(events))
+
+
+def _texts(events: Iterable[ToolEvent]) -> Iterator[str]:
+    """Yield the texts of the answer. A call that is broken before its name is complete is text, too."""
+    for event in events:
+        if isinstance(event, AnswerText) or (isinstance(event, CallBroken) and event.index is None):
+            yield event.text
+
+
+def _deltas(events: Iterable[ToolEvent]) -> Iterator[ToolCallDelta]:
+    for event in events:
+        if isinstance(event, CallStarted):
+            yield ToolCallDelta(event.index, event.id, event.name)
+        elif isinstance(event, ArgumentsText):
+            yield ToolCallDelta(event.index, arguments=event.text)
+        elif isinstance(event, CallBroken) and event.index is not None:
+            yield ToolCallDelta(event.index, problem=event.reason)

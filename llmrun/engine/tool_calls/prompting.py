@@ -1,30 +1,198 @@
-"""Prepares prompts with tools, and the decoding and the grammar of their answers."""
+"""Prepares prompts with tools, and the decoding and the grammar of their answers.
+
+Past messages with tool calls and their results are converted from OpenAI's form into the form that a template needs.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import REQUIRED
-from llmrun.engine.templates.abilities import ToolAbilities
-from llmrun.engine.thinking.decoder import Placeholders, Spelling, spelled
-from llmrun.engine.tool_calls.decoding import CallDecoder
+from llmrun.engine.templates.tool_format import ToolAbilities
+from llmrun.engine.thinking import Placeholders, Spelling, spelled
 from llmrun.engine.tool_calls.grammar import tool_grammar
-from llmrun.engine.tool_calls.messages import require_tools, template_messages, template_tools
+from llmrun.engine.tool_calls.openings import ToolSpelling, spelled_tools
+from llmrun.engine.tool_calls.parser import CallDecoder
 from llmrun.engine.tool_calls.schemas import Tool, read_tools
-from llmrun.engine.tool_calls.spelling import ToolSpelling, spelled_tools
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import ChatPrompt
-    from llmrun.engine.templates.chat_template import ChatTemplate
-    from llmrun.engine.templates.process import TemplateProcess
-    from llmrun.engine.thinking.styles import ThinkingStyle
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
+    from llmrun.engine.thinking import ThinkingStyle
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
+
+_SHORT = re.compile(r"[a-zA-Z0-9]{9}")
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+_NO_TOOLS = "this model's chat template does not support tools"
+_HINT = "use a model that was trained for tool calls, or a chat template for tools"
+
+
+def require_tools(abilities: ToolAbilities) -> None:
+    """Raise UsageError unless a template can show tools and the format of its calls is known."""
+    if not abilities.takes_tools:
+        raise UsageError(f"tools cannot be used: {_NO_TOOLS}", hint=_HINT)
+    if abilities.tool_format is None:
+        raise UsageError("tools cannot be used: the format of this model's tool calls is unknown", hint=_HINT)
+
+
+def template_tools(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return valid definitions of tools as templates need them: some require a description and parameters."""
+    functions = [definition["function"] for definition in definitions]
+    required = [{"name": each["name"], "description": "", "parameters": _NO_PARAMETERS} for each in functions]
+    return [
+        {**definition, "function": {**least, **function}}
+        for definition, least, function in zip(definitions, required, functions, strict=True)
+    ]
+
+
+def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list[Any]:
+    """Return messages as the template needs them. Messages without tool calls stay as they are.
+
+    The arguments of calls become objects (or texts, where the template needs those), results get the name of their
+    tool, and missing content becomes "" or None. Ids that the template would refuse are replaced. Raises UsageError for
+    calls and results that are invalid, and if the template does not support them.
+    """
+    past = _Past(abilities)
+    if abilities.tool_format is not None and not abilities.tool_format.parallel:
+        messages = _one_call_each(messages)
+    return [past.converted(message) if isinstance(message, Mapping) else message for message in messages]
+
+
+def _one_call_each(messages: Sequence[Any]) -> list[Any]:
+    """Split messages with several calls into messages with one call, each followed by its result."""
+    found: list[Any] = []
+    results: dict[str, Any] = {}  # the results that belong to calls which have been split, by id
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        if not isinstance(calls, list) or len(calls) < 2 or not all(isinstance(call, Mapping) for call in calls):
+            if not (isinstance(message, Mapping) and results.pop(str(message.get("tool_call_id")), None) is message):
+                found.append(message)
+            continue
+        for number, call in enumerate(calls):
+            found.append({**message, "content": message.get("content") if number == 0 else "", "tool_calls": [call]})
+            result = _result_of(call.get("id"), messages[index + 1 :])
+            if result is not None:
+                results[str(call.get("id"))] = result
+                found.append(result)
+    return found
+
+
+def _result_of(call_id: object, messages: Sequence[Any]) -> Any:
+    """Return the first message with the result of a call, or None."""
+    return next((one for one in messages if isinstance(one, Mapping) and one.get("tool_call_id") == call_id), None)
+
+
+class _Past:
+    """The calls of earlier messages."""
+
+    def __init__(self, abilities: ToolAbilities) -> None:
+        self._abilities = abilities
+        self._names: dict[str, str] = {}  # the id of a call -> the name of its tool
+
+    def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if message.get("role") == "assistant" and message.get("tool_calls"):
+            return self._with_calls(message)
+        return self._result(message) if message.get("role") == "tool" else message
+
+    def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        abilities = self._abilities
+        found = abilities.tool_format
+        if found is None:
+            raise UsageError(f"conversation with tool calls cannot be continued: {_NO_TOOLS}", hint=_HINT)
+        calls = message["tool_calls"]
+        if not isinstance(calls, list):
+            raise UsageError("invalid tool calls in a message: they are not a list")
+        read = [self._call(call, number) for number, call in enumerate(calls)]
+        content = message.get("content")
+        if not abilities.shows_calls:
+            text = found.written([(name, arguments, call_id) for call_id, name, arguments in read])
+            others = {key: value for key, value in message.items() if key != "tool_calls"}
+            return {**others, "content": f"{_text(content)}{text}"}
+        written = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "arguments": json.dumps(arguments, ensure_ascii=False)
+                    if abilities.arguments_as_text
+                    else arguments,
+                },
+            }
+            for call_id, name, arguments in read
+        ]
+        return {**message, "content": content or (None if abilities.null_content else ""), "tool_calls": written}
+
+    def _call(self, call: Any, number: int) -> tuple[str, str, dict[str, Any]]:
+        """Return the id, the name and the arguments of a call, and remember them."""
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            raise UsageError(f"invalid tool call in a message: number {number + 1} has no function with a name")
+        arguments = function.get("arguments")
+        if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+            arguments = {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = None
+        if not isinstance(arguments, Mapping):
+            raise UsageError(
+                f"invalid tool call in a message: the arguments of {shown(name, 64)} are not a JSON object",
+                hint="send the arguments as the model wrote them",
+            )
+        given = call.get("id")
+        call_id = given if isinstance(given, str) and given else f"call_{len(self._names)}"
+        self._names[call_id] = name
+        return self._fitting(call_id), name, dict(arguments)
+
+    def _result(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._abilities.takes_results:
+            raise UsageError(f"conversation with tool results cannot be continued: {_NO_TOOLS}", hint=_HINT)
+        call_id = message.get("tool_call_id")
+        name = message.get("name")
+        if isinstance(call_id, str):
+            if call_id not in self._names:
+                raise UsageError(
+                    f"tool result without a call: {shown(call_id, 64)}",
+                    hint="send the message with the call before its result",
+                )
+            name = name or self._names[call_id]
+        elif len(self._names) == 1:
+            call_id, name = next(iter(self._names.items()))
+        else:
+            raise UsageError("tool result without tool_call_id", hint="send the id of the call with its result")
+        return {
+            **message,
+            "tool_call_id": self._fitting(call_id),
+            "name": name,
+            "content": _text(message.get("content")),
+        }
+
+    def _fitting(self, call_id: str) -> str:
+        """Return an id that the template accepts: itself, or nine letters and digits for Mistral's templates."""
+        found = self._abilities.tool_format
+        if found is None or found.id_form != "short" or _SHORT.fullmatch(call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _text(content: Any) -> str:
+    """Return content as text: the texts of its parts, joined, or "" for None."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    if content is None or isinstance(content, str):
+        return content or ""
+    return json.dumps(content, ensure_ascii=False)
 
 
 Check = Callable[[ResponseFormat], object]

@@ -231,6 +231,6 @@ def _is_scalar(word: str) -> bool:
 
 
 def _short(text: str) -> str:
-    from llmrun.formats.gguf.problems import shown
+    from llmrun.base.errors import shown
 
     return repr(shown(text.strip(), 40))

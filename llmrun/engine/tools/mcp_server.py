@@ -1,27 +1,258 @@
 """A server of the Model Context Protocol (MCP) in a child process: starting it, listing its tools and calling them.
 
-We speak revision 2025-06-18 and older ones, and use only tools: https://modelcontextprotocol.io/specification/2025-06-18
+We speak revision 2025-06-18 and older ones, and use only tools. The messages are JSON-RPC over the server's standard
+input and output, one per line. See https://modelcontextprotocol.io/specification/2025-06-18
+
+The server is untrusted. It may send anything at any time, or nothing, and may stop reading. Therefore, one thread reads
+and one writes, and every request has a time limit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from llmrun import __version__
+from llmrun.base.errors import Cancelled, shown
 from llmrun.engine.tools import tool
-from llmrun.engine.tools.child import Child
-from llmrun.engine.tools.connection import Connection
-from llmrun.engine.tools.content import result_of
-from llmrun.engine.tools.declared import ServerDeclaration
-from llmrun.engine.tools.environment import environment
-from llmrun.engine.tools.limits import Limits
-from llmrun.engine.tools.tool import Definition, ToolFailed, ToolResult, digest_of
-from llmrun.engine.tools.untrusted import cleaned, cleaned_json
-from llmrun.formats.gguf.problems import shown
+from llmrun.engine.tools.command import Child
+from llmrun.engine.tools.tool import (
+    Definition,
+    Limits,
+    RefusedJson,
+    ToolFailed,
+    ToolResult,
+    cleaned,
+    cleaned_json,
+    decode_json,
+    digest_of,
+    result_of,
+)
+from llmrun.engine.tools.tools_file import ServerDeclaration, environment
+
+TOOLS_CHANGED = "notifications/tools/list_changed"
+_INITIALIZE = "initialize"  # the only request that clients must not cancel
+_METHOD_NOT_FOUND = -32601
+_LOOK_S = 0.05  # how often a waiting request checks for Ctrl-C
+_MOST_WAITING = 1000  # messages; more accumulate only if the server does not read its input
+
+
+class _Pending:
+    """A request without an answer. `done` is set when `answer` or `trouble` is known."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.answer: Mapping[str, Any] | None = None
+        self.trouble = ""
+
+
+class Connection:
+    """A connection to a running server. Any thread may use it.
+
+    notes          receives lines about the server's mistakes, which are safe to print
+    tools_changed  set when the server reports that its list of tools has changed
+    """
+
+    def __init__(self, child: Child, limits: Limits, notes: deque[str]) -> None:
+        self.tools_changed = threading.Event()
+        self._child = child
+        self._limits = limits
+        self._notes = notes
+        self._lock = threading.Lock()
+        self._pending: dict[int, _Pending] = {}
+        self._requests = 0
+        self._unasked = 0  # bytes received since the last answer
+        self._trouble = ""  # why the connection ended
+        self._closed = threading.Event()
+        self._outgoing: queue.Queue[bytes | None] = queue.Queue(_MOST_WAITING)
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._writer.start()
+        self._reader.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server is running and its output has not ended."""
+        return not (self._closed.is_set() or self._child.ended())
+
+    def request(self, method: str, params: Mapping[str, Any], timeout_s: float, cancelled: tool.Cancelled) -> Any:
+        """Send a request and return its result, which is untrusted. Raises ToolFailed and Cancelled."""
+        pending = _Pending()
+        with self._lock:
+            self._requests += 1
+            number = self._requests
+            self._pending[number] = pending
+        try:
+            self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+            self._wait(pending, timeout_s, cancelled)
+        except BaseException as error:
+            if method != _INITIALIZE and not pending.done.is_set():
+                reason = "timed out" if isinstance(error, ToolFailed) else "cancelled by the user"
+                with contextlib.suppress(ToolFailed):  # the connection is closed
+                    self.notify("notifications/cancelled", {"requestId": number, "reason": reason})
+            raise
+        finally:
+            with self._lock:
+                del self._pending[number]
+        return _result(pending)
+
+    def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        self._send({"jsonrpc": "2.0", "method": method} | ({"params": params} if params else {}))
+
+    def close(self) -> None:
+        """Close the server's input and end the server. Takes at most five times `end_s`. Idempotent."""
+        with contextlib.suppress(queue.Full):  # the server does not read its input, so the signals end it
+            self._outgoing.put_nowait(None)
+        self._child.end(self._limits.end_s)
+        for thread in (self._writer, self._reader):
+            thread.join(self._limits.end_s)
+
+    def kill(self) -> None:
+        """Kill the server without waiting."""
+        self._child.kill()
+
+    # Waiting
+
+    def _wait(self, pending: _Pending, timeout_s: float, cancelled: tool.Cancelled) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not pending.done.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+            if cancelled():
+                raise Cancelled("cancelled")
+            if self._child.ended():  # its descendants, which may hold its output open, are dead now
+                self._reader.join(self._limits.end_s)
+                self._end_pending()
+            elif time.monotonic() >= deadline:
+                last = self._child.ending()
+                words = f"; the last line of its standard error: {last}" if last else ""
+                raise ToolFailed(f"no answer within {timeout_s:.3g} s{words}")
+        if pending.answer is None:
+            raise ToolFailed(pending.trouble)
+
+    def _end_pending(self) -> None:
+        """Fail all current and future requests, because no more answers will arrive."""
+        ended = self._child.wait(self._limits.end_s)  # a server that closed its output is probably about to exit
+        self._trouble = self._trouble or (f"it ended: {self._child.ending()}" if ended else "it closed its output")
+        self._closed.set()
+        self._fail_pending(self._trouble)
+
+    def _fail_pending(self, trouble: str) -> None:
+        with self._lock:
+            for pending in self._pending.values():
+                if not pending.done.is_set():
+                    pending.trouble = trouble
+                    pending.done.set()
+
+    # Writing
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        """Queue a message, because writing blocks if the server does not read its input. Raises ToolFailed."""
+        line = json.dumps(message).encode() + b"\n"
+        if len(line) > self._limits.line:
+            raise ToolFailed(f"a message of {len(line):,} bytes is too long; the limit is {self._limits.line:,}")
+        if self._closed.is_set():
+            raise ToolFailed(self._trouble)
+        try:
+            self._outgoing.put_nowait(line)
+        except queue.Full:
+            self._break_off("it does not read its input")
+            raise ToolFailed(self._trouble) from None
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._child.stdin as stdin:  # the server has ended
+            while (line := self._outgoing.get()) is not None:
+                rest = memoryview(line)
+                while rest:
+                    rest = rest[stdin.write(rest) or 0 :]
+
+    # Reading
+
+    def _read(self) -> None:
+        try:
+            with contextlib.suppress(OSError), self._child.stdout:
+                while line := self._line():
+                    self._take(line)
+        finally:
+            self._end_pending()
+
+    def _line(self) -> bytes:
+        """Return the next line, or b"" at the end. Lines over the limit are skipped, and the pending requests fail."""
+        while True:
+            line = self._child.stdout.readline(self._limits.line)
+            if line.endswith(b"\n") or len(line) < self._limits.line:
+                return line
+            while line and not line.endswith(b"\n"):
+                self._count(line)
+                line = self._child.stdout.readline(self._limits.line)
+            self._fail_pending(self._trouble or f"its answer is longer than {self._limits.line:,} bytes")
+
+    def _take(self, line: bytes) -> None:
+        """Handle a line, which is a message or, before revision 2025-06-18, an array of messages."""
+        self._count(line)
+        if not line.strip():
+            return
+        try:
+            value = decode_json(line, self._limits.depth)
+        except RefusedJson as error:  # this is probably an answer
+            self._fail_pending(f"its answer cannot be used: {shown(str(error))}")
+            return
+        except ValueError as error:  # a library has probably written a message to standard output
+            self._notes.append(f"its output is not JSON: {shown(line.strip())} ({shown(str(error))})")
+            return
+        for message in value if isinstance(value, list) else [value]:
+            if not isinstance(message, dict):
+                self._notes.append(f"its output is not JSON-RPC: {shown(line.strip())}")
+            elif not isinstance(method := message.get("method"), str):
+                self._take_answer(message)
+            elif "id" in message:
+                self._reply(message["id"], method)
+            elif method == TOOLS_CHANGED:
+                self.tools_changed.set()
+
+    def _take_answer(self, message: Mapping[str, Any]) -> None:
+        number = message.get("id")
+        with self._lock:
+            pending = self._pending.get(number) if type(number) is int else None
+            if pending is not None:  # otherwise, it answers a cancelled request, or no request at all
+                self._unasked = 0
+                pending.answer = message
+                pending.done.set()
+
+    def _reply(self, number: object, method: str) -> None:
+        """Answer a ping, and refuse all other requests, because we offer the server nothing."""
+        if not isinstance(number, str | int):
+            return
+        error = {"code": _METHOD_NOT_FOUND, "message": "this client supports only ping"}
+        with contextlib.suppress(ToolFailed):  # the connection is closed, or the server does not read its input
+            self._send({"jsonrpc": "2.0", "id": number} | ({"result": {}} if method == "ping" else {"error": error}))
+
+    def _count(self, line: bytes) -> None:
+        """Count the bytes of a line. Kill a server that floods us, because reading takes CPU time."""
+        self._unasked += len(line)
+        if self._unasked > self._limits.unasked:
+            self._break_off(f"it sent more than {self._limits.unasked:,} bytes that nobody asked for")
+
+    def _break_off(self, trouble: str) -> None:
+        self._trouble = self._trouble or trouble
+        self._child.kill()
+
+
+def _result(pending: _Pending) -> Any:
+    """Return the result of an answer, or raise ToolFailed for a JSON-RPC error."""
+    answer = pending.answer or {}
+    error = answer.get("error")
+    if error is not None or "result" not in answer:
+        table = error if isinstance(error, dict) else {}
+        code, message = table.get("code"), table.get("message")
+        words = shown(message, 300) if isinstance(message, str) and message.strip() else "no reason given"
+        raise ToolFailed(f"it refused: {words}" + (f" (error {code})" if type(code) is int else ""))
+    return answer["result"]
+
 
 REVISION = "2025-06-18"
 _REVISIONS = (REVISION, "2025-03-26", "2024-11-05")

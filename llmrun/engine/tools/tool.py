@@ -1,14 +1,42 @@
-"""The data types of tools, and the error for a call that fails."""
+"""The data types of tools, the limits for them, and the cleaning of their untrusted JSON and text.
+
+The limits keep a tool from using up the memory, the context or the user's time.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmrun.base.errors import LlmrunError
+from llmrun.base.errors import LlmrunError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits for each tool server and each command.
+
+    line        bytes of one message from or to a server
+    unasked     bytes that a server may send without answering a request, and bytes that a command may write to stdout
+    result      characters of a result that the model gets to see
+    depth       nested arrays and objects in a message
+    tools       tools of one server
+    definition  characters of one tool's definition as JSON
+    end_s       seconds that a process has to end after each step: closing its input, SIGTERM, SIGKILL
+    """
+
+    line: int = 4 << 20
+    unasked: int = 16 << 20
+    result: int = 100_000
+    depth: int = 64
+    tools: int = 500
+    definition: int = 65_536
+    end_s: float = 1.0
+
 
 Cancelled = Callable[[], bool]  # returns whether the user wants to stop waiting
 Validator = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]  # returns what is wrong with the arguments
@@ -78,3 +106,121 @@ class ToolResult:
 def digest_of(value: Any) -> str:
     """Return the sha256 of a JSON value in hexadecimal. It does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+# Control characters except newline and tab, the characters that change the order of displayed text, the invisible "tag"
+# characters, which can hide instructions from the user but not from the model, and lone surrogates.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f\ud800-\udfff]")
+
+
+class RefusedJson(ValueError):
+    """The text can be parsed as JSON, but its value exceeds our limits."""
+
+
+def decode_json(data: bytes, depth: int) -> Any:
+    """Parse JSON with at most `depth` nested arrays and objects.
+
+    NaN and infinite numbers are refused too, because they are not JSON and cannot be passed on. Raises RefusedJson, or
+    ValueError if the data is not JSON. Both have a one-line reason.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: byte 0x{data[error.start]:02x}") from None
+    except RecursionError:
+        raise RefusedJson("nested too deeply") from None
+    level = [value]
+    for _ in range(depth + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return value
+    raise RefusedJson(f"nested more than {depth} levels deep")
+
+
+def cleaned(text: str) -> str:
+    r"""Return the text with normalized newlines, and with other control characters as escapes such as \x1b."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def cleaned_json(value: Any) -> Any:
+    """Return a copy of a JSON value with `cleaned` strings and keys. Its depth must have been checked."""
+    if isinstance(value, str):
+        return cleaned(value)
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned_json(inner) for key, inner in value.items()}
+    return [cleaned_json(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise RefusedJson(f"{text[:20]} is not a finite number")
+    return number
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # Python refuses more than 4,300 digits
+        raise RefusedJson(f"an integer of {len(text.lstrip('-')):,} digits") from None
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+_LONGEST_WORD = 200  # characters of a name, type or URI inside a description
+
+
+def result_of(value: object, limit: int) -> ToolResult:
+    """Convert the result of `tools/call`. Raises ToolFailed if it breaks the protocol.
+
+    limit  maximum number of characters
+    """
+    if not isinstance(value, dict) or not isinstance(content := value.get("content", []), list):
+        raise ToolFailed("its result is not an object with a list `content`")
+    texts = [_text(block) for block in content]
+    # A server should repeat structured content as text, for clients that do not read it.
+    if not texts and "structuredContent" in value:
+        texts = [json.dumps(value["structuredContent"], ensure_ascii=False)]
+    text, truncated = shortened("\n".join(texts), limit)
+    return ToolResult(text, is_error=value.get("isError") is True, truncated=truncated)
+
+
+def shortened(text: str, limit: int) -> tuple[str, bool]:
+    """Return the text `cleaned` and cut after `limit` characters, and whether it was cut.
+
+    If it was cut, a line at the end tells the model so. The limit applies to the cleaned text, because an escape such
+    as \\U000e0041 is ten times as long as its character.
+    """
+    text = cleaned(text)
+    if len(text) <= limit:
+        return text, False
+    return f"{text[:limit]}\n[cut: these are the first {limit:,} of {len(text):,} characters]", True
+
+
+def _text(block: object) -> str:
+    """Return a block's text, or one line that describes a block of another type."""
+    table: Mapping[str, Any] = block if isinstance(block, dict) else {}
+    kind = table.get("type")
+    if kind == "text" and isinstance(table.get("text"), str):
+        return str(table["text"])
+    if kind in ("image", "audio") and isinstance(data := table.get("data"), str):
+        return _line(f"{kind}: {_word(table, 'mimeType')}, {len(data) * 3 // 4:,} bytes")
+    if kind == "resource_link":
+        return _line(f"link to a resource: {_word(table, 'uri')}, {_word(table, 'name')}")
+    if kind == "resource" and isinstance(inner := table.get("resource"), dict):
+        return _line(f"resource: {_word(inner, 'uri')}, {_word(inner, 'mimeType')}")
+    return _line(f"content of type {shown(str(kind), _LONGEST_WORD)}")
+
+
+def _line(description: str) -> str:
+    return f"[{description}; not shown]"
+
+
+def _word(table: Mapping[str, Any], key: str) -> str:
+    value = table.get(key)
+    return shown(value, _LONGEST_WORD) if isinstance(value, str) else f"unknown {key}"

@@ -12,26 +12,285 @@
 
     {"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}
 
-Relative paths to programs and working directories start at the folder of the file.
+Relative paths to programs and working directories start at the folder of the file. Every error names the file, the key,
+the value and what is valid.
+
+{city} stands for the argument `city`, and {{city}} for the text {city}. Other braces are kept as they are. A value
+always stays within one argument of the program, whatever it contains.
+
+Tools get the environment variables that are listed here and those that the user declares, but no other keys or tokens.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrun.base.errors import UsageError
-from llmrun.engine.tools.declared import START_TIMEOUT_S, TIMEOUT_S, CommandDeclaration, ServerDeclaration, ToolsFile
-from llmrun.engine.tools.environment import environment
-from llmrun.engine.tools.file_checks import Table, nearest
-from llmrun.engine.tools.names import NAME
-from llmrun.engine.tools.placeholders import placeholders
-from llmrun.engine.tools.untrusted import decode_json
+from llmrun.base.errors import UsageError, shown
+from llmrun.engine.tools.tool import decode_json
+
+# The MCP SDK's list, plus the variables for language, time zone and temporary files.
+_POSIX = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "TMPDIR")
+_WINDOWS = (
+    *("APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATH", "PATHEXT", "PROCESSOR_ARCHITECTURE", "SYSTEMDRIVE"),
+    *("SYSTEMROOT", "TEMP", "TMP", "USERNAME", "USERPROFILE"),
+)
+_LANGUAGE = (
+    *("LANG", "LANGUAGE", "LC_ALL", "LC_COLLATE", "LC_CTYPE", "LC_MESSAGES", "LC_MONETARY", "LC_NUMERIC", "LC_TIME"),
+    "TZ",
+)
+
+
+def environment(declared: Mapping[str, str]) -> dict[str, str]:
+    """Return the listed variables of this process, and `declared`, which takes precedence."""
+    listed = (*(_WINDOWS if sys.platform == "win32" else _POSIX), *_LANGUAGE)
+    return {name: os.environ[name] for name in listed if name in os.environ} | dict(declared)
+
+
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)  # the names that OpenAI's API allows
+_LONGEST = 64
+_OTHERS = re.compile(r"[^a-zA-Z0-9_-]", re.ASCII)
+
+
+def exposed_names(tools: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a distinct name for each (server, tool), in the same order. Commands have the server "".
+
+    Commands keep their names, which must be valid and distinct. The name of a server's tool does not depend on the
+    order of the tools. If several tools would have the same name, it is prefixed with the server's name, as in
+    `time_now`. If that does not make it distinct, or makes it too long, it ends with part of a hash.
+    """
+    taken = {tool for server, tool in tools if not server}
+    names = {key: _OTHERS.sub("_", key[1]) or "tool" for key in tools if key[0]}
+    shared = Counter(names.values())
+    for (server, tool), name in names.items():
+        if shared[name] > 1 or name in taken:
+            names[server, tool] = f"{_OTHERS.sub('_', server)}_{name}"
+    shared = Counter(names.values())
+    unusual = sorted(key for key, name in names.items() if shared[name] > 1 or name in taken or len(name) > _LONGEST)
+    taken |= {name for key, name in names.items() if key not in set(unusual)}
+    for key in unusual:
+        names[key] = _distinct(names[key], key, taken)
+        taken.add(names[key])
+    return [names[key] if key[0] else key[1] for key in tools]
+
+
+def _distinct(name: str, key: tuple[str, str], taken: set[str]) -> str:
+    attempt = 0
+    while True:
+        digest = hashlib.sha256(json.dumps([*key, attempt]).encode()).hexdigest()[:8]
+        distinct = f"{name[: _LONGEST - 9]}_{digest}"
+        if distinct not in taken:
+            return distinct
+        attempt += 1
+
+
+_PLACEHOLDER = re.compile(r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}", re.ASCII)
+_NUMBER = re.compile(r"-\d+(\.\d+)?", re.ASCII)
+_NO_ARGUMENT = re.compile("[\0\ud800-\udfff]")
+
+
+def placeholders(argument: str) -> list[str]:
+    """Return the names of the placeholders in an argument of a command."""
+    return [match[2] for match in _PLACEHOLDER.finditer(argument) if match[2]]
+
+
+def filled_command(command: Sequence[str], schema: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Return the command with its placeholders replaced. Raises ValueError if a value cannot be used.
+
+    schema  the JSON schema of the values; its properties may have defaults
+    """
+    defaults = {name: rule["default"] for name, rule in schema["properties"].items() if "default" in rule}
+    texts = {name: _text(value) for name, value in {**defaults, **values}.items()}
+    arguments = list(command[:1])
+    for argument in command[1:]:
+        names = placeholders(argument)
+        for name in names:
+            if name not in texts:
+                raise ValueError(f"the argument {name!r} is missing")
+            if _NO_ARGUMENT.search(texts[name]):
+                raise ValueError(f"the argument {name!r} contains a NUL character or a lone surrogate")
+        text = _PLACEHOLDER.sub(lambda match: match[1] or texts[match[2]], argument)
+        # Otherwise a model could pass any option, such as --output=FILE. After "--", programs expect no options.
+        may_be_option = not argument.startswith("-") and "--" not in command[: len(arguments)]
+        if names and may_be_option and text.startswith("-") and not _NUMBER.fullmatch(text):
+            raise ValueError(f"the argument {names[0]!r} must not begin with '-'")
+        arguments.append(text)
+    return arguments
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDeclaration:
+    """An MCP server.
+
+    command          the program's absolute path and its arguments
+    environment      variables in addition to those that all tools get (see `environment`)
+    folder           working directory; None for llmrun's own
+    timeout_s        seconds for each call
+    start_timeout_s  seconds to start; `uvx` and `npx` may have to download the server first
+    safe             the server's names for the tools that run without confirmation
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # may contain keys
+    folder: Path | None = None
+    timeout_s: float = TIMEOUT_S
+    start_timeout_s: float = START_TIMEOUT_S
+    safe: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandDeclaration:
+    """A command that is itself a tool.
+
+    command     the program's absolute path and its arguments, in which {name} stands for an argument of the call
+    parameters  the JSON schema of the call's arguments, whose type is "object"
+    json_stdin  whether the call's arguments are written to standard input, as a JSON object
+    """
+
+    name: str
+    description: str
+    command: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    folder: Path | None = None
+    timeout_s: float = TIMEOUT_S
+    json_stdin: bool = False
+    is_safe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsFile:
+    """The contents of a tools file. `path` is used in messages."""
+
+    path: Path
+    servers: tuple[ServerDeclaration, ...] = ()
+    commands: tuple[CommandDeclaration, ...] = ()
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PASSED_ON = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_LONGEST_S = 3600.0
+
+
+class Table:
+    """A table of the user's file. `where` is its dotted name, or "" for the whole file."""
+
+    def __init__(self, path: Path, where: str, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.path = path
+        self._where = where
+
+    def error(self, key: str, words: str, hint: str = "") -> UsageError:
+        """Return the error for a key. If `key` is empty, the error is about the whole table."""
+        names = shown(".".join(name for name in (self._where, key) if name), 200)
+        return UsageError(": ".join(part for part in (f"tools: {self.path}", names, words) if part), hint=hint)
+
+    def check_keys(self, known: Iterable[str]) -> None:
+        for key in self.values:
+            if key not in known:
+                raise self.error(key, "no such key", nearest(key, known))
+
+    def table(self, key: str) -> Table:
+        """Return the table with this key, or an empty table if there is none."""
+        where = f"{self._where}.{key}" if self._where else key
+        value = self.values.get(key, {})
+        if not isinstance(value, dict):
+            raise self._wrong(key, "a table")
+        return Table(self.path, where, value)
+
+    def text(self, key: str) -> str:
+        value = self._needed(key, "text")
+        if not isinstance(value, str) or not value.strip():
+            raise self._wrong(key, "text")
+        return value
+
+    def texts(self, key: str, example: str) -> list[str]:
+        value = self._needed(key, f"a list of texts such as {example}")
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self._wrong(key, f"a list of texts such as {example}")
+        if any("\0" in one for one in value):
+            raise self.error(key, "contains a NUL character")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key, False)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
+    def seconds(self, key: str, default: float) -> float:
+        value = self.values.get(key, default)
+        number = float(value) if type(value) in (int, float) else math.nan
+        if not 0 < number <= _LONGEST_S:
+            raise self._wrong(key, f"a number of seconds up to {_LONGEST_S:g}")
+        return number
+
+    def folder(self, key: str) -> Path | None:
+        """Return a folder. A relative path starts at the folder of the file."""
+        if key not in self.values:
+            return None
+        folder = self.path.absolute().parent / os.path.expanduser(self.text(key))  # noqa: PTH111
+        if not folder.is_dir():
+            raise self.error(key, f"{str(folder)!r} is not a folder")
+        return folder
+
+    def environment(self, key: str) -> dict[str, str]:
+        """Return a table of variables. A value such as "$NAME" stands for the variable NAME in our own environment."""
+        table = self.table(key)
+        for name, value in table.values.items():
+            if not _VARIABLE.fullmatch(name):
+                raise table.error(name, "not a valid variable name", "names are made of letters, digits and _")
+            if not isinstance(value, str) or "\0" in value:
+                # The value itself is not shown, because it may be a key.
+                raise table.error(name, "must be text without NUL characters", 'as in env = { TZ = "UTC" }')
+        return {name: _passed_on(table, name, value) for name, value in table.values.items()}
+
+    def _needed(self, key: str, valid: str) -> Any:
+        if key not in self.values:
+            raise self.error(key, f"missing; it must be {valid}")
+        return self.values[key]
+
+    def _wrong(self, key: str, valid: str) -> UsageError:
+        return self.error(key, f"{self.values[key]!r:.60} is not {valid}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the most similar name, or with all names."""
+    import difflib
+
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names) or 'none'}"
+
+
+def _passed_on(table: Table, name: str, value: str) -> str:
+    match = _PASSED_ON.fullmatch(value)
+    if match is None:
+        return value
+    variable = match[1] or match[2]
+    if variable not in os.environ:
+        raise table.error(name, f"the environment variable {variable} is not set", f"export {variable}=... first")
+    return os.environ[variable]
+
 
 _LARGEST = 1 << 20  # bytes
 _DEEPEST = 64

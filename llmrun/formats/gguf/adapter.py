@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel, shown
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from llmrun.formats.gguf.tensors import TensorInfo, dimensions, trimmed
 

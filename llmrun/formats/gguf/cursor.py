@@ -9,8 +9,7 @@ from array import array
 from pathlib import Path
 
 from llmrun.base.errors import BadGGUF
-from llmrun.formats.gguf.format import ScalarType
-from llmrun.formats.gguf.problems import HeaderTooLong, bad_gguf
+from llmrun.formats.gguf.format import HeaderTooLong, ScalarType, bad_gguf
 from llmrun.formats.gguf.source import Source
 
 # The size limit for everything before the tensor data. Gemma 4's header is 16 MB long: 262,144 tokens with their scores

@@ -1,11 +1,45 @@
-"""The constants of the GGUF format: magic, limits and value types. This module does not import NumPy."""
+"""The constants of the GGUF format (magic, limits and value types), and the errors for files that break its rules.
+
+Messages name the file, the key and the value found. This module does not import NumPy.
+"""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.amounts import format_bytes
+from llmrun.base.errors import BadGGUF, shown
+
+_HINT = (
+    "Download the file again. If this error comes back, the file itself is faulty: use another copy or quantization."
+)
+
+
+class HeaderTooLong(BadGGUF):
+    """The header is longer than the limit for reading it. The file itself may be complete."""
+
+
+def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -> BadGGUF:
+    """Return the error for a file that breaks a rule of the format.
+
+    where  the key, tensor or part of the header
+    seen   the value found, and the limit
+    """
+    return kind(f"not a valid GGUF file: {shown(str(path), 300)}: {where}: {seen}", hint=_HINT)
+
+
+def incomplete(path: Path, seen: int, needed: int) -> BadGGUF:
+    """Return the error for a file that has only `seen` bytes although its tensors end at byte `needed`."""
+    sizes = f"{format_bytes(seen)} of {format_bytes(needed)}"
+    if format_bytes(seen) == format_bytes(needed):
+        sizes = f"{seen:,} of {needed:,} bytes"
+    return BadGGUF(
+        f"incomplete GGUF file: {shown(str(path), 300)}: {sizes}; the download or copy may have stopped early",
+        hint="Download or copy the file again; `llmrun pull` also checks it.",
+    )
+
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

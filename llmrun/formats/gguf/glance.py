@@ -10,10 +10,10 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
+from llmrun.base.errors import shown
 from llmrun.formats.gguf.cursor import Cursor
-from llmrun.formats.gguf.format import ARRAY_ID, SCALAR_TYPES
+from llmrun.formats.gguf.format import ARRAY_ID, SCALAR_TYPES, HeaderTooLong
 from llmrun.formats.gguf.header import read_array_start, read_counts, read_key, read_single
-from llmrun.formats.gguf.problems import HeaderTooLong, shown
 from llmrun.formats.gguf.source import FileSource
 
 # 1.5 times the size of Gemma 4's header (16 MB, with 262,144 tokens). The strict limit in cursor.py is higher.

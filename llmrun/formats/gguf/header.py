@@ -1,4 +1,4 @@
-"""Reads the first part of a file, which contains the magic, the version, the counts and the metadata.
+"""Reads the first part of a GGUF file, which contains the magic, the version, the counts and the metadata.
 
     bytes   field
     4       magic, "GGUF"
@@ -18,7 +18,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.base.errors import BadGGUF
+from llmrun.base.errors import BadGGUF, shown
 from llmrun.formats.gguf.cursor import Cursor
 from llmrun.formats.gguf.format import (
     ARRAY_ID,
@@ -32,10 +32,9 @@ from llmrun.formats.gguf.format import (
     magic_problem,
     version_problem,
 )
-from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
-    from llmrun.formats.gguf.values import Value
+    from llmrun.formats.gguf.metadata import Value
 
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # a one-byte name, a type and a one-byte value
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # a one-byte name, one dimension, a type and an offset
@@ -94,7 +93,7 @@ def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
     type_id = cursor.u32(where)
     if type_id != ARRAY_ID:
         return read_single(cursor, type_id, where)
-    from llmrun.formats.gguf.values import read_numbers, read_strings
+    from llmrun.formats.gguf.metadata import read_numbers, read_strings
 
     element_id, n = read_array_start(cursor, where)
     if element_id == STRING_ID:

@@ -2,10 +2,13 @@
 
 Everything that backends rely on is checked here or in the architecture's module, so a file that opens cannot crash a
 backend. llama.cpp is less strict and aborts on some of the files that it accepts.
+
+A sampled digest identifies a model without reading all of its bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Container
 from contextlib import ExitStack
@@ -17,13 +20,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.base.errors import BadGGUF, ModelNotFound
+from llmrun.base.errors import BadGGUF, ModelNotFound, shown
 from llmrun.formats.gguf.cursor import Cursor
 from llmrun.formats.gguf.header import Header, read_header
-from llmrun.formats.gguf.hyperparameters import check_hyperparameters
-from llmrun.formats.gguf.metadata import Metadata
-from llmrun.formats.gguf.problems import shown
-from llmrun.formats.gguf.shards import TENSORS, Split, check_shard, read_split
+from llmrun.formats.gguf.metadata import TENSORS, Metadata, Split, check_hyperparameters, check_shard, read_split
 from llmrun.formats.gguf.source import FileSource, JoinedSource, MemorySource, OnesSource, Source
 from llmrun.formats.gguf.tensors import TensorInfo, read_tensors
 from llmrun.formats.gguf.vocabulary import check_vocabulary
@@ -32,7 +32,7 @@ OpenShard = Callable[[str], Source]  # opens a file by its name, in the first sh
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a model from its file, or from its first shard (see shards.py), and check its headers.
+    """Open a model from its file, or from its first shard (see metadata.py), and check its headers.
 
     Tensors are read on demand.
 
@@ -211,3 +211,26 @@ class GGUFFile(Metadata):
         Call this after another library has opened the same path, to make sure that it opened the file checked here.
         """
         self._source.check_in_place()
+
+
+_SAMPLE = 4096  # bytes
+
+
+def sampled_digest(file: GGUFFile) -> str:
+    """Return a sha256, in hexadecimal, of a model's header and of samples of all its tensors.
+
+    Hashing all bytes of a large file would take longer than opening it. Two models with the same header, such as two
+    fine-tuned versions of one model, differ in the samples. Raises ModelFileError.
+    """
+    hashed = hashlib.sha256()
+    hashed.update(str(file.file_bytes).encode())
+    header_bytes = min((tensor.offset for tensor in file.tensors.values()), default=file.file_bytes)
+    with file.path.open("rb") as stream:
+        hashed.update(stream.read(header_bytes))
+    for name, tensor in file.tensors.items():
+        hashed.update(f"{name} {tensor.nbytes}".encode())
+        sample = np.empty(min(_SAMPLE, tensor.nbytes), np.uint8)
+        for start in (0, (tensor.nbytes - len(sample)) // 2):
+            file.read_into(tensor, start, sample)
+            hashed.update(sample.tobytes())
+    return hashed.hexdigest()

@@ -32,12 +32,10 @@ from llmrun.formats.gguf.header import (
     read_key,
     read_value,
 )
-from llmrun.formats.gguf.hyperparameters import check_hyperparameters
-from llmrun.formats.gguf.range_source import RangeSource
+from llmrun.formats.gguf.metadata import COUNT, StringArray, Value, check_hyperparameters
 from llmrun.formats.gguf.reader import GGUFFile, OpenShard, no_other, read_source
-from llmrun.formats.gguf.shards import COUNT
+from llmrun.formats.gguf.source import RangeSource
 from llmrun.formats.gguf.tensors import read_tensors
-from llmrun.formats.gguf.values import StringArray, Value
 from llmrun.formats.gguf.vocabulary import MERGES, SCORES, TOKEN_TYPES, TOKENS
 
 STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # these keys are missing from a partially read header

@@ -1,24 +1,91 @@
-"""Sources from which headers and tensors are read. Files are never memory-mapped.
+"""Sources from which headers and tensors are read: files, memory, and byte ranges that are fetched, such as over HTTP.
 
-If a memory-mapped file is truncated, the process that accesses it is killed by SIGBUS, whereas a read fails with an
-ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms, compared with 81 ms for a
-mapping and its page faults. This module does not import NumPy.
+Files are never memory-mapped. If a memory-mapped file is truncated, the process that accesses it is killed by SIGBUS,
+whereas a read fails with an ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms,
+compared with 81 ms for a mapping and its page faults.
+
+Errors of the operating system are converted to llmrun's own. This module does not import NumPy.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 import sys
 import threading
 import weakref
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from llmrun.base.errors import ModelFileError
-from llmrun.formats.gguf.opening import opened, opening
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import ModelFileError, ModelNotFound, shown
+
+FOLDER = "a folder"
+NAME_A_FILE = "name a .gguf file"
+_KINDS = (
+    (stat.S_ISDIR, FOLDER),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+# Mistyped paths cause these errors.
+_NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)  # open files
+
+
+@contextmanager
+def opening(path: Path, kind: str = "model file") -> Iterator[None]:
+    """Convert any OSError about this file to ModelNotFound or ModelFileError. `kind` names it in messages."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{shown(str(path), 300)}: {error.strerror or error}"
+        if error.errno in _NO_SUCH_FILE:
+            raise ModelNotFound(f"no such {kind}: {message}", hint="Check the path.") from None
+        hint = "Raise the limit, such as with ulimit -n 4096." if error.errno in _TOO_MANY else "Check its permissions."
+        raise ModelFileError(f"the {kind} cannot be read: {message}", hint=hint) from error
+
+
+def opened(path: Path) -> FileIO:
+    """Open a regular file for reading. Raises ModelNotFound, ModelFileError and OSError."""
+    try:
+        kind = kind_of(path)
+    except ValueError:
+        raise ModelNotFound(f"no such model file: {shown(str(path), 300)}: a NUL byte in the name") from None
+    if kind == FOLDER:
+        raise ModelNotFound(f"not a model file: {shown(str(path), 300)} is a folder", hint="Name the .gguf file in it.")
+    if kind:
+        # Opening a named pipe would block until a writer opens it.
+        raise ModelFileError(f"not a regular file: {shown(str(path), 300)}: {kind}", hint=NAME_A_FILE)
+    return path.open("rb", buffering=0)
+
+
+def kind_of(path: Path) -> str:
+    """Describe the kind of file at a path, such as "a folder" or "a device". Returns "" for a regular file.
+
+    Raises OSError if the path does not exist, and ValueError if it contains a NUL byte.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a symbolic link that leads to itself", str(path)) from None
+    if stat.S_ISREG(mode):
+        return ""
+    for is_kind, words in _KINDS:
+        if is_kind(mode):
+            return words
+    return "of a kind that cannot be read"
+
 
 _ONE = struct.pack("<f", 1.0)
 
@@ -181,3 +248,38 @@ class FileSource:
             f"the model file changed while it was being read: {shown(str(self._path), 300)}: {what}",
             hint="Wait until the download or copy is complete, then try again.",
         )
+
+
+Fetch = Callable[[int, int], bytes]  # (start, end); the end is exclusive; may raise NetworkError
+
+
+@dataclass(slots=True)
+class RangeSource:
+    """A Source of `size` bytes, which are read by calling `fetch`.
+
+    Each read calls `fetch` once, and nothing is cached. Reading a header from start to end fetches each byte once.
+    """
+
+    fetch: Fetch
+    size: int
+    path: Path
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """See Source.read. Also raises the same errors as `fetch`."""
+        data = self.fetch(offset, offset + len(into))
+        if len(data) != len(into):
+            asked = f"bytes {offset} to {offset + len(into)} were requested, but only {len(data)} bytes arrived"
+            raise ModelFileError(
+                f"the model file cannot be read: {shown(str(self.path), 300)}: {asked}",
+                hint="Try again. The connection may have broken, or the server may not support range requests.",
+            )
+        into[:] = data
+
+    def check_unchanged(self) -> None:
+        """Do nothing because changes to a remote file cannot be detected here."""
+
+    def check_in_place(self) -> None:
+        """Do nothing because changes to a remote file cannot be detected here."""
+
+    def close(self) -> None:
+        """Do nothing because nothing is open."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from llmrun.base.errors import shown
 from llmrun.formats.gguf.cursor import Cursor
+from llmrun.formats.gguf.format import incomplete
 from llmrun.formats.gguf.header import Header, checked_name
-from llmrun.formats.gguf.problems import incomplete, shown
 from llmrun.formats.quants.registry import BY_ID
 from llmrun.formats.quants.weight_type import WeightType
 

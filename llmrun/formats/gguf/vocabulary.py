@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmrun.formats.gguf.metadata import Metadata
-from llmrun.formats.gguf.problems import shown
-from llmrun.formats.gguf.values import StringArray
+from llmrun.base.errors import shown
+from llmrun.formats.gguf.metadata import Metadata, StringArray
 
 PREFIX = "tokenizer.ggml."
 TOKENS = PREFIX + "tokens"

@@ -1,17 +1,25 @@
-"""The layout of the records that Python and the kernels share. Words are int64.
+"""The layout of the records that Python and the kernels share, and the version of the CPU engine's numerics.
 
 An op record describes one kernel call in the plan. The step record holds everything that changes from step to step.
-Kernels read both by address, and only this file knows the offsets.
+Kernels read both by address, and only this file knows the offsets. Words are int64. Other records describe the units of
+LoRA adapters and the benchmarks of this machine's limits. A unit is a part of an op's work for one adapter. Units are
+ordered by adapter.
 
 In a step of one row, cheap row-wise ops are "replicated", which means that every thread computes the whole op and
 writes its own copy of the result. The next op then needs no barrier before it, so each layer has 5 barriers instead of
 10. The copy of thread t is row t of the buffer, which has at least one row per thread.
+
+Two engines with equal NUMERICS compute equal bits from equal inputs. NUMERICS is here so that kernels, plans, saved
+states and recordings can all import it.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 from typing import Final, NamedTuple, TypeVar, cast
+
+NUMERICS: Final = 1  # raise it on purpose, in the commit that changes a bit of any result
+
 
 WORD: Final = 8  # bytes
 CACHE_LINE: Final = 64  # bytes
@@ -67,7 +75,7 @@ STEP_SYNC: Final = 12 * WORD  # address of the synchronization words
 STEP_STAMPS: Final = 13 * WORD  # timed teams only: each thread's timestamps, one at the start and two per op
 STEP_CHOSEN: Final = 14 * WORD  # number of slots, which is the number of rows times the experts per row
 STEP_RUNS: Final = 15 * WORD  # number of sequences that have rows; 0 if the model has no recurrent state
-STEP_RUN_LIST: Final = 16 * WORD  # int64[runs, RUN_WORDS] (states.py)
+STEP_RUN_LIST: Final = 16 * WORD  # int64[runs, RUN_WORDS] (kv.py)
 STEP_RUN_ROWS: Final = 17 * WORD  # int32[rows]: the rows of the first run in order, then those of the second one, ...
 STEP_SCORED: Final = 18 * WORD  # number of rows whose logits are requested
 STEP_SCALES: Final = 19 * WORD  # float32[rows, adapters]: scales of LoRA adapters; 0 if no row of the step uses any
@@ -99,3 +107,71 @@ SYNC_SPIN: Final = SYNC_SYSCALL + 4 * WORD  # spin iterations before a thread sl
 SYNC_CLOCK: Final = SYNC_SYSCALL + 5 * WORD  # timed teams only: address of the function that writes a timestamp
 SYNC_CLOCK_ID: Final = SYNC_SYSCALL + 6 * WORD  # first argument for the function at SYNC_CLOCK; negative if it has none
 SYNC_BYTES: Final = 10 * CACHE_LINE
+
+
+BLOCK_ROWS: Final = 4  # rows of a work item
+EXPAND_GROUPS: Final = 16  # groups of 16 outputs of a work item of `expand`
+
+
+class Unit(NamedTuple):
+    """A unit. `factor` is a float32; the product with the scale of a row multiplies the low-rank product.
+
+    weights      address of the packed matrix, or of one of its groups
+    group_bytes  bytes from one group to the next
+    columns      columns of the packed matrix, padded to a multiple of 4
+    adapter      index of the adapter
+    offset       bytes from the start of a row of low-rank products to those of the unit
+    """
+
+    weights: int
+    group_bytes: int
+    columns: int
+    adapter: int
+    offset: int
+    factor: int
+
+
+UNIT_BYTES: Final = WORD * len(Unit._fields)
+UNIT_WEIGHTS, UNIT_GROUP_BYTES, UNIT_COLUMNS, UNIT_ADAPTER, UNIT_OFFSET, UNIT_FACTOR = range(0, UNIT_BYTES, WORD)
+
+
+MOST_SUMS = 12
+
+
+READ_BYTES = 512  # the number of consecutive bytes that `read` reads from one stream at a time
+
+
+class ReadWords(NamedTuple):
+    """The arguments of `read` in its op record.
+
+    streams  number of equal parts of a chunk that are read side by side; each is a multiple of READ_BYTES
+    ahead    prefetch distance in bytes, or 0 to prefetch nothing
+    """
+
+    address: int
+    chunks: int
+    chunk_bytes: int
+    results: int
+    streams: int
+    ahead: int
+
+
+class MultiplyWords(NamedTuple):
+    """The arguments of `multiply` in its op record."""
+
+    rounds: int
+    vectors: int
+    results: int
+
+
+def independent_sums(level: str) -> int:
+    """Return how many independent sums `multiply` computes to hide the latency of the multiply instruction.
+
+    Their number is limited by the number of registers.
+    """
+    return MOST_SUMS if level == "avx512vnni" else 4
+
+
+def products_a_round(level: str) -> int:
+    """Return how many int8 multiply-adds `multiply` performs per round."""
+    return (128 if level == "neoni8mm" else 64) * independent_sums(level)

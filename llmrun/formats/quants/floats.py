@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.formats.quants.fields import words16, words32
-from llmrun.formats.quants.weight_type import WeightType, all_set
+from llmrun.formats.quants.weight_type import WeightType, all_set, words16, words32
 
 
 def dequantize_f32(raw: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -52,10 +52,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.formats.quants.fields import SUPER_BLOCK, blocks_of, halves, planes
-from llmrun.formats.quants.packed import PackedType, Scales
-from llmrun.formats.quants.unpacked import Unpacked, joined
-from llmrun.formats.quants.weight_type import integer_type
+from llmrun.formats.quants.weight_type import (
+    SUPER_BLOCK,
+    PackedType,
+    Scales,
+    Unpacked,
+    blocks_of,
+    halves,
+    integer_type,
+    joined,
+    planes,
+)
 
 Q2_K_BYTES = 84
 Q3_K_BYTES = 110
@@ -173,27 +180,47 @@ def _split(pair: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 TYPES = (
     integer_type(
-        *("Q2_K", 10, SUPER_BLOCK, Q2_K_BYTES, unpack_q2_k),
+        "Q2_K",
+        10,
+        SUPER_BLOCK,
+        Q2_K_BYTES,
+        unpack_q2_k,
         half_fields=(80, 82),
         packed=PackedType((2,), scales=Scales.TWO_LEVELS, mins=True, sub_columns=16),
     ),
     integer_type(
-        *("Q3_K", 11, SUPER_BLOCK, Q3_K_BYTES, unpack_q3_k),
+        "Q3_K",
+        11,
+        SUPER_BLOCK,
+        Q3_K_BYTES,
+        unpack_q3_k,
         half_fields=(108,),
         packed=PackedType((2, 1), zero=4, scales=Scales.TWO_LEVELS, sub_columns=16),
     ),
     integer_type(
-        *("Q4_K", 12, SUPER_BLOCK, Q4_K_BYTES, unpack_q4_k),
+        "Q4_K",
+        12,
+        SUPER_BLOCK,
+        Q4_K_BYTES,
+        unpack_q4_k,
         half_fields=(0, 2),
         packed=PackedType((4,), scales=Scales.TWO_LEVELS, mins=True),
     ),
     integer_type(
-        *("Q5_K", 13, SUPER_BLOCK, Q5_K_BYTES, unpack_q5_k),
+        "Q5_K",
+        13,
+        SUPER_BLOCK,
+        Q5_K_BYTES,
+        unpack_q5_k,
         half_fields=(0, 2),
         packed=PackedType((4, 1), scales=Scales.TWO_LEVELS, mins=True),
     ),
     integer_type(
-        *("Q6_K", 14, SUPER_BLOCK, Q6_K_BYTES, unpack_q6_k),
+        "Q6_K",
+        14,
+        SUPER_BLOCK,
+        Q6_K_BYTES,
+        unpack_q6_k,
         half_fields=(208,),
         packed=PackedType((4, 2), zero=32, scales=Scales.TWO_LEVELS, sub_columns=16),
     ),

@@ -24,10 +24,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.formats.quants.fields import SUPER_BLOCK, blocks_of, half_bytes, halves, planes
-from llmrun.formats.quants.rounding import half_away_from_zero, inverse
-from llmrun.formats.quants.unpacked import Unpacked, joined
-from llmrun.formats.quants.weight_type import integer_type
+from llmrun.formats.quants.weight_type import (
+    SUPER_BLOCK,
+    Unpacked,
+    blocks_of,
+    half_away_from_zero,
+    half_bytes,
+    halves,
+    integer_type,
+    inverse,
+    joined,
+    planes,
+)
 
 TQ1_0_BYTES = 54
 TQ2_0_BYTES = 66

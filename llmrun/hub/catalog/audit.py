@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.catalog.entry import CatalogEntry, Quant
-from llmrun.hub.names.file_names import shards_of
-from llmrun.hub.names.model_sources import Expected, HubSource, RemoteFile
+from llmrun.hub.catalog.file import CatalogEntry, Quant
+from llmrun.hub.names import Expected, HubSource, RemoteFile, shards_of
 
 ANSWER_SECONDS = 20.0
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.hub.local import paths
-from llmrun.hub.names.file_names import first_shard
+from llmrun.hub.names import first_shard
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20  # a record of a thousand shards is a quarter of this size

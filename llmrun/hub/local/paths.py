@@ -1,7 +1,13 @@
-"""Builds the paths of models on this machine, including all paths that contain untrusted names.
+"""Builds the paths of models on this machine, and reads the cache that all Hugging Face tools share.
 
 Names from a catalogue, a server or the command line are validated with `safe_segments`, so these paths cannot lead
-outside their folders.
+outside their folders. The cache is read without huggingface_hub, because importing it takes 0.4 s:
+
+    models--OWNER--NAME/refs/main                     the commit that a branch or a tag last pointed to
+    models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob, or a regular file if links are not supported
+    models--OWNER--NAME/blobs/SHA256                  the contents of a file
+
+Other programs write to these folders too. Unreadable folders are treated as empty.
 """
 
 from __future__ import annotations
@@ -9,12 +15,62 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import data_folder
-from llmrun.hub.local.scandir import expanded, folders_in
-from llmrun.hub.names.file_names import safe_segments
+from llmrun.hub.names import models_among, safe_segments
+
+_MOST_BYTES = 1 << 20
+_MOST_ENTRIES = 100_000
+
+
+def expanded(text: str) -> Path:
+    """Expand `~` and environment variables, and return an absolute path. Never raises."""
+    return Path(os.path.expandvars(os.path.expanduser(text))).absolute()  # noqa: PTH111
+
+
+def entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder, sorted by name. Returns [] for a missing or unreadable folder."""
+    try:
+        with os.scandir(folder) as found:
+            some = [entry for entry, _ in zip(found, range(_MOST_ENTRIES), strict=False)]
+    except OSError:
+        return []
+    return sorted(some, key=lambda entry: entry.name)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the folders inside a folder. Links are skipped because they may lead anywhere."""
+    if folder.is_symlink():
+        return []
+    return [Path(entry.path) for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a file or a link to a file."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def model_files(first: Path) -> tuple[Path, ...]:
+    """Return all files of the model whose first file is `first`, or only `first` if a shard is missing."""
+    siblings = models_among([entry.name for entry in entries(first.parent)])
+    return tuple(first.with_name(name) for name in siblings.get(first.name, (first.name,)))
+
+
+def read_small(path: Path) -> bytes:
+    """Read a file of at most 1 MiB. Raises OSError, or ValueError if it is larger."""
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{path}: more than {_MOST_BYTES} bytes")
+    return data
+
 
 PARTIAL = ".llmrun.incomplete"  # suffix of partial downloads in the shared cache
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -123,3 +179,82 @@ def _name(file: str) -> str:
 
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_REPOSITORY = "models--"
+_DEEPEST = 8  # the maximum depth of folders below a snapshot or `refs`; our own paths are never deeper
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository in the cache.
+
+    name       "owner/name"
+    folder     the repository's folder in the cache
+    refs       branch or tag -> commit
+    snapshots  commit -> GGUF files, which map paths in the repository (with "/") to paths on disk
+    """
+
+    name: str
+    folder: Path
+    refs: Mapping[str, str]
+    snapshots: Mapping[str, Mapping[str, Path]]
+
+    def revision_of(self, commits: Sequence[str]) -> str:
+        """Return a branch or tag that refers to one of these commits, preferably "main", or else the first commit."""
+        named = [revision for revision, commit in self.refs.items() if commit in commits]
+        return "main" if "main" in named else next(iter(named), commits[0])
+
+
+def repositories() -> Iterator[Repository]:
+    """Yield every model repository in the cache, including those without GGUF files."""
+    for entry in entries(hub_cache()):
+        name = repository_name(entry.name)
+        if name:
+            yield read_repository(name)
+
+
+def repository_name(folder: str) -> str:
+    """Convert a folder name such as "models--owner--name" to "owner/name". Returns "" for other folders."""
+    name = folder.removeprefix(_REPOSITORY).replace("--", "/", 1)
+    try:
+        return name if repository_folder(name).name == folder else ""
+    except UsageError:
+        return ""
+
+
+def read_repository(name: str) -> Repository:
+    """Read a repository from the cache. The result is empty if it is not there. Raises UsageError for invalid names."""
+    folder = repository_folder(name)
+    snapshots = {
+        entry.name: dict(_model_files(Path(entry.path)))
+        for entry in entries(folder / "snapshots")
+        if _COMMIT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+    }
+    return Repository(name, folder, dict(_refs(folder / "refs")), snapshots)
+
+
+def _model_files(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+    for entry in entries(folder):
+        if entry.name.lower().endswith(".gguf") and is_file(entry):
+            yield above + entry.name, Path(entry.path)
+        elif depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
+            yield from _model_files(Path(entry.path), f"{above}{entry.name}/", depth + 1)
+
+
+def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    for entry in entries(folder):
+        if depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
+            yield from _refs(Path(entry.path), f"{above}{entry.name}/", depth + 1)
+        elif is_file(entry):
+            try:
+                commit = read_small(Path(entry.path)).decode("ascii").strip()
+            except (OSError, ValueError):
+                continue
+            if _COMMIT.fullmatch(commit):
+                yield above + entry.name, commit
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Return whether a file is inside a folder after resolving the links in both paths."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

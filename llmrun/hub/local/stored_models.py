@@ -17,18 +17,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.hub.catalog.entry import Wanted
-from llmrun.hub.local import lm_studio, ollama, paths
-from llmrun.hub.local.hub_cache import Repository, read_repository
+from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.local import other_programs, paths
 from llmrun.hub.local.model_records import known_digest, remember_digests
+from llmrun.hub.local.paths import Repository, model_files, read_repository
 from llmrun.hub.local.safe_writes import digest
-from llmrun.hub.local.scandir import model_files
-from llmrun.hub.names.file_names import models_among, quantization_of
-from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source
+from llmrun.hub.names import (
+    Expected,
+    HeldSource,
+    HubSource,
+    PypiSource,
+    RemoteFile,
+    Source,
+    models_among,
+    quantization_of,
+)
 from llmrun.hub.progress_reporter import Reporter
 
 if TYPE_CHECKING:
-    from llmrun.hub.remote.repository_listing import OfferedModel
+    from llmrun.hub.remote.repository import OfferedModel
 
 _BLOB = re.compile(r"(?:sha256-)?(?P<digits>[0-9a-f]{64})")
 _ABBREVIATED = re.compile(r"[0-9a-f]{7,40}")
@@ -106,7 +113,7 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
         case HubSource():
             yield from _in_hub_cache(source, expected)
         case HeldSource():
-            found = {ollama.HOLDER: ollama, lm_studio.HOLDER: lm_studio}[source.holder].find(source.name)
+            found = other_programs.find_held_model(source.holder, source.name)
             if found is not None:
                 files = model_files(found)
                 yield Candidate(source, files, tuple(Expected(file.name) for file in files))
@@ -161,7 +168,7 @@ def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, 
 
 def _best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
     """Return the model to use if the source does not name a file, or None if the choice is ambiguous."""
-    from llmrun.hub.remote.quantization_choice import choose
+    from llmrun.hub.remote.repository import choose
 
     try:
         return choose(_offered(models), quantization).file
@@ -170,7 +177,7 @@ def _best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> s
 
 
 def _offered(models: Mapping[str, Sequence[str]]) -> list[OfferedModel]:
-    from llmrun.hub.remote.repository_listing import OfferedModel
+    from llmrun.hub.remote.repository import OfferedModel
 
     return [
         OfferedModel(quantization_of(first), tuple(RemoteFile(file, 0, None) for file in files))

@@ -1,7 +1,10 @@
 """Sends HTTP range requests to untrusted servers and validates the responses strictly.
 
-The user's token must only be sent to the Hub's own origin. Therefore, this module follows redirects itself, and drops
-the caller's headers when a redirect leads to another scheme, host or port.
+The user's token must only be sent to the Hub's own origin. Therefore, redirects are followed here instead of in the
+HTTP client, and the caller's headers are dropped when a redirect leads to another scheme, host or port.
+
+Models at plain URLs on any web server are described here too. The policies for retries and for the number of parallel
+connections (`Patience` and `Growth`) use neither a clock nor the network.
 """
 
 from __future__ import annotations
@@ -14,13 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.names.hub_url import LOOPBACK
-from llmrun.hub.names.model_sources import RemoteFile
+from llmrun.hub.names import LOOPBACK, Artifact, Expected, RemoteFile, UrlSource, shards_of
 from llmrun.hub.remote.network_errors import ANSWER_SECONDS, plain, translated
-from llmrun.hub.remote.repository_listing import is_size
+from llmrun.hub.remote.repository import is_size
 
 if TYPE_CHECKING:
     import httpx2
@@ -291,3 +293,106 @@ def _seconds(retry_after: str) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
     except (ValueError, OverflowError, OSError):
         return 0.0
+
+
+def pin(source: UrlSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
+    """Return the files that are available at the URL now, with the sizes that the server reports.
+
+    Web servers do not publish digests, so a sha256 is known only if `expected` contains it. Raises NetworkError,
+    ModelNotFound, or IntegrityError for unexpected sizes.
+    """
+    known = expected or tuple(Expected(shard) for shard in shards_of(file_name(source)))
+    files = []
+    for wanted in known:
+        unmeasured = RemoteFile(wanted.file, 0, wanted.sha256)
+        size = remote_file(source, unmeasured).measure()
+        if wanted.size not in (None, size):
+            raise IntegrityError(f"{wanted.file}: the server's file is {size:,} bytes, expected {wanted.size:,}")
+        files.append(RemoteFile(wanted.file, size, wanted.sha256))
+    return Artifact(name, source, tuple(files))
+
+
+def file_name(source: UrlSource) -> str:
+    """Return the file name at the end of the URL, percent-decoded."""
+    return unquote(urlsplit(source.url).path.rpartition("/")[2])
+
+
+def remote_file(source: UrlSource, file: RemoteFile) -> Remote:
+    """Return a remote for the file at the URL or for another shard in the same folder."""
+
+    def address() -> tuple[str, Mapping[str, str]]:
+        split = urlsplit(source.url)
+        folder = split.path.rpartition("/")[0]
+        path = split.path if file.path == file_name(source) else f"{folder}/{quote(file.path)}"
+        return split._replace(path=path).geturl(), {}
+
+    return Remote(file, address)
+
+
+TRIES = 6  # consecutive attempts before any byte arrives; users should not wait long for a dead server
+# consecutive attempts without progress once bytes have arrived; they take at least 84 s, enough for a router restart
+TRIES_ON_THE_WAY = 16
+PROGRESS = 64 << 10  # bytes that must arrive to reset the failure count
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 8.0
+
+MOST_CONNECTIONS = 8
+PROBE_S = 1.0  # duration of each speed measurement
+GAIN = 1.3  # the minimum speedup that justifies doubling the number of connections
+WORTH_S = 3.0  # do not measure again if the download will finish in less time than this
+
+
+class Patience:
+    """A counter of consecutive failures. Receiving enough new bytes resets it."""
+
+    def __init__(self, file: str, size: int, received: int) -> None:
+        self._file, self._size = file, size
+        self._farthest = received
+        self._failures = 0
+        self._tries = TRIES
+
+    def wait_after(self, trouble: TryAgain, received: int) -> float:
+        """Return the delay in seconds before the next attempt. Raises NetworkError after the last attempt."""
+        if received >= self._farthest + PROGRESS:
+            self._farthest, self._failures, self._tries = received, 0, TRIES_ON_THE_WAY
+        self._failures += 1
+        if self._failures >= self._tries:
+            count = f"gave up after {self._tries} tries, with {received:,} of {self._size:,} bytes received"
+            raise NetworkError(f"{self._file}: {trouble}: {count}", hint=trouble.hint) from trouble
+        return max(trouble.after, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self._failures - 1)))
+
+
+class Growth:
+    """A controller for the number of parallel connections of a download.
+
+    It starts with one connection and doubles the number as long as that measurably increases the speed. Some servers
+    and networks limit the speed of each connection, but most do not.
+    """
+
+    def __init__(self, now: float, received: int) -> None:
+        self._since, self._from = now, received
+        self._rate = 0.0  # bytes per second, measured with half as many connections
+        self._settled = False
+
+    def advise(self, now: float, received: int, missing: int, connections: int) -> int:
+        """Return the number of connections to use from now on.
+
+        now          seconds, on the same clock as the constructor's `now`
+        received     bytes received so far
+        missing      bytes not received yet
+        connections  the number of connections since the last call
+        """
+        if self._settled or now - self._since < PROBE_S:
+            return connections
+        rate = (received - self._from) / (now - self._since)
+        if rate <= 0.0:  # the speed of a stalled download says nothing about the number of connections
+            self._since = now
+            return connections
+        if rate < GAIN * self._rate:
+            self._settled = True
+            return connections // 2
+        if connections >= MOST_CONNECTIONS or missing < WORTH_S * rate:
+            self._settled = True
+            return connections
+        self._since, self._from, self._rate = now, received, rate
+        return min(connections * 2, MOST_CONNECTIONS)

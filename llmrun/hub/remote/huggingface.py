@@ -1,19 +1,23 @@
-"""Fetches metadata from the Hugging Face Hub: a model's files at a commit, with their sizes and digests.
+"""Queries the Hugging Face Hub: lists files with sizes and digests, searches repositories, and checks reachability.
 
 huggingface_hub handles URLs, tokens and proxy settings, and reports each file's sha256. However, it never compares that
 sha256 with the downloaded bytes, and version 2.4 even serves truncated and corrupt files from its cache. Therefore,
-this module uses huggingface_hub only for metadata. download.py downloads the files and verifies them.
+huggingface_hub is used only for metadata, and `hub/transfer` downloads the files and verifies them.
+
+The reachability check neither sends nor shows the user's token.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.names.file_names import safe_segments, shards_of, without_shard
-from llmrun.hub.names.model_sources import Artifact, Expected, HubSource, RemoteFile
+from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError, UsageError
+from llmrun.hub.names import Artifact, Expected, HubSource, RemoteFile, safe_segments, shards_of, without_shard
 from llmrun.hub.remote import network_errors
 from llmrun.hub.remote.http_ranges import Remote
 from llmrun.hub.remote.network_errors import (
@@ -21,12 +25,13 @@ from llmrun.hub.remote.network_errors import (
     NOT_A_HUB,
     NoFile,
     NoRepository,
+    Unreachable,
     answer_within,
     plain,
     translated,
+    without_secrets,
 )
-from llmrun.hub.remote.quantization_choice import choose, nearest_files
-from llmrun.hub.remote.repository_listing import Listing, OfferedModel, is_sha256, is_size, offered
+from llmrun.hub.remote.repository import Listing, OfferedModel, choose, is_sha256, is_size, nearest_files, offered
 
 if TYPE_CHECKING:
     from huggingface_hub.file_download import HfFileMetadata
@@ -157,9 +162,9 @@ def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotF
 
 def _with_nearest_repository(error: NoRepository, repository: str) -> ModelNotFound:
     from llmrun.hub.catalog.lookup import load_catalog
-    from llmrun.hub.names.suggestions import for_repository
+    from llmrun.hub.names import hint_for_repository
 
-    near = for_repository(repository, load_catalog().repositories())
+    near = hint_for_repository(repository, load_catalog().repositories())
     return NoRepository(str(error), hint=f"{near} {error.hint}") if near else error
 
 
@@ -212,3 +217,160 @@ def _check(files: tuple[RemoteFile, ...], expected: tuple[Expected, ...]) -> Non
                 f"expected {known.sha256} ({known.size} bytes)",
                 hint="accept the current file with `llmrun pull --revision`, or update llmrun",
             )
+
+
+_NO_NETWORK = "check the connection, or search the local catalogue without --hub"
+_LICENCE = "license:"  # the prefix of the tag that states a repository's licence
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A search result. `downloads` counts the downloads of the last 30 days. `license` is "" if unknown."""
+
+    repository: str  # "owner/name"
+    downloads: int
+    likes: int
+    license: str
+    gated: bool
+
+    @property
+    def name(self) -> str:
+        """The name that llmrun commands accept for this repository."""
+        return f"hf:{self.repository}"
+
+
+def search_hub(words: str, limit: int) -> list[HubModel]:
+    """Return up to `limit` repositories that match and contain GGUF files, the most downloaded first.
+
+    Raises Unreachable if the Hub does not respond and NetworkError for other failures.
+    """
+    import_client()
+    try:
+        found = answer_within(network_errors.ANSWER_SECONDS, lambda: _ask(words, limit))
+    except Unreachable as error:
+        sentence = f"search --hub: the Hub does not respond: {error}"
+        raise Unreachable(sentence, hint=error.hint or _NO_NETWORK) from error
+    except NetworkError as error:
+        raise NetworkError(f"search --hub: {error}", hint=error.hint) from error
+    return [model for facts in found if (model := _checked(facts))]
+
+
+def _ask(words: str, limit: int) -> list[Any]:
+    """Return the Hub's JSON object for each repository. The objects are not validated.
+
+    HfApi.list_models is not used because it retries an unreachable Hub for 20 s and logs each attempt to stderr.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented but not exported
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
+
+    query = {"filter": "gguf", "sort": "downloads", "limit": str(limit)} | ({"search": words} if words else {})
+    with translated():
+        response = get_session().get(
+            f"{constants.ENDPOINT}/api/models",
+            params=query,
+            headers=build_hf_headers(library_name="llmrun"),
+            timeout=network_errors.ANSWER_SECONDS,
+        )
+        hf_raise_for_status(response)
+        try:
+            found = response.json()
+        except (ValueError, RecursionError) as error:
+            raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
+    if not isinstance(found, list):
+        raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT)
+    return found[:limit]
+
+
+def _checked(facts: Any) -> HubModel | None:
+    """Validate the Hub's JSON object for a repository. Returns None if the repository's name is malformed."""
+    if not isinstance(facts, dict) or not isinstance(name := facts.get("id"), str) or name.count("/") != 1:
+        return None
+    try:
+        safe_segments(name)
+    except UsageError:
+        return None
+    licence = next(_licences(facts.get("tags")), "")
+    return HubModel(name, _count(facts.get("downloads")), _count(facts.get("likes")), licence, bool(facts.get("gated")))
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 60 else 0
+
+
+def _licences(tags: object) -> Iterator[str]:
+    for tag in tags if isinstance(tags, list) else ():
+        if isinstance(tag, str) and tag.startswith(_LICENCE):
+            yield tag.removeprefix(_LICENCE)[:60]
+
+
+PATIENCE_S = 4.0  # a reachable Hub responds within one second
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The result of a reachability check.
+
+    endpoint  the URL of the Hub or of HF_ENDPOINT, without user name and password
+    seconds   the response time in seconds; None if there was no response
+    trouble   why there was no response or no request; "" if the Hub responded
+    offline   whether offline mode prevented the request
+    token     whether a token is configured
+    proxies   the names of the environment variables that configure proxies
+    """
+
+    endpoint: str
+    seconds: float | None
+    trouble: str
+    offline: bool
+    token: bool
+    proxies: tuple[str, ...]
+
+
+def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
+    """Send a HEAD request to the Hub's front page. Network failures are part of the result and are not raised."""
+    proxies = tuple(name for name in _PROXIES if os.environ.get(name))
+    try:
+        from huggingface_hub import constants
+    except (ImportError, ValueError) as error:  # huggingface_hub parses HF_ENDPOINT during import
+        return Ping("", None, f"huggingface_hub cannot be imported: {plain(error)}", False, False, proxies)
+    endpoint = without_secrets(constants.ENDPOINT)
+    token = bool(hub_token())
+    if offline or constants.HF_HUB_OFFLINE:
+        return Ping(endpoint, None, "not checked in offline mode", True, token, proxies)
+    seconds, trouble = _asked(constants.ENDPOINT, patience)
+    return Ping(endpoint, seconds, trouble, False, token, proxies)
+
+
+def hub_token() -> str | None:
+    """Return the user's token, for callers that redact it. Returns None if there is no readable token."""
+    try:
+        from huggingface_hub import get_token
+
+        return get_token()
+    except (ImportError, ValueError, OSError):
+        return None
+
+
+def _asked(endpoint: str, patience: float) -> tuple[float | None, str]:
+    """Return (response time in seconds or None, reason for a failure or "")."""
+    try:
+        return answer_within(patience, lambda: _response_time(endpoint, patience)), ""
+    except LlmrunError as error:
+        return None, str(error)
+
+
+def _response_time(endpoint: str, patience: float) -> float:
+    """Return the response time in seconds. Raises NetworkError."""
+    started = time.perf_counter()
+    with translated():
+        from huggingface_hub import get_session
+
+        response = get_session().head(endpoint, timeout=patience, follow_redirects=False)
+    if response.status_code >= 500:
+        raise NetworkError(f"server error (HTTP {response.status_code})")
+    return time.perf_counter() - started

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
-from llmrun.formats.gguf.range_source import RangeSource
 from llmrun.formats.gguf.remote_header import read_remote_header, read_sibling_header
-from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile, UrlSource
-from llmrun.hub.remote import direct_url, huggingface
-from llmrun.hub.remote.backoff import Patience
-from llmrun.hub.remote.http_ranges import RangeResponse, Remote, TryAgain
+from llmrun.formats.gguf.source import RangeSource
+from llmrun.hub.names import Artifact, HubSource, RemoteFile, UrlSource
+from llmrun.hub.remote import http_ranges, huggingface
+from llmrun.hub.remote.http_ranges import Patience, RangeResponse, Remote, TryAgain
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -68,7 +67,7 @@ def _remote(artifact: Artifact, file: RemoteFile) -> Remote:
     if isinstance(source, HubSource):
         return huggingface.remote_file(source, artifact.commit, file)
     if isinstance(source, UrlSource):
-        return direct_url.remote_file(source, file)
+        return http_ranges.remote_file(source, file)
     raise UnsupportedModel("headers cannot be read from a wheel before it is downloaded")
 
 

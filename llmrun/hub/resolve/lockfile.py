@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.hub.names.file_names import safe_segments, shards_of
-from llmrun.hub.names.hub_url import url_source_of
-from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
-from llmrun.hub.remote.repository_listing import is_sha256, is_size
+from llmrun.hub.names import (
+    Artifact,
+    HubSource,
+    PypiSource,
+    RemoteFile,
+    UrlSource,
+    safe_segments,
+    shards_of,
+    url_source_of,
+)
+from llmrun.hub.remote.repository import is_sha256, is_size
 
 LOCK = "llmrun.lock"  # the path relative to the project's folder
 _VERSION = 1

@@ -12,11 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
-from llmrun.hub.catalog.entry import Wanted
+from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.catalog.lookup import Catalog, load_catalog
-from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of
-from llmrun.hub.names.hub_url import hub_source_of, url_source_of
-from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
+from llmrun.hub.names import (
+    Expected,
+    HeldSource,
+    HubSource,
+    hub_source_of,
+    quantization_named,
+    safe_segments,
+    shards_of,
+    url_source_of,
+)
 
 _LONGEST = 4096  # the maximum number of characters in a name
 _MOST_SHORTNAMES = 8  # the maximum length of a chain of short names
@@ -101,7 +108,7 @@ def _name(text: str, left: int) -> Wanted | LocalPath:
 
 
 def _ramalama(text: str, left: int) -> Wanted | LocalPath | None:
-    from llmrun.hub.names.shortnames import ramalama_target
+    from llmrun.hub.names import ramalama_target
 
     target = ramalama_target(text)
     return None if target is None else _stands_for(text, target, left)
@@ -119,9 +126,9 @@ def _hub(text: str, rest: str) -> Wanted:
     path, _, quant = rest.partition(":")
     parts = path.split("/")
     if len(parts) < 2:
-        from llmrun.hub.names.suggestions import for_repository
+        from llmrun.hub.names import hint_for_repository
 
-        near = for_repository(path, load_catalog().repositories())
+        near = hint_for_repository(path, load_catalog().repositories())
         raise UsageError(f"model: {text[:300]!r}: not of the form owner/name", hint=near or _HUB_FORMS)
     try:
         for part in (path, *([revision] if "@" in text else [])):

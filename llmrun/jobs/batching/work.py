@@ -1,21 +1,232 @@
-"""The work of a run: hands out the calls of its lines, and writes their answers to the journal."""
+"""The work of a run: hands out the calls of its lines to workers, writes the answers to the journal, and counts them.
+
+Calls with the same prefix run on one machine, one after another. Files are read in threads that can be stopped, so that
+Ctrl-C never has to wait for a large file.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable
-from dataclasses import dataclass
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from llmrun.jobs.batching.intake import Intake, ReadLine
+from llmrun.jobs.batching.intake import Intake, LineId, ReadLine, RecordWriter, is_success
 from llmrun.jobs.batching.journal import Journal
-from llmrun.jobs.batching.ordering import Job, WorkQueue
-from llmrun.jobs.batching.records import LineId, RecordWriter, is_success
-from llmrun.jobs.batching.tally import Tally
-from llmrun.jobs.batching.threads import Halt, in_thread
+from llmrun.jobs.batching.requests import Call
 from llmrun.jobs.batching.workers.base import Reply
 
 Result = TypeVar("Result")
+
+
+class Stopped(Exception):
+    """Raised in a thread that was asked to stop."""
+
+
+class Halt:
+    """Asks threads to stop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Ask all threads to stop."""
+        self._event.set()
+
+    def check(self) -> None:
+        """Raise Stopped if this thread should stop. Takes less than a microsecond."""
+        if self._event.is_set():
+            raise Stopped
+
+
+async def in_thread(halt: Halt, work: Callable[[], Result]) -> Result:
+    """Run `work`, which calls `halt.check` often, in a thread. If this is cancelled, it waits for the thread's end."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        halt.set()
+        await asyncio.wait((future,))
+        if not future.cancelled():
+            future.exception()  # it was probably Stopped, and nobody needs the result any more
+        raise
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counts of one run, which an interrupted run continues.
+
+    lines      lines of the input that are not blank
+    done       lines with a record, including those of earlier runs
+    resumed    lines with a record of an earlier run
+    failed     lines whose record is an error, including those of earlier runs
+    copied     lines that got the answer to an equal line
+    calls      calls that this run answered
+    ignored    names of fields that had no effect
+    prompt_tokens, cached_tokens, generated_tokens  of the calls that this run answered
+    """
+
+    lines: int = 0
+    done: int = 0
+    resumed: int = 0
+    failed: int = 0
+    copied: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    ignored: set[str] = field(default_factory=set)
+    began: float = field(default_factory=time.monotonic)
+
+    def start(self) -> None:
+        """Start the clock."""
+        self.began = time.monotonic()
+
+    def count(self, body: Mapping[str, Any]) -> None:
+        """Count the tokens of an answer."""
+        self.calls += 1
+        usage = body.get("usage")
+        if isinstance(usage, dict):
+            self.prompt_tokens += _integer(usage.get("prompt_tokens"))
+            self.generated_tokens += _integer(usage.get("completion_tokens"))
+            details = usage.get("prompt_tokens_details")
+            self.cached_tokens += _integer(details.get("cached_tokens")) if isinstance(details, dict) else 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first call of this run."""
+        return time.monotonic() - self.began
+
+    @property
+    def per_second(self) -> float:
+        """Lines that this run finishes in a second."""
+        return (self.done - self.resumed) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def remaining_s(self) -> float | None:
+        """The predicted seconds until all lines are done, or None if it is too early to tell."""
+        return (self.lines - self.done) / self.per_second if self.done > self.resumed else None
+
+    @property
+    def cached_share(self) -> float:
+        """The share of the prompt tokens that were not computed, because they were cached."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def _integer(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+_CUTS = 32  # places that are compared when a range is divided
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A call to answer, and the lines that ask for it.
+
+    losses  how many workers were lost while they ran the call
+    """
+
+    call: Call
+    lines: list[LineId] = field(default_factory=list)
+    losses: int = 0
+    prefix: str = ""
+
+
+def prefix_of(call: Call) -> str:
+    """Return a text that begins the same for calls whose prompts begin the same, as far as templates allow.
+
+    It is made from the texts of the messages rather than from tokens, because a server's tokens are unknown here.
+    """
+    body = call.body
+    if "prompt" in body:
+        return f"prompt {_text(body['prompt'])}"
+    before = [_text(body.get(name)) for name in ("tools", "chat_template_kwargs", "reasoning_effort")]
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else []:
+        if isinstance(message, dict):
+            before += [_text(message.get("role")), _text(message.get("content"))]
+    return "\x1f".join(before)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+class WorkQueue:
+    """The calls that no worker has, sorted by their prefixes.
+
+    A worker takes its calls from one range. When that is empty, it steals half of the largest other range, which is
+    divided where two neighbors have the shortest common prefix.
+    """
+
+    def __init__(self) -> None:
+        self._returned: deque[Job] = deque()
+        self._unowned: list[deque[Job]] = []
+        self._ranges: dict[Hashable, deque[Job]] = {}
+
+    def __len__(self) -> int:
+        return len(self._returned) + sum(map(len, self._unowned)) + sum(map(len, self._ranges.values()))
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Add calls."""
+        jobs = list(jobs)
+        for job in jobs:
+            job.prefix = prefix_of(job.call)
+        jobs.sort(key=lambda job: job.prefix)
+        if jobs:
+            self._unowned.append(deque(jobs))
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Return calls of a lost worker. They are the next ones that any worker gets."""
+        self._returned.extend(jobs)
+
+    def take(self, owner: Hashable) -> Job | None:
+        """Return the next call for a worker, or None if there are no calls at all."""
+        if self._returned:
+            return self._returned.popleft()
+        if not self._ranges.get(owner):
+            self._ranges[owner] = self._new_range()
+        own = self._ranges[owner]
+        return own.popleft() if own else None
+
+    def leave(self, owner: Hashable) -> None:
+        """Give the range of a lost worker to the others."""
+        left = self._ranges.pop(owner, None)
+        if left:
+            self._unowned.append(left)
+
+    def _new_range(self) -> deque[Job]:
+        if self._unowned:
+            return self._unowned.pop(0)
+        largest = max(self._ranges.values(), key=len, default=deque())
+        cut = _best_cut(largest) if len(largest) > 1 else 0
+        return deque(reversed([largest.pop() for _ in range(len(largest) - cut)]))
+
+
+def _best_cut(jobs: Sequence[Job]) -> int:
+    """Return where to divide sorted calls: in the middle half, where two neighbors have the least in common."""
+    first, last = max(1, len(jobs) // 4), max(2, 3 * len(jobs) // 4)
+    step = max(1, (last - first) // _CUTS)
+    cuts = sorted(range(first, last, step), key=lambda cut: abs(cut - len(jobs) / 2))
+    return min(cuts, key=lambda cut: _common(jobs[cut - 1].prefix, jobs[cut].prefix))
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts, by bisection."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
 
 _MOST_LOSSES: Final = 5  # of a call's workers, after which the call is probably the reason
 _OK: Final = 200

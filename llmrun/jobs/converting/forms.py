@@ -12,11 +12,10 @@ from math import log, pi
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.formats.gguf.hyperparameters import MAX_LAYERS
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import shown
+from llmrun.formats.gguf.metadata import MAX_LAYERS
 from llmrun.formats.gguf.writer import NewValue
-from llmrun.jobs.converting.checkpoint import Checkpoint
-from llmrun.jobs.converting.json_objects import JsonObject
+from llmrun.jobs.converting.checkpoint import Checkpoint, JsonObject
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v")
 _FEED_FORWARD = ("ffn_gate", "ffn_up", "ffn_down")

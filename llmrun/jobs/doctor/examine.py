@@ -1,17 +1,60 @@
-"""Runs the doctor's checks in order. A failed check adds a line to the report and does not stop the others."""
+"""Runs the doctor's checks in order. A failed check adds a line to the report and does not stop the others.
+
+Tokens and passwords are redacted, because people paste the report into public issues.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from llmrun.base.errors import LlmrunError
-from llmrun.jobs.doctor.findings import NOTE, PROBLEM, Finding, advice_of
-from llmrun.jobs.doctor.machine import Machine
-from llmrun.jobs.doctor.secrets import Secrets
+from llmrun.hub.remote.huggingface import hub_token
+from llmrun.jobs.doctor.findings import NOTE, PROBLEM, Finding, Machine, advice_of
+
+_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL|AUTHORIZATION")
+_USER = re.compile(r"(?<=://)[^/?#\s]*@")
+_SHORTEST = 6  # characters; redacting shorter values would also hide ordinary words
+_REDACTED = "[hidden]"
+
+
+class Secrets:
+    """The secrets found in the environment when the object was created."""
+
+    def __init__(self) -> None:
+        found = [value for name, value in os.environ.items() if _NAMES.search(name.upper())]
+        found.append(hub_token() or "")
+        # Longer secrets are replaced first, because a short one may be a prefix of a longer one.
+        self._values = sorted({value for value in found if len(value) >= _SHORTEST}, key=len, reverse=True)
+
+    def hidden(self, text: str) -> str:
+        """Redact all secrets in a text, including user names and passwords in URLs."""
+        for value in self._values:
+            text = text.replace(value, _REDACTED)
+        return _USER.sub(f"{_REDACTED}@", text)
+
+    def hidden_in(self, finding: Finding) -> Finding:
+        return replace(
+            finding,
+            words=self.hidden(finding.words),
+            advice=self.hidden(finding.advice),
+            command=self.hidden(finding.command),
+            facts=self._of(finding.facts),
+        )
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.hidden(value)
+        if isinstance(value, Mapping):
+            return {key: self._of(one) for key, one in value.items()}
+        return [self._of(one) for one in value] if isinstance(value, list | tuple) else value
+
 
 Check = Callable[[Machine], Iterable[Finding]]
 
@@ -22,16 +65,16 @@ _CHECKS = (
     ("Processor", "the processor", "processor", "look_at_processor"),
     ("Processor", "the instruction level", "processor", "look_at_level"),
     ("Processor", "how weights are prefetched", "processor", "look_at_prefetching"),
-    ("Memory", "the memory", "memory", "look_at_memory"),
-    ("Memory", "the speed of the memory", "memory", "measure_speed"),
+    ("Memory", "the memory", "processor", "look_at_memory"),
+    ("Memory", "the speed of the memory", "processor", "measure_speed"),
     ("GPU", "GPUs", "graphics", "look_at_gpus"),
     ("llama.cpp", "llama.cpp", "graphics", "look_at_llama"),
-    ("llama.cpp", "the RPC servers", "rpc", "look_at_rpc"),
-    ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
+    ("llama.cpp", "the RPC servers", "graphics", "look_at_rpc"),
+    ("Files", "compiled kernels", "folders", "look_at_kernels"),
     ("Files", "the model folders", "folders", "look_at_folders"),
     ("Settings", "the settings", "folders", "look_at_settings"),
     ("Settings", "your models.toml", "folders", "look_at_own_models"),
-    ("Network", "the network", "network", "look_at_hub"),
+    ("Network", "the network", "interpreter", "look_at_hub"),
 )
 
 

@@ -1,12 +1,16 @@
-"""The result of one of the doctor's checks: a line of text with its status, advice and data."""
+"""The results of the doctor's checks, and the information about the machine that several checks share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import LlmrunError
+
+if TYPE_CHECKING:
+    from llmrun.base.machine.system import Gpu
 
 OK = "ok"
 NOTE = "note"  # llmrun works, but the user should know this
@@ -39,3 +43,22 @@ def advice_of(error: LlmrunError) -> str:
     """Return an error's hint as a sentence, or "" if it has none."""
     hint = error.hint[:1].upper() + error.hint[1:]
     return hint if not hint or hint.endswith((".", "?", ":")) else f"{hint}."
+
+
+@dataclass
+class Machine:
+    """The machine to examine. If `offline` is true, no check uses the network."""
+
+    offline: bool = False
+
+    @cached_property
+    def system(self) -> dict[str, Any]:
+        from llmrun.base.machine.system import system_facts
+
+        return system_facts()
+
+    @cached_property
+    def gpus(self) -> Sequence[Gpu]:
+        from llmrun.base.machine.system import gpus
+
+        return gpus()

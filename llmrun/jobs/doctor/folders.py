@@ -1,24 +1,127 @@
-"""The doctor's checks of the model folders and the settings."""
+"""The doctor's checks of the kernel cache, the model folders, the settings and the user's own models."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import config_file, own_models_file
-from llmrun.base.machine.shell import another_folder
+from llmrun.base.machine.shell import another_folder, remove
 from llmrun.hub.catalog.file import read_file
 from llmrun.hub.catalog.lookup import read_whole
 from llmrun.hub.local.paths import hub_cache, models_folder
-from llmrun.jobs.doctor.disk import can_write, shown_path, use_of
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of
-from llmrun.jobs.doctor.machine import Machine
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine, advice_of
 from llmrun.options.settings import load_presets, load_sound_settings
 
+_MOST_FILES = 200_000  # stop counting here, as network file systems list only about 10,000 files per second
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Disk usage of a folder.
+
+    files    the number of files in the folder and its subfolders
+    n_bytes  their total size
+    free     free bytes on the folder's disk; None if unknown
+    whole    whether all files were counted
+    """
+
+    files: int
+    n_bytes: int
+    free: int | None
+    whole: bool
+
+
+def use_of(folder: Path) -> Use:
+    files = n_bytes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if files >= _MOST_FILES:
+                return Use(files, n_bytes, _free(folder), False)
+            with contextlib.suppress(OSError):  # the file was deleted after it was listed
+                n_bytes += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118 - ten times as fast as pathlib
+                files += 1
+    return Use(files, n_bytes, _free(folder), True)
+
+
+def can_write(folder: Path) -> bool:
+    """Return whether a file can be created in a folder, or in the nearest existing folder above it.
+
+    The check creates and deletes a temporary file, because permissions do not reveal that a disk is full or read-only.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=_nearest(folder), prefix=".llmrun-doctor-"):
+            return True
+    except OSError:
+        return False
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as text, with the home folder shortened to `~`."""
+    with contextlib.suppress(RuntimeError, ValueError):  # there is no home folder, or the path is outside it
+        return str(Path("~") / path.relative_to(Path.home()))
+    return str(path)
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(_nearest(folder)).free
+    except OSError:
+        return None
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder itself, or the nearest existing folder above it."""
+    for path in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            if path.exists():
+                return path
+    return folder
+
+
 SECTION = "Files"
+_ELSEWHERE = "Without this cache, every run compiles its kernels again. To use another folder:"
+
+
+def look_at_kernels(machine: Machine) -> Iterator[Finding]:
+    del machine
+    from llmrun.base.compiled.cache import survey
+
+    try:
+        found = survey()
+    except OSError as error:
+        words = f"compiled kernels cannot be read: {error.filename}: {error.strerror}"
+        yield Finding(SECTION, "kernels", NOTE, words, _ELSEWHERE, another_folder("LLMRUN_CACHE_DIR"))
+        return
+    writable = can_write(found.folder)
+    facts = {
+        "folder": str(found.folder),
+        "entries": found.entries,
+        "damaged": found.damaged,
+        "bytes": found.n_bytes,
+        "writable": writable,
+    }
+    what = f"{counted(found.entries, 'compiled kernel')}, {format_bytes(found.n_bytes)},"
+    words = f"{what if found.entries else 'no compiled kernels'} in {shown_path(found.folder)}"
+    if not writable:
+        words += ", which is not writable"
+        yield Finding(SECTION, "kernels", NOTE, words, _ELSEWHERE, another_folder("LLMRUN_CACHE_DIR"), facts)
+    elif found.damaged:
+        words += f"; {found.damaged} damaged"
+        advice = "Damaged kernels are not used; llmrun compiles them again. To clear the cache:"
+        yield Finding(SECTION, "kernels", NOTE, words, advice, remove(found.folder), facts)
+    else:
+        yield Finding(SECTION, "kernels", OK, words, facts=facts)
+
+
 SETTINGS = "Settings"
 _LITTLE = 2_000_000_000  # bytes; with less free space than this, only a few small models fit
 

@@ -1,4 +1,4 @@
-"""The doctor's checks of the GPUs and of llama.cpp, which is the only backend that uses GPUs."""
+"""The doctor's checks of the GPUs, of llama.cpp, which is the only backend that uses GPUs, and of its RPC servers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from llmrun.backends.llama.build_command import (
     rebuild_command,
 )
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
-from llmrun.backends.llama.gpu_errors import REBUILD, advice_for
+from llmrun.backends.llama.process import REBUILD, advice_for
+from llmrun.backends.llama.rpc_devices import build_problem, devices_with
 from llmrun.base.amounts import format_bytes
-from llmrun.base.machine.gpus import Gpu
-from llmrun.base.machine.software_devices import is_software_device
-from llmrun.base.machine.system_files import text_of
-from llmrun.jobs.doctor.findings import NOTE, OK, Finding
-from llmrun.jobs.doctor.machine import Machine
+from llmrun.base.errors import LlmrunError
+from llmrun.base.machine.processor import text_of
+from llmrun.base.machine.system import Gpu, is_software_device
+from llmrun.jobs.doctor.findings import NOTE, OK, Finding, Machine, advice_of
+from llmrun.options.settings import load_sound_settings
 
 SECTION = "GPU"
 LLAMA = "llama.cpp"
@@ -125,3 +126,32 @@ def _has_amx(root: Path = Path("/")) -> bool:
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     return " amx_tile" in (text_of(root / "proc/cpuinfo") or "")
+
+
+_NAME = "rpc_servers"
+
+
+def look_at_rpc(machine: Machine) -> Iterator[Finding]:
+    """Check whether llama.cpp can use the servers. Without servers in the settings, nothing is missing."""
+    settings, _ = load_sound_settings()
+    servers = settings.rpc_servers
+    if not servers:
+        return
+    facts = {"servers": servers.split(",")}
+    problem = build_problem()
+    if problem is not None:
+        words = f"RPC servers cannot be used: {problem.words}"
+        yield Finding(LLAMA, _NAME, NOTE, words, "To use the RPC servers in the settings:", problem.command, facts)
+        return
+    if machine.offline:
+        yield Finding(
+            LLAMA, _NAME, OK, "llama.cpp was built with RPC; offline: the RPC servers were not tried", facts=facts
+        )
+        return
+    try:
+        devices = devices_with(servers, anyway=settings.rpc_anyway)
+    except LlmrunError as error:
+        yield Finding(LLAMA, _NAME, NOTE, str(error), advice_of(error), facts=facts)
+        return
+    found = ", ".join(f"{device['description']} ({format_bytes(device['free'])} free)" for device in devices)
+    yield Finding(LLAMA, _NAME, OK, f"with the RPC servers, llama.cpp can use {found}", facts=facts)

@@ -1,4 +1,4 @@
-"""The doctor's checks of the Python interpreter and of the packages that llmrun requires."""
+"""The doctor's checks of the Python interpreter, of the packages that llmrun requires, and of the network."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from llmrun import __version__
+from llmrun.base.amounts import format_seconds
 from llmrun.base.machine import shell
-from llmrun.jobs.doctor.disk import shown_path
-from llmrun.jobs.doctor.findings import OK, PROBLEM, Finding
-from llmrun.jobs.doctor.machine import Machine
+from llmrun.hub.remote.huggingface import Ping, ping_hub
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
+from llmrun.jobs.doctor.folders import shown_path
 
 SECTION = "Python"
 _OLDEST, _NEWEST = (3, 11), (3, 14)
@@ -63,3 +65,34 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+NETWORK = "Network"
+
+
+def look_at_hub(machine: Machine) -> Iterator[Finding]:
+    reach = ping_hub(offline=machine.offline)
+    yield _hub(reach)
+    words = "a Hugging Face token is set up" if reach.token else "no Hugging Face token; only gated models need one"
+    yield Finding(NETWORK, "token", OK, words, facts={"present": reach.token})
+
+
+def _hub(reach: Ping) -> Finding:
+    facts = {
+        "endpoint": reach.endpoint or None,
+        "reachable": reach.seconds is not None,
+        "seconds": reach.seconds,
+        "offline": reach.offline,
+        "trouble": reach.trouble or None,
+        "proxies": list(reach.proxies),
+    }
+    name = urlsplit(reach.endpoint).netloc or "the Hugging Face Hub"
+    proxies = [variable for variable in reach.proxies if not variable.lower().startswith("no_")]
+    through = f" through {proxies[0]}" if proxies else ""
+    if reach.seconds is not None:
+        return Finding(NETWORK, "hub", OK, f"{name} answers in {format_seconds(reach.seconds)}{through}", facts=facts)
+    if reach.offline:
+        return Finding(NETWORK, "hub", NOTE, f"{name} was not contacted: offline mode", facts=facts)
+    words = f"{name} cannot be reached{through}: {reach.trouble}"
+    advice = "Downloads do not work, but the models on this machine do."
+    return Finding(NETWORK, "hub", NOTE, words, advice, facts=facts)

@@ -1,5 +1,7 @@
 """Scores the choices of questions by their probability, as lm-evaluation-harness does for multiple choice.
 
+Questions are read from JSON Lines. Any problem raises UsageError, which names the line.
+
 A choice's score is the sum of the log probabilities of its tokens after the prompt. The accuracy `acc` takes the choice
 with the highest score. `acc_norm` divides the score by the length of the choice in characters first, because longer
 texts are less probable.
@@ -7,23 +9,118 @@ texts are less probable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from llmrun.base.errors import UsageError
-from llmrun.engine.prefix_tree import common_prefix
-from llmrun.jobs.bench.analysis.intervals import Interval, proportion
-from llmrun.jobs.evaluation.chunks import tokens_of
-from llmrun.jobs.evaluation.forward import adapted, batch_of, joined, logits_in_slices, rows_at_a_time
-from llmrun.jobs.evaluation.measuring import check_finite
-from llmrun.jobs.evaluation.scores import scores_of
+from llmrun.engine.slots import common_prefix
+from llmrun.jobs.bench.intervals import Interval, proportion
+from llmrun.jobs.evaluation.measuring import (
+    adapted,
+    batch_of,
+    check_finite,
+    joined,
+    logits_in_slices,
+    rows_at_a_time,
+    scores_of,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
-    from llmrun.jobs.evaluation.questions import Question
+
+MOST_CHOICES: Final = 26  # so that every choice has a letter
+_MOST_FILE_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question whose answer is one of several texts.
+
+    line     the number of its line in the file
+    prompt   the text before the answer, without white space at its end
+    endings  the texts that may follow the prompt, beginning with the white space between prompt and choice
+    lengths  the length of each choice in characters, without that white space
+    answer   the index of the right choice
+    """
+
+    line: int
+    prompt: str
+    endings: tuple[str, ...]
+    lengths: tuple[int, ...]
+    answer: int
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Read the questions of a file, one JSON object per line. docs/evaluation.md describes the fields."""
+    try:
+        size = path.stat().st_size
+        if size > _MOST_FILE_BYTES:
+            raise UsageError(f"--choices: {path}: too large: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"--choices: {path}: cannot be read: {error.strerror or error}") from error
+    questions = [_question(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    if not questions:
+        example = '{"prompt": "2 + 2 =", "choices": ["4", "5"], "answer": 0}'
+        raise UsageError(f"--choices: {path}: no questions", hint=f"write one JSON object per line: {example}")
+    return questions
+
+
+def _question(line: bytes, number: int, path: Path) -> Question:
+    where = f"--choices: {path}: line {number}"
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise UsageError(f"{where}: not a JSON object")
+    if ("prompt" in body) == ("question" in body):
+        raise UsageError(f'{where}: must have either "prompt" or "question"')
+    text = _text(body.get("prompt", body.get("question")), f"{where}: prompt")
+    choices = _choices(body, where)
+    prompt = text.rstrip()
+    between = text[len(prompt) :]
+    return Question(
+        number,
+        prompt,
+        tuple(f"{between or ('' if choice[0].isspace() else ' ')}{choice}" for choice in choices),
+        tuple(len(choice) for choice in choices),
+        _answer(body.get("answer"), choices, where),
+    )
+
+
+def _choices(body: Mapping[str, Any], where: str) -> list[str]:
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not 2 <= len(choices) <= MOST_CHOICES:
+        raise UsageError(f"{where}: choices: must be a list of 2 to {MOST_CHOICES} strings")
+    return [_text(choice, f"{where}: choices") for choice in choices]
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{where}: must be a string that is not empty")
+    return value
+
+
+def _answer(value: object, choices: list[str], where: str) -> int:
+    """Return the index of the right choice, which is given as an index, as a letter from A or as the choice itself."""
+    letters = [chr(ord("A") + index) for index in range(len(choices))]
+    if type(value) is int and 0 <= value < len(choices):
+        return value
+    if isinstance(value, str) and choices.count(value) == 1:
+        return choices.index(value)
+    if isinstance(value, str) and value in letters:
+        return letters.index(value)
+    raise UsageError(
+        f"{where}: answer: {value!r:.60} is not an index from 0 to {len(choices) - 1}, a letter from A to "
+        f"{letters[-1]}, or one of the choices"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache (kv_blocks.py), in chunks of 128 positions.
+"""Attention over the paged KV cache (layouts/kv.py), in chunks of 128 positions.
 
 For each chunk, chunk.py computes the scores, their maximum, the exponentials, their sum, and the weighted sum of the
 values. Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In
@@ -20,9 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.attention import CHUNK, TileShape, state_floats, tile_shape
-from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.formats.layouts.kv_types import KV_TYPES
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, KV_TYPES, HeadLayout, TileShape, state_floats, tile_shape
 from llmrun.kernels.attention.chunk import WORDS, chunk_of_tile
 from llmrun.kernels.attention.partials import (
     end_chunk,

@@ -13,9 +13,7 @@ from typing import Any
 from numba import types
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.attention import CHUNK, state_floats, tile_vectors
-from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.formats.layouts.kv_types import GROUP
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, GROUP, HeadLayout, state_floats, tile_vectors
 from llmrun.kernels.attention.partials import end_seen, first_seen
 from llmrun.kernels.attention.tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.code import curves, simd

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.layouts.kv_types import KVType
+from llmrun.formats.layouts.kv import KVType
 from llmrun.kernels.code import simd
 from llmrun.kernels.compiler import inline_function
 from llmrun.model.plan.stored_kv import key_parts, read_factor, stored_factor, value_parts

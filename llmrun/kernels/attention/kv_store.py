@@ -1,4 +1,4 @@
-"""Functions that store keys and values in each type of KV cache (kv_blocks.py). stored_kv.py contains their twins."""
+"""Functions that store keys and values in each type of KV cache (layouts/kv.py). stored_kv.py contains their twins."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.formats.layouts.kv_types import GROUP, KVType, n_groups
-from llmrun.formats.quants.iq4 import VALUES as TABLE
+from llmrun.formats.layouts.kv import BLOCK, GROUP, HeadLayout, KVType, n_groups
+from llmrun.formats.quants.table_quants import IQ4_VALUES as TABLE
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import hidden
 from llmrun.kernels.code.unpack import emit_lookup

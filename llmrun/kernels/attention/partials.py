@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS
+from llmrun.formats.layouts.kv import CHUNK, SPLIT_ROWS
 from llmrun.kernels.code.load_store import load_i32
 from llmrun.kernels.compiler import inline_function
 

@@ -1,4 +1,4 @@
-"""Kernels that apply rotary position embeddings (RoPE) and store keys and values in the KV cache (kv_blocks.py)."""
+"""Kernels that apply rotary position embeddings (RoPE) and store keys and values in the KV cache (layouts/kv.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.formats.layouts.kv_types import KV_TYPES
+from llmrun.formats.layouts.kv import BLOCK, KV_TYPES, HeadLayout
 from llmrun.kernels.attention.hadamard import key_rotations, value_rotations
 from llmrun.kernels.attention.kv_store import storing
 from llmrun.kernels.code import simd
@@ -28,8 +27,8 @@ from llmrun.kernels.code.work import (
     private_row,
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.rope import RopeWords
-from llmrun.model.plan.rope import Pairing
 
 _ROPE = records.offsets(RopeWords)
 

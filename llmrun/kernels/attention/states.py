@@ -9,8 +9,7 @@ from typing import Any
 
 from numba import types
 
-from llmrun.formats.layouts.attention import state_floats
-from llmrun.formats.layouts.kv_types import KVType
+from llmrun.formats.layouts.kv import KVType, state_floats
 from llmrun.kernels.attention.chunk import LOWEST
 from llmrun.kernels.attention.hadamard import value_rotations
 from llmrun.kernels.code import simd

@@ -14,10 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.layouts.attention import CHUNK, state_floats
-from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.formats.layouts.kv_types import KVType
-from llmrun.formats.quants.iq4 import VALUES as TABLE
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, HeadLayout, KVType, state_floats
+from llmrun.formats.quants.table_quants import IQ4_VALUES as TABLE
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.unpack import emit_lookup
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from llmrun.formats.quants.packed import PackedType
+from llmrun.formats.quants.weight_type import PackedType
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.simd import I8, I16, I32, I32X16, call, constant
 

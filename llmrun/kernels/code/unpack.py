@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.quants.packed import PackedType, Scales
+from llmrun.formats.quants.weight_type import PackedType, Scales
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.dots import takes_unsigned
 from llmrun.kernels.code.simd import F16X16, F32X16, I8, I8X64, I32X16, I64, constant, emit_load, emit_offset

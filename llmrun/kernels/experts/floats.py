@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llmrun.formats.layouts.packed_types import FLOAT_BYTES
+from llmrun.formats.layouts.linear import FLOAT_BYTES
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import kernel, kernel_family

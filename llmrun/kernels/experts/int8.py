@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
-from llmrun.formats.layouts.tile_shapes import many_rows, tile_shape
+from llmrun.formats.layouts.linear import PACKED_TYPES, many_rows, tile_shape
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS
+from llmrun.formats.layouts.experts import HEAD_ACTIVE, HEAD_EXPERTS
 from llmrun.kernels.code.load_store import load_i32, load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, n_rows, own_copy
 from llmrun.kernels.compiler import inline_function

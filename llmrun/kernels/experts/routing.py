@@ -1,6 +1,6 @@
 """Routes rows to experts: chooses and weights the experts of each row, and sorts the rows by expert.
 
-The results are the tables described in expert_tables.py. Routing is cheap, so in a step of one row every thread
+The results are the tables described in layouts/experts.py. Routing is cheap, so in a step of one row every thread
 computes all of it (records.py).
 """
 
@@ -14,14 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.expert_tables import (
-    HEAD_ACTIVE,
-    HEAD_EXPERTS,
-    LEAST_SUM,
-    SIGMOID,
-    SOFTMAX,
-    SOFTMAX_OF_CHOSEN,
-)
+from llmrun.formats.layouts.experts import HEAD_ACTIVE, HEAD_EXPERTS, LEAST_SUM, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64, store_f32, store_i32, store_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, REPLICATED, first_item, n_rows, next_item, own_copy

@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.adapters import (
+from llmrun.formats.layouts.records import (
     BLOCK_ROWS,
     EXPAND_GROUPS,
     UNIT_ADAPTER,
@@ -23,8 +23,8 @@ from llmrun.formats.layouts.adapters import (
     UNIT_GROUP_BYTES,
     UNIT_OFFSET,
     UNIT_WEIGHTS,
+    offsets,
 )
-from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row

@@ -1,4 +1,4 @@
-"""Looks up token embeddings in the packed matrix (quants/packed.py describes the layout).
+"""Looks up token embeddings in the packed matrix (quants/weight_type.py describes the layout).
 
 Because lookups use the packed matrix, models with tied embeddings keep only one copy of it in memory. Gathering
 a row from a group of 16 takes only a few thousand loads per token.
@@ -13,9 +13,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES
+from llmrun.formats.layouts.linear import FLOAT_BYTES, PACKED_TYPES
 from llmrun.formats.layouts.records import offsets
-from llmrun.formats.quants.packed import PackedType
+from llmrun.formats.quants.weight_type import PackedType
 from llmrun.kernels.code import dots, simd, unpack
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.quants.packed import PackedType
+from llmrun.formats.quants.weight_type import PackedType
 from llmrun.kernels.code import simd, unpack
 from llmrun.kernels.linear.activations import Activations
 from llmrun.kernels.linear.tiles import PackedBlock, emit_block, zero_tile

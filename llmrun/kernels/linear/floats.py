@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.packed_types import FLOAT_BYTES
+from llmrun.formats.layouts.linear import FLOAT_BYTES
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row

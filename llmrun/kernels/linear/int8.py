@@ -1,8 +1,8 @@
 """Matrix products with integer matrices: y[row, n] = sum over k of weight[n, k] * x[row, k].
 
-Weights are packed in groups of 16 outputs (quants/packed.py). Rows are quantized to int8 in blocks of 32 (quantize.py).
-The dot products of a block, or of its halves, are exact integers. Blocks are added as floats in order of k, so a result
-does not depend on the tile or on the thread that computes it.
+Weights are packed in groups of 16 outputs (quants/weight_type.py). Rows are quantized to int8 in blocks of 32
+(quantize.py). The dot products of a block, or of its halves, are exact integers. Blocks are added as floats in order of
+k, so a result does not depend on the tile or on the thread that computes it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
-from llmrun.formats.layouts.tile_shapes import many_rows, tile_shape
+from llmrun.formats.layouts.linear import PACKED_TYPES, many_rows, tile_shape
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family

@@ -12,9 +12,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.formats.layouts import records
+from llmrun.formats.layouts.linear import few_row_tiles
 from llmrun.formats.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
-from llmrun.formats.layouts.tile_shapes import few_row_tiles
-from llmrun.formats.quants.packed import PackedType
+from llmrun.formats.quants.weight_type import PackedType
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.compiler import called_function, inline_function

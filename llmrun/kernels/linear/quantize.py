@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.quantized_rows import BLOCK_BYTES, INTEGERS, SCALE
+from llmrun.formats.layouts.linear import BLOCK_BYTES, INTEGERS, SCALE
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
@@ -130,7 +130,7 @@ _quantize_together, _quantize_one = _quantize_blocks(_TOGETHER), _quantize_block
 
 @kernel
 def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Quantize rows to int8 in blocks of 32, each with its scale and sums (layouts/quantized_rows.py)."""
+    """Quantize rows to int8 in blocks of 32, each with its scale and sums (layouts/linear.py)."""
     rows = n_rows(op, step)
     x_stride = load_i64(op + _QUANTIZE.x_stride)
     y_stride = load_i64(op + _QUANTIZE.out_stride)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.formats.layouts.packed_types import PACKED_TYPES, WIDE, WIDE_BYTES
+from llmrun.formats.layouts.linear import PACKED_TYPES, WIDE, WIDE_BYTES
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.kernels.code.load_store import load_u8, load_u16, load_u32, store_i16, store_i32, store_u8
 from llmrun.kernels.compiler import inline_function

@@ -1,7 +1,7 @@
 """Packs weights from the file's layout into the kernels' layout: groups of 16 outputs, one for each vector lane.
 
-quants/packed.py describes the groups of integer types. A group of a float type is [columns, 16] in the file's own type.
-Packing never rounds. Missing rows of the last group and padding are zero.
+quants/weight_type.py describes the groups of integer types. A group of a float type is [columns, 16] in the file's own
+type. Packing never rounds. Missing rows of the last group and padding are zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
+from llmrun.formats.layouts.linear import PACKED_TYPES
 from llmrun.kernels.code.load_store import load_i64, load_u16, load_u32, store_i16, store_i32
 from llmrun.kernels.code.unpack import address_in_group
 from llmrun.kernels.code.work import claim

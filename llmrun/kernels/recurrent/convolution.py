@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llmrun.formats.layouts import states
+from llmrun.formats.layouts import kv
 from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import copy_bytes, load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, first_item, next_item, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.recurrent.runs import n_runs, row_of_run, run_address
+from llmrun.kernels.recurrent.recurrences import n_runs, row_of_run, run_address
 from llmrun.model.plan.ops.convolution import CONVOLVED_FEATURES, CausalConvolutionWords
 
 _CONV = offsets(CausalConvolutionWords)
@@ -25,7 +25,7 @@ _CHUNK = 4 * CONVOLVED_FEATURES  # bytes of a row that a work item processes
 @inline_function
 def _ring_row(op: Any, run: Any, position: Any) -> Any:
     """Return the address of the stored input of a position."""
-    state = load_i64(op + _CONV.state) + load_i64(run + states.RUN_SEQUENCE) * load_i64(op + _CONV.state_bytes)
+    state = load_i64(op + _CONV.state) + load_i64(run + kv.RUN_SEQUENCE) * load_i64(op + _CONV.state_bytes)
     return state + position % load_i64(op + _CONV.ring_rows) * 4 * load_i64(op + _CONV.width)
 
 
@@ -44,9 +44,9 @@ def _target(op: Any, at: Any, row: Any) -> Any:
 @inline_function
 def _store_inputs(op: Any, step: Any, run: Any, x0: Any, first: Any, end: Any) -> None:
     """Store the inputs on which rows after the new base depend, from byte `first` to byte `end`."""
-    start = load_i64(run + states.RUN_START)
-    oldest = load_i64(run + states.RUN_COMMIT) - load_i64(op + _CONV.taps) + 1
-    for index in range(max(oldest - start, 0), load_i64(run + states.RUN_ROWS)):
+    start = load_i64(run + kv.RUN_START)
+    oldest = load_i64(run + kv.RUN_COMMIT) - load_i64(op + _CONV.taps) + 1
+    for index in range(max(oldest - start, 0), load_i64(run + kv.RUN_ROWS)):
         x = x0 + row_of_run(step, run, index) * load_i64(op + _CONV.x_stride)
         copy_bytes(_ring_row(op, run, start + index) + first, x + first, end - first)
 
@@ -60,7 +60,7 @@ def causal_convolution(level: str) -> Callable[..., None]:
     def convolve(op: Any, step: Any, run: Any, x0: Any, index: Any, first: Any, end: Any, sums: Any) -> None:
         """Compute the output of the run's row `index`, from byte `first` to byte `end`. `sums` is scratch memory."""
         taps = load_i64(op + _CONV.taps)
-        start = load_i64(run + states.RUN_START)
+        start = load_i64(run + kv.RUN_START)
         for at in range(first, end, 64):
             simd.store_f32x16(sums + at - first, simd.load_f32x16(load_i64(op + _CONV.bias) + at))
         for tap in range(taps):
@@ -91,7 +91,7 @@ def causal_convolution(level: str) -> Callable[..., None]:
             run = run_address(step, item // chunks)
             first = item % chunks * _CHUNK
             end = min(first + _CHUNK, row_bytes)
-            for index in range(load_i64(run + states.RUN_ROWS)):
+            for index in range(load_i64(run + kv.RUN_ROWS)):
                 convolve(op, step, run, x0, index, first, end, sums)
             _store_inputs(op, step, run, x0, first, end)
             item = next_item(op, step, item, n_threads, items)

@@ -1,8 +1,9 @@
 """The gated delta rule and the recurrences of Mamba-1 and Mamba-2, computed row by row.
 
 The threads divide the runs of the step, the heads and the columns of the heads' matrices, because no column depends on
-another one. A work item applies the rows since the base to its part of the matrix, and then the rows of the run. Rows
-after the new base are applied to a copy of the part, so that the stored part remains that of the new base.
+another one. A run is the rows of one sequence (layouts/kv.py). A work item applies the rows since the base to its
+part of the matrix, and then the rows of the run. Rows after the new base are applied to a copy of the part, so that the
+stored part remains that of the new base.
 
 Each row is computed by the same operations in the same order, wherever a step begins, so the result has the same bits
 however a prompt is divided into steps.
@@ -15,10 +16,10 @@ from typing import Any
 
 from numba import types
 
-from llmrun.formats.layouts import states
+from llmrun.formats.layouts import kv, records
 from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import curves, simd
-from llmrun.kernels.code.load_store import copy_bytes, load_f32, load_i64, store_f32
+from llmrun.kernels.code.load_store import copy_bytes, load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.code.work import (
     PRIVATE_FIFTH,
     PRIVATE_FOURTH,
@@ -31,8 +32,25 @@ from llmrun.kernels.code.work import (
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.recurrent.matrices import MatrixPart
-from llmrun.kernels.recurrent.runs import n_runs, row_of_run, run_address
 from llmrun.model.plan.ops.recurrences import RecurrenceWords
+
+
+@inline_function
+def n_runs(step: Any) -> Any:
+    return load_i64(step + records.STEP_RUNS)
+
+
+@inline_function
+def run_address(step: Any, run: Any) -> Any:
+    """Return the address of a run's words."""
+    return load_i64(step + records.STEP_RUN_LIST) + run * kv.RUN_BYTES
+
+
+@inline_function
+def row_of_run(step: Any, run: Any, index: Any) -> Any:
+    """Return the index in the step of the run's row `index`. `run` is the address of the run's words."""
+    return load_i32(load_i64(step + records.STEP_RUN_ROWS) + 4 * (load_i64(run + kv.RUN_FIRST) + index))
+
 
 _REC = offsets(RecurrenceWords)
 
@@ -214,19 +232,19 @@ def _recurrence(apply: Any, vectors: int, *, has_beta: bool, gate_per_column: bo
             head, column = item // parts % heads, item % (heads * parts) * columns
             key_head = head // load_i64(op + _REC.shared) % load_i64(op + _REC.key_heads)
             key = 4 * key_head * load_i64(op + _REC.key_size)
-            start, commit = load_i64(run + states.RUN_START), load_i64(run + states.RUN_COMMIT)
-            sequence = load_i64(run + states.RUN_SEQUENCE)
+            start, commit = load_i64(run + kv.RUN_START), load_i64(run + kv.RUN_COMMIT)
+            sequence = load_i64(run + kv.RUN_SEQUENCE)
             state = load_i64(op + _REC.state) + sequence * load_i64(op + _REC.state_bytes)
             matrix = state + item % (heads * parts) * part_bytes
             buffers = state + heads * parts * part_bytes
-            buffer_bytes = states.REPLAY_ROWS * load_i64(op + _REC.row_bytes)
-            buffer = load_i64(run + states.RUN_BUFFER)
-            if load_i64(run + states.RUN_BASE) == 0:
+            buffer_bytes = kv.REPLAY_ROWS * load_i64(op + _REC.row_bytes)
+            buffer = load_i64(run + kv.RUN_BUFFER)
+            if load_i64(run + kv.RUN_BASE) == 0:
                 for at in range(0, part_bytes, 64):
                     simd.store_f32x16(matrix + at, simd.splat(types.float32(0)))
             kept = buffers + buffer * buffer_bytes
             written = buffers + (1 - buffer) * buffer_bytes
-            for position in range(load_i64(run + states.RUN_BASE), start):
+            for position in range(load_i64(run + kv.RUN_BASE), start):
                 if position == commit:
                     copy_bytes(scratch, matrix, part_bytes)
                     matrix = scratch
@@ -236,7 +254,7 @@ def _recurrence(apply: Any, vectors: int, *, has_beta: bool, gate_per_column: bo
                 else:
                     replay(op, kept, matrix, head, column, 0)
                 kept += load_i64(op + _REC.row_bytes)
-            for index in range(load_i64(run + states.RUN_ROWS)):
+            for index in range(load_i64(run + kv.RUN_ROWS)):
                 if start + index == commit:
                     copy_bytes(scratch, matrix, part_bytes)
                     matrix = scratch

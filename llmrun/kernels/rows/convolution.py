@@ -12,7 +12,7 @@ from typing import Any
 from numba import types
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv import BLOCK
 from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i32, load_i64

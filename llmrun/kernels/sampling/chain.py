@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from llmrun.formats.layouts import records, sampling
+from llmrun.formats.layouts import records, tokens
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import (
     copy_bytes,
@@ -27,7 +27,6 @@ from llmrun.kernels.code.load_store import (
 )
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import called_function, inline_function, kernel
-from llmrun.kernels.sampling.sort import sort_candidates
 from llmrun.kernels.sampling.vectors import (
     WEIGHTS,
     any_nan,
@@ -36,12 +35,13 @@ from llmrun.kernels.sampling.vectors import (
     lanes_at_least,
     not_inlined,
     note_nan,
+    sort_candidates,
     weigh,
 )
 
-_OP = records.offsets(sampling.SamplingWords)
+_OP = records.offsets(tokens.SamplingWords)
 _LANES = simd.LANES
-_STRIPES = sampling.STRIPES
+_STRIPES = tokens.STRIPES
 _INFINITY = np.float32(np.inf)
 _ONE = 0x3FF0000000000000  # the bits of 1.0, the largest weight
 _BUCKETS, _BUCKET_SHIFT = 256, 50  # four buckets for each power of two
@@ -51,17 +51,17 @@ _LARGEST = np.finfo(np.float32).max
 
 @inline_function
 def ids_of(scratch: Any, room: Any) -> Any:
-    return scratch + sampling.SCRATCH_IDS * room
+    return scratch + tokens.SCRATCH_IDS * room
 
 
 @inline_function
 def weights_of(scratch: Any, room: Any) -> Any:
-    return scratch + sampling.SCRATCH_WEIGHTS * room
+    return scratch + tokens.SCRATCH_WEIGHTS * room
 
 
 @inline_function
 def words_of(scratch: Any, room: Any) -> Any:
-    return scratch + sampling.SCRATCH_WORDS * room
+    return scratch + tokens.SCRATCH_WORDS * room
 
 
 # --- logits -----------------------------------------------------------------------------------------------------------
@@ -112,8 +112,8 @@ def apply_mask(logits: Any, allowed: Any, masked: Any, n: Any) -> None:
 def apply_logit_bias(logits: Any, row: Any, vocabulary: Any) -> Any:
     """Add each token's bias to its logit. Return whether all ids are in the vocabulary."""
     not_inlined()
-    ids, biases = load_i64(row + sampling.ROW_BIAS_IDS), load_i64(row + sampling.ROW_BIASES)
-    for i in range(load_i64(row + sampling.ROW_N_BIASES)):
+    ids, biases = load_i64(row + tokens.ROW_BIAS_IDS), load_i64(row + tokens.ROW_BIASES)
+    for i in range(load_i64(row + tokens.ROW_N_BIASES)):
         token = load_i32(ids + 4 * i)
         if token < 0 or token >= vocabulary:
             return False
@@ -129,10 +129,10 @@ def apply_penalties(logits: Any, row: Any, vocabulary: Any, counts: Any) -> Any:
     `counts` is int32[vocabulary] with any content.
     """
     not_inlined()
-    history, n = load_i64(row + sampling.ROW_HISTORY), load_i64(row + sampling.ROW_HISTORY_LENGTH)
-    repeat = types.float32(load_f64(row + sampling.ROW_REPEAT_PENALTY))
-    frequency = types.float32(load_f64(row + sampling.ROW_FREQUENCY_PENALTY))
-    presence = types.float32(load_f64(row + sampling.ROW_PRESENCE_PENALTY))
+    history, n = load_i64(row + tokens.ROW_HISTORY), load_i64(row + tokens.ROW_HISTORY_LENGTH)
+    repeat = types.float32(load_f64(row + tokens.ROW_REPEAT_PENALTY))
+    frequency = types.float32(load_f64(row + tokens.ROW_FREQUENCY_PENALTY))
+    presence = types.float32(load_f64(row + tokens.ROW_PRESENCE_PENALTY))
     for i in range(n):
         token = load_i32(history + 4 * i)
         if token < 0 or token >= vocabulary:
@@ -236,7 +236,7 @@ def bound_of_heavy(scratch: Any, room: Any, n: Any, enough: Any) -> Any:
     a fifth too small. Only the candidates that reach the bound have to be sorted.
     """
     not_inlined()
-    weights, sums = weights_of(scratch, room), scratch + sampling.SCRATCH_COUNTS * room
+    weights, sums = weights_of(scratch, room), scratch + tokens.SCRATCH_COUNTS * room
     for i in range(_BUCKETS):
         store_f64(sums + 8 * i, 0.0)
     for i in range(n):
@@ -296,7 +296,7 @@ def min_p(scratch: Any, room: Any, n: Any, largest: Any, p: Any) -> Any:
 def draw(scratch: Any, room: Any, n: Any, largest: Any, temperature: Any, u: Any) -> Any:
     """Draw a candidate with the random number u and return its id."""
     not_inlined()
-    total = weigh_all(scratch, room, n, largest, max(temperature, sampling.SMALLEST_TEMPERATURE))
+    total = weigh_all(scratch, room, n, largest, max(temperature, tokens.SMALLEST_TEMPERATURE))
     weights = weights_of(scratch, room)
     reached = 0.0
     at = 0
@@ -319,9 +319,9 @@ def sample_candidates(logits: Any, scratch: Any, room: Any, n: Any, row: Any, la
     """
     not_inlined()
     k, p, least = (
-        load_i64(row + sampling.ROW_TOP_K),
-        load_f64(row + sampling.ROW_TOP_P),
-        load_f64(row + sampling.ROW_MIN_P),
+        load_i64(row + tokens.ROW_TOP_K),
+        load_f64(row + tokens.ROW_TOP_P),
+        load_f64(row + tokens.ROW_MIN_P),
     )
     if k > 0:
         n = top_k(logits, scratch, room, n, k, -_LARGEST)
@@ -332,50 +332,50 @@ def sample_candidates(logits: Any, scratch: Any, room: Any, n: Any, row: Any, la
         n = top_p(scratch, room, n, largest, p, k > 0)
     if least > 0:
         n = min_p(scratch, room, n, largest, least)
-    u, temperature = load_f64(row + sampling.ROW_UNIFORM), load_f64(row + sampling.ROW_TEMPERATURE)
+    u, temperature = load_f64(row + tokens.ROW_UNIFORM), load_f64(row + tokens.ROW_TEMPERATURE)
     return draw(scratch, room, n, largest, temperature, u)
 
 
 @inline_function
 def sample_row(row: Any, scratch: Any, room: Any, n: Any, largest: Any) -> Any:
     """Draw the token of a row, store it, and return the row's status."""
-    logits, mask = load_i64(row + sampling.ROW_LOGITS), load_i64(row + sampling.ROW_MASK)
-    changes = mask != 0 or load_i64(row + sampling.ROW_N_BIASES) + load_i64(row + sampling.ROW_HISTORY_LENGTH) > 0
-    greedy = load_f64(row + sampling.ROW_TEMPERATURE) <= 0
+    logits, mask = load_i64(row + tokens.ROW_LOGITS), load_i64(row + tokens.ROW_MASK)
+    changes = mask != 0 or load_i64(row + tokens.ROW_N_BIASES) + load_i64(row + tokens.ROW_HISTORY_LENGTH) > 0
+    greedy = load_f64(row + tokens.ROW_TEMPERATURE) <= 0
     if mask != 0:
         apply_mask(logits, mask, scratch, n)
         logits = scratch
-    elif changes or (not greedy and load_i64(row + sampling.ROW_TOP_K) <= 0):
+    elif changes or (not greedy and load_i64(row + tokens.ROW_TOP_K) <= 0):
         copy_bytes(scratch, logits, 4 * n)
         logits = scratch
     if changes:
         if not apply_logit_bias(logits, row, n) or not apply_penalties(logits, row, n, ids_of(scratch, room)):
-            return sampling.NO_SUCH_TOKEN
+            return tokens.NO_SUCH_TOKEN
         largest = largest_of(logits, n)
         if largest == -_INFINITY:
-            return sampling.ALL_BANNED
+            return tokens.ALL_BANNED
     token = first_of(logits, n, largest) if greedy else sample_candidates(logits, scratch, room, n, row, largest)
-    store_i64(row + sampling.ROW_TOKEN, token)
-    return sampling.DONE
+    store_i64(row + tokens.ROW_TOKEN, token)
+    return tokens.DONE
 
 
 @inline_function
 def weigh_row(row: Any, scratch: Any, room: Any, n: Any, largest: Any) -> Any:
     """Store the sum of a row's weights and its likeliest ids, and return the row's status."""
-    copy_bytes(scratch, load_i64(row + sampling.ROW_LOGITS), 4 * n)
-    store_f64(row + sampling.ROW_TOTAL, weigh_all(scratch, room, n, largest, 1.0))
-    k = load_i64(row + sampling.ROW_TOP_LOGPROBS)
+    copy_bytes(scratch, load_i64(row + tokens.ROW_LOGITS), 4 * n)
+    store_f64(row + tokens.ROW_TOTAL, weigh_all(scratch, room, n, largest, 1.0))
+    k = load_i64(row + tokens.ROW_TOP_LOGPROBS)
     if k > 0:
         top_k(scratch, scratch, room, n, k, -_INFINITY)
-        ids, top_ids = ids_of(scratch, room), load_i64(row + sampling.ROW_TOP_IDS)
+        ids, top_ids = ids_of(scratch, room), load_i64(row + tokens.ROW_TOP_IDS)
         for i in range(k):
             store_i64(top_ids + 8 * i, load_i32(ids + 4 * i))
-    return sampling.DONE
+    return tokens.DONE
 
 
 @kernel
 def sample(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Draw the tokens of rows, or compute what their log-probabilities need. layouts/sampling.py describes the records.
+    """Draw the tokens of rows, or compute what their log-probabilities need. layouts/tokens.py describes the records.
 
     Threads claim rows in order. A row of a sequence assumes that the rows before it draw the tokens of the draft, so
     once one of them has drawn another token, the rows after it are skipped.
@@ -385,22 +385,20 @@ def sample(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     room = load_i64(op + _OP.room)
     number = claim(op)
     while number < load_i64(op + _OP.n_rows):
-        row = rows + number * sampling.ROW_BYTES
-        index = load_i64(row + sampling.ROW_INDEX)
-        limit = row - index * sampling.ROW_BYTES + sampling.ROW_LIMIT
+        row = rows + number * tokens.ROW_BYTES
+        index = load_i64(row + tokens.ROW_INDEX)
+        limit = row - index * tokens.ROW_BYTES + tokens.ROW_LIMIT
         if index <= load_i64(limit):
-            largest = largest_of(load_i64(row + sampling.ROW_LOGITS), n)
-            store_f64(row + sampling.ROW_LARGEST, types.float64(largest))
+            largest = largest_of(load_i64(row + tokens.ROW_LOGITS), n)
+            store_f64(row + tokens.ROW_LARGEST, types.float64(largest))
             if not abs(largest) < _INFINITY:
-                status = sampling.BAD_OUTPUT
-            elif load_i64(row + sampling.ROW_TOP_LOGPROBS) == sampling.DRAW:
+                status = tokens.BAD_OUTPUT
+            elif load_i64(row + tokens.ROW_TOP_LOGPROBS) == tokens.DRAW:
                 status = sample_row(row, scratch, room, n, largest)
             else:
                 status = weigh_row(row, scratch, room, n, largest)
-            store_i64(row + sampling.ROW_STATUS, status)
-            differs = status != sampling.DONE or load_i64(row + sampling.ROW_TOKEN) != load_i64(
-                row + sampling.ROW_DRAFT
-            )
+            store_i64(row + tokens.ROW_STATUS, status)
+            differs = status != tokens.DONE or load_i64(row + tokens.ROW_TOKEN) != load_i64(row + tokens.ROW_DRAFT)
             if differs and index < load_i64(limit):
                 store_i64(limit, index)
         number = claim(op)

@@ -1,4 +1,11 @@
-"""The vector operations of the sampling kernel. Multiplications and additions are never fused, at any level."""
+"""The vector operations of the sampling kernel, and a radix sort of the candidates by probability.
+
+Multiplications and additions are never fused, at any level.
+
+The time of the sort does not depend on the logits. A candidate is a word: the sort key in the upper half, the token id
+in the lower half. The likeliest token has the smallest key. The sort is stable, so among equal logits the order of ids
+stays.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +15,74 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.layouts import sampling
+from llmrun.formats.layouts import tokens
+from llmrun.formats.layouts.tokens import DIGIT_BITS, N_DIGITS
 from llmrun.kernels.code import simd
+from llmrun.kernels.code.load_store import load_i32, load_i64, store_i32, store_i64
+from llmrun.kernels.compiler import called_function, inline_function
+
+_LOW_HALF = 0xFFFFFFFF
+_MAGNITUDE = 0x7FFFFFFF
+_SIGN = 0x80000000
+_INFINITY = 0x7F800000  # the bits of a float32
+_DIGITS = 1 << DIGIT_BITS
+
+
+@inline_function
+def sort_key(logit_bits: Any) -> Any:
+    """Return the key of a logit, which is at least 0 and below 2^32. -0 and 0 have the same key."""
+    return _INFINITY - (logit_bits if logit_bits >= 0 else -(logit_bits & _MAGNITUDE))
+
+
+@inline_function
+def logit_bits_of(key: Any) -> Any:
+    ordered = _INFINITY - key
+    return ordered if ordered >= 0 else -ordered | _SIGN
+
+
+@inline_function
+def key_of(word: Any) -> Any:
+    return (word >> 32) & _LOW_HALF
+
+
+@called_function
+def sort_candidates(logits: Any, ids: Any, n: Any, words: Any, room: Any) -> None:
+    """Sort n candidates, float32 logits and int32 ids, by probability. Among equal logits, their order stays.
+
+    `words` is memory for int64[2 * room] and for the counts. The digits of all passes are counted at once. A pass whose
+    digit is the same in all words is left out.
+    """
+    not_inlined()
+    spare, counts = words + 8 * room, words + 16 * room
+    for i in range(0, 4 * N_DIGITS * _DIGITS, 8):
+        store_i64(counts + i, 0)
+    for i in range(n):
+        key = sort_key(load_i32(logits + 4 * i))
+        store_i64(words + 8 * i, key << 32 | load_i32(ids + 4 * i))
+        for digit in range(N_DIGITS):
+            at = counts + 4 * (digit * _DIGITS + ((key >> (digit * DIGIT_BITS)) & (_DIGITS - 1)))
+            store_i32(at, load_i32(at) + 1)
+    for digit in range(N_DIGITS):
+        starts, shift = counts + 4 * digit * _DIGITS, digit * DIGIT_BITS
+        if load_i32(starts + 4 * (key_of(load_i64(words)) >> shift & (_DIGITS - 1))) == n:
+            continue
+        start = 0
+        for at in range(starts, starts + 4 * _DIGITS, 4):
+            count = load_i32(at)
+            store_i32(at, start)
+            start += count
+        for i in range(n):
+            word = load_i64(words + 8 * i)
+            at = starts + 4 * (key_of(word) >> shift & (_DIGITS - 1))
+            place = load_i32(at)
+            store_i32(at, place + 1)
+            store_i64(spare + 8 * place, word)
+        words, spare = spare, words
+    for i in range(n):
+        word = load_i64(words + 8 * i)
+        store_i32(logits + 4 * i, logit_bits_of(key_of(word)))
+        store_i32(ids + 4 * i, word)
+
 
 WEIGHTS = 16  # number of candidates that `weigh` processes at once
 
@@ -109,17 +182,17 @@ def weigh(typingctx: Any, logits: Any, largest: Any, temperature: Any, weights: 
 
 
 def _emit_exp(builder: Any, x: Any) -> Any:
-    """Emit e^x of 16 float64 that are at most 0, as engine/sampling.py's `_exp` computes it."""
-    lowest = simd.constant(_F64S, sampling.LOWEST_EXPONENT)
+    """Emit e^x of 16 float64 that are at most 0, as `exp` of engine/sampling.py computes it."""
+    lowest = simd.constant(_F64S, tokens.LOWEST_EXPONENT)
     below = builder.fcmp_ordered("<", x, lowest)
     x = builder.select(below, lowest, x)
     magic = simd.constant(_F64S, _MAGIC)
-    shifted = builder.fadd(builder.fmul(x, simd.constant(_F64S, sampling.INVERSE_LN2)), magic)
+    shifted = builder.fadd(builder.fmul(x, simd.constant(_F64S, tokens.INVERSE_LN2)), magic)
     n = builder.fsub(shifted, magic)
-    r = builder.fsub(x, builder.fmul(n, simd.constant(_F64S, sampling.LN2_HIGH)))
-    r = builder.fsub(r, builder.fmul(n, simd.constant(_F64S, sampling.LN2_LOW)))
-    result = simd.constant(_F64S, sampling.EXP_TERMS[0])
-    for term in sampling.EXP_TERMS[1:]:
+    r = builder.fsub(x, builder.fmul(n, simd.constant(_F64S, tokens.LN2_HIGH)))
+    r = builder.fsub(r, builder.fmul(n, simd.constant(_F64S, tokens.LN2_LOW)))
+    result = simd.constant(_F64S, tokens.EXP_TERMS[0])
+    for term in tokens.EXP_TERMS[1:]:
         result = builder.fadd(builder.fmul(result, r), simd.constant(_F64S, term))
     exponent = builder.add(builder.bitcast(shifted, _I64S), simd.constant(_I64S, 1023))
     scale = builder.bitcast(builder.shl(exponent, simd.constant(_I64S, 52)), _F64S)

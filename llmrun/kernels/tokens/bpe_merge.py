@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from llmrun.formats.layouts.tokens import NOT_FOUND
 from llmrun.kernels.code.load_store import load_i32, load_i64, load_u8, store_i32, store_i64, store_u8
 from llmrun.kernels.compiler import inline_function, kernel
-from llmrun.kernels.tokens.heap import heap_pop, heap_push
-from llmrun.kernels.tokens.token_table import LOW_HALF, emit_inserted, find_text, pair_slot
+from llmrun.kernels.tokens.token_table import LOW_HALF, emit_inserted, find_text, heap_pop, heap_push, pair_slot
 
 # Up to this many symbols, scanning all ranks is faster than a heap. Prose rarely has longer pieces.
 SHORT_PIECE = 24

@@ -12,7 +12,6 @@ from __future__ import annotations
 from llmrun.formats.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND
 from llmrun.kernels.code.load_store import copy_bytes, load_i32, load_i64, load_u8, store_i32, store_i64, store_u8
 from llmrun.kernels.compiler import inline_function, kernel
-from llmrun.kernels.tokens.heap import heap_pop, heap_push
 from llmrun.kernels.tokens.token_table import (
     FNV_BASIS,
     LOW_HALF,
@@ -21,6 +20,8 @@ from llmrun.kernels.tokens.token_table import (
     find_text,
     finished_hash,
     hash_bytes,
+    heap_pop,
+    heap_push,
 )
 
 NO_PAIR = 0x7FFFFFFFFFFFFFFF

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_of, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.elementary import softplus
+from llmrun.model.plan.elementary import Pairing, softplus
 from llmrun.model.plan.ops.activations import XieluCurve
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

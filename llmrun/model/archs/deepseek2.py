@@ -34,16 +34,15 @@ from llmrun.model.archs.parts.experts import (
 from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, MOST_WIDTH, Hyperparameters, layers_ahead
 from llmrun.model.archs.parts.keys import VECTOR, Keys
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.elementary import log
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.elementary import Pairing, Rope, log
 from llmrun.model.plan.ops.experts import Gating
-from llmrun.model.plan.rope import Pairing, Rope
+from llmrun.model.plan.shapes import AttentionShape
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.archs.parts.rope_settings import RopeSettings
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 # GLM-4.7-Flash is recognized by its vocabulary size and its number of layers (with or without the layer for multi-token
 # prediction), because its files are older than the metadata key for the gating function.

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.mamba_layers import mamba
-from llmrun.model.archs.parts.recurrent_sizes import RecurrentSizes, recurrent_sizes_of
+from llmrun.model.archs.parts.recurrent_layers import RecurrentSizes, mamba, recurrent_sizes_of
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

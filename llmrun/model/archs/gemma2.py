@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -62,7 +62,11 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         h = w.rmsnorm(f"{block}.attn_norm", x)
         q, k, v = w.queries_keys_values(block, h)
         a = w.plan.attention(
-            *(q, k, v, c.attention(window), window_rope if window else rope),
+            q,
+            k,
+            v,
+            c.attention(window),
+            window_rope if window else rope,
             scale=attention_scale(c, largest=_LAYERS_OF_27B),
             soft_cap=c.score_cap,
         )

@@ -11,13 +11,13 @@ from llmrun.model.archs.gemma2 import attention_scale
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.rope import Rope
 
 
 _LAYERS_OF_27B = 62

@@ -21,13 +21,13 @@ from llmrun.model.archs.parts.gemma_layers import attention, check_storing, inpu
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 _STREAMS: Final = 4
 _TABLE_WIDTH: Final = 256  # features for each layer in the second embedding table

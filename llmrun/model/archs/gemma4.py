@@ -28,15 +28,15 @@ from llmrun.model.archs.parts.hyperparameters import (
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import rotated_features
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.shapes import AttentionShape
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.rope import Rope
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,9 @@ def _combined_experts(w: PlanWriter, block: str, x: Value, experts: Experts) -> 
     scale = w.tensors.vector(f"{block}.ffn_gate_inp.scale", x.width) / np.float32(sqrt(x.width))
     logits = w.linear(f"{block}.ffn_gate_inp", w.plan.rmsnorm(x, scale, w.epsilon), experts.count)
     routing = w.plan.route(
-        *(logits, experts.used, experts.gating),
+        logits,
+        experts.used,
+        experts.gating,
         normalized=experts.normalized,
         expert_scales=w.tensors.optional_vector(f"{block}.ffn_down_exps.scale", experts.count),
         groups=experts.groups,

@@ -10,13 +10,13 @@ from llmrun.model.archs.gemma3 import window_rope_of
 from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 @dataclass(frozen=True, slots=True)

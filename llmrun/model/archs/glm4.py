@@ -13,7 +13,7 @@ from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_ahe
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

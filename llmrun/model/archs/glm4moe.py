@@ -15,14 +15,14 @@ from llmrun.model.archs.parts.hyperparameters import layers_ahead
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.ops.experts import Gating
-from llmrun.model.plan.rope import Pairing, Rope
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.archs.parts.experts import Experts
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 def read_config(file: GGUFFile) -> MixtureConfig:

@@ -9,9 +9,9 @@ from llmrun.model.archs.parts.experts import Experts, add_experts, expert_size, 
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.ops.experts import Gating
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

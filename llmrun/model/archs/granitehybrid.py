@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of, has_experts, shared_expert, shared_size
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, attention_layers, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.mamba_layers import mamba
-from llmrun.model.archs.parts.recurrent_sizes import RecurrentSizes, recurrent_sizes_of
+from llmrun.model.archs.parts.recurrent_layers import RecurrentSizes, mamba, recurrent_sizes_of
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 @dataclass(frozen=True, slots=True)

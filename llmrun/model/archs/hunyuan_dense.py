@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.formats.gguf.hyperparameters import MAX_EXPERTS
+from llmrun.formats.gguf.metadata import MAX_EXPERTS
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.rope import Rope
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 def read_config(file: GGUFFile) -> Hyperparameters:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from llmrun.model.archs.parts.experts import Experts, add_feed_forward, experts_of, has_experts
 from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, attention_layers, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.recurrent_sizes import key_size_of, taps_of
+from llmrun.model.archs.parts.recurrent_layers import key_size_of, taps_of
 from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.ops.activations import Activation
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,10 @@ def _mamba(w: PlanWriter, block: str, h: Value, config: Config) -> Value:
     b = w.rmsnorm(f"{block}.ssm_b_norm", plan.linear(x, parts.part(rank, size)))
     c = w.rmsnorm(f"{block}.ssm_c_norm", plan.linear(x, parts.part(rank + size, size)))
     y = plan.selective_scan(
-        *(x, b, c, plan.linear(steps, w.tensors.matrix(f"{block}.ssm_dt.weight", rank, inner))),
+        x,
+        b,
+        c,
+        plan.linear(steps, w.tensors.matrix(f"{block}.ssm_dt.weight", rank, inner)),
         rate=w.tensors.vector(f"{block}.ssm_a", size, inner).reshape(inner, size),
         bias=w.tensors.vector(f"{block}.ssm_dt.bias", inner),
         skip=w.tensors.vector(f"{block}.ssm_d", inner),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, attention_layers, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.short_convolutions import add_convolution, taps_of
+from llmrun.model.archs.parts.recurrent_layers import add_convolution, short_convolution_taps
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -37,7 +37,7 @@ def read_config(file: GGUFFile) -> Config:
         keys,
         kv_heads=kv_heads,
         looks_back=looks_back,
-        taps=taps_of(keys),
+        taps=short_convolution_taps(keys),
         window=keys.integer("attention.sliding_window", 0, minimum=0, maximum=MOST_CONTEXT),
     )
 

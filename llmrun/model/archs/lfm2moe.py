@@ -15,9 +15,9 @@ from llmrun.model.archs.parts.experts import (
 )
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, attention_layers
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.short_convolutions import add_convolution, taps_of
+from llmrun.model.archs.parts.recurrent_layers import add_convolution, short_convolution_taps
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -45,7 +45,7 @@ def read_config(file: GGUFFile) -> Config:
         keys,
         kv_heads=kv_heads,
         looks_back=looks_back,
-        taps=taps_of(keys),
+        taps=short_convolution_taps(keys),
         experts=experts_of(keys, expert_size(keys), normalized=True, gating=gating_of(keys)),
         dense=leading_dense(keys),
     )

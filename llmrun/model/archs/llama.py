@@ -13,7 +13,7 @@ from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of, h
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

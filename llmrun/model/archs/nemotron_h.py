@@ -12,7 +12,7 @@ from llmrun.model.archs.parts.writer import PlanWriter
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 def read_config(file: GGUFFile) -> NemotronConfig:

@@ -28,7 +28,7 @@ from llmrun.model.plan.ops.experts import Gating
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 @dataclass(frozen=True, slots=True)

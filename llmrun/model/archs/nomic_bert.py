@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.encoder_layers import bert_embedding, bert_layers
+from llmrun.model.archs.parts.encoders import bert_embedding, bert_layers
 from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

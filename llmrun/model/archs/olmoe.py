@@ -11,7 +11,7 @@ from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

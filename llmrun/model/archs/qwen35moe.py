@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts import draft_head
-from llmrun.model.archs.parts.delta_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_experts,
@@ -17,14 +16,15 @@ from llmrun.model.archs.parts.experts import (
 )
 from llmrun.model.archs.parts.hyperparameters import optional_feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
+from llmrun.model.archs.parts.recurrent_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
 from llmrun.model.archs.parts.rope_settings import check_sections
 from llmrun.model.archs.parts.writer import PlanWriter
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.delta_layers import DeltaInputs, add_delta_net, add_gated_attention
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.recurrent_sizes import RecurrentSizes
+from llmrun.model.archs.parts.recurrent_layers import DeltaInputs, RecurrentSizes, add_delta_net, add_gated_attention
 from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.archs.qwen35moe import Config, add_feed_forward, config_of
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 def read_config(file: GGUFFile) -> Config:

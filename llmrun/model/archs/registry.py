@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.base.errors import UnsupportedModel
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.model.archs import (
     apertus,
     arcee,

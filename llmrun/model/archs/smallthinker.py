@@ -20,8 +20,8 @@ from llmrun.model.archs.parts.experts import (
 from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, layers_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

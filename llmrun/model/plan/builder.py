@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmrun.model.plan.kv_shapes import KVGroup, KVShape, LayerKV
+from llmrun.model.plan.elementary import Rope
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.rope import Rope
-from llmrun.model.plan.state_shapes import LayerState, StateGroup, StateShape
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import KVGroup, KVShape, LayerKV, LayerState, StateGroup, StateShape
+from llmrun.model.plan.twin import Value
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from llmrun.formats.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES, WIDE, WIDENED_TYPES, packed_name
+from llmrun.formats.layouts.linear import FLOAT_BYTES, PACKED_TYPES, WIDE, WIDENED_TYPES, packed_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.model.plan.kv_shapes import AttentionShape
 from llmrun.model.plan.ops.activations import ActivationOps
 from llmrun.model.plan.ops.attention import AttentionOps
 from llmrun.model.plan.ops.convolution import ConvolutionOps
 from llmrun.model.plan.ops.embedding import EmbeddingOps
 from llmrun.model.plan.ops.experts import ExpertOps
 from llmrun.model.plan.ops.linear import LinearOps
-from llmrun.model.plan.ops.logits import LogitsOps
 from llmrun.model.plan.ops.norms import NormOps
 from llmrun.model.plan.ops.recurrences import RecurrenceOps
-from llmrun.model.plan.ops.rows import RowOps
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.ops.rows import LogitsOps, RowOps
+from llmrun.model.plan.shapes import AttentionShape
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from llmrun.model.plan.matrix import Matrix
-    from llmrun.model.plan.reach import Reach
+    from llmrun.model.plan.shapes import Reach
 
 
 class Plan(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
-from llmrun.formats.quants.packed import BLOCK_COLUMNS
+from llmrun.formats.layouts.linear import PACKED_TYPES
 from llmrun.formats.quants.registry import BY_NAME
+from llmrun.formats.quants.weight_type import BLOCK_COLUMNS
 from llmrun.model.plan.ops.linear import float_linear_reference, integer_linear_reference, quantize_reference
 from llmrun.model.plan.twin import Run, dequantized
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from llmrun.model.plan.matrix import Matrix
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.twin import Multiply
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Multiply, Value
 
 
 def exact(

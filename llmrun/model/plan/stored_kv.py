@@ -1,4 +1,4 @@
-"""NumPy references for the keys and values that are read back from each type of KV cache (kv_blocks.py).
+"""NumPy references for the keys and values that are read back from each type of KV cache (layouts/kv.py).
 
 Before the cache rounds keys or values to 8 or 4 bits, it multiplies them by a Hadamard matrix. A few features of
 SmolLM2's keys are many times larger than the others and dominate the scale of their group. The rotation evens them out,
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.formats.layouts.kv_types import GROUP, KVType, parse_kv_type
-from llmrun.formats.quants.iq4 import VALUES as TABLE
+from llmrun.formats.layouts.kv import GROUP, KVType, parse_kv_type
+from llmrun.formats.quants.table_quants import IQ4_VALUES as TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,20 +1,58 @@
-"""The state of a NumPy run of a plan: the values for all positions of one sequence."""
+"""The values that ops pass to each other, and the state of a NumPy run of a plan on a single sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.formats.quants.registry import BY_NAME
-from llmrun.model.plan.kv_shapes import LayerKV
+from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.matrix import Matrix
-from llmrun.model.plan.rope import Pairing, Rope
-from llmrun.model.plan.values import Routing, Value
+from llmrun.model.plan.shapes import LayerKV
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class Rows(StrEnum):
+    """The rows that a value contains."""
+
+    ALL = "all"  # every row of the step
+    WANTED = "wanted"  # only the rows whose logits or hidden states are requested, those with logits first
+    SCORED = "scored"  # only the rows whose logits are requested
+    CHOSEN = "chosen"  # one copy of each row per expert that the row is routed to
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A float32[rows, width] array.
+
+    If the rows are CHOSEN, `copies` is the number of experts that each row is routed to.
+    """
+
+    width: int
+    rows: Rows = Rows.ALL
+    copies: int = 1
+
+    def like(self, width: int) -> Value:
+        """Create another value of the given width with the same rows."""
+        return Value(width, self.rows, self.copies)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """The experts that each row is routed to, most probable first, and their weights.
+
+    Each row is routed to `used` of the `experts` experts.
+    """
+
+    experts: int
+    used: int
+
 
 Multiply = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
 

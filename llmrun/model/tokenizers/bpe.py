@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.base.compiled.store import load_kernel
-from llmrun.base.errors import UnsupportedModel
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.formats.layouts.tokens import NOT_FOUND, SCRATCH_BYTES_PER_BYTE
 from llmrun.model.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer, splitter
 from llmrun.model.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
@@ -125,12 +124,27 @@ class BPETokenizer(TextTokenizer):
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
         self._merge(
-            *(buffer.ctypes.data, ends.ctypes.data, len(ends)),
-            *(insert_at.ctypes.data, insert_ids.ctypes.data, len(insert_ids)),
-            *(self._byte_symbols.ctypes.data, tables.pairs.ctypes.data, tables.pair_mask),
-            *(self._emitted.ctypes.data, self._raw_byte_ids.ctypes.data),
-            *(tables.starts.ctypes.data, tables.lengths.ctypes.data, tables.table.ctypes.data, tables.mask),
-            *(self._longest_whole, self._spelling.ctypes.data, self._whole_begins, int(self._rule.by_character)),
-            *(scratch.ctypes.data, ids.ctypes.data, count.ctypes.data),
+            buffer.ctypes.data,
+            ends.ctypes.data,
+            len(ends),
+            insert_at.ctypes.data,
+            insert_ids.ctypes.data,
+            len(insert_ids),
+            self._byte_symbols.ctypes.data,
+            tables.pairs.ctypes.data,
+            tables.pair_mask,
+            self._emitted.ctypes.data,
+            self._raw_byte_ids.ctypes.data,
+            tables.starts.ctypes.data,
+            tables.lengths.ctypes.data,
+            tables.table.ctypes.data,
+            tables.mask,
+            self._longest_whole,
+            self._spelling.ctypes.data,
+            self._whole_begins,
+            int(self._rule.by_character),
+            scratch.ctypes.data,
+            ids.ctypes.data,
+            count.ctypes.data,
         )
         return ids[: count[0]].copy()

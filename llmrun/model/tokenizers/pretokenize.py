@@ -1,10 +1,10 @@
 r"""Pre-tokenizers, which split text into pieces before BPE merges tokens within each piece.
 
-The names and rules are llama.cpp's. A pre-tokenizer is a list of patterns (see patterns.py), most of which are the same
-as in llama.cpp. Each pattern is one stage. A stage splits every piece of the previous stage and cannot look beyond a
-piece's ends. Text between two matches becomes a piece too. Code points that no pattern can distinguish share a symbol,
-and every pattern is compiled to a table over symbols (see automaton.py). A single kernel runs all of the tables. The
-sets come from a fixed Unicode version (see unicode_ranges.py).
+The names and rules are llama.cpp's. A pre-tokenizer is a list of patterns, most of which are the same as in llama.cpp.
+Each pattern is one stage. A stage splits every piece of the previous stage and cannot look beyond a piece's ends. Text
+between two matches becomes a piece too. Code points that no pattern can distinguish share a symbol, and patterns.py
+compiles every pattern to a table over symbols. A single kernel runs all of the tables. The sets of code points come
+from a fixed Unicode version, also in patterns.py.
 
 llama.cpp distinguishes case only in ASCII. Its `\p{Lu}` matches any letter, and its notation for capitals is
 `[\p{L}&&[^a-z]]`. In its patterns with non-ASCII characters, ranges of such characters never match whitespace.
@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.base.compiled.store import load_kernel
-from llmrun.formats.layouts.splits import GROUPS_OF_THREE, MATCHES, TRAILING_RUN, WHOLE_GROUPS_OF_THREE
-from llmrun.model.tokenizers.automaton import sets_of, transitions
-from llmrun.model.tokenizers.code_points import symbols_of
-from llmrun.model.tokenizers.patterns import parse
+from llmrun.formats.layouts.tokens import GROUPS_OF_THREE, MATCHES, TRAILING_RUN, WHOLE_GROUPS_OF_THREE
+from llmrun.model.tokenizers.patterns import parse, sets_of, symbols_of, transitions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,9 +78,17 @@ class Splitter:
         ends = np.empty(max(len(text), 1), np.int64)
         count = np.zeros(1, np.int64)
         self._kernel(
-            *(buffer.ctypes.data, len(text), part_ends.ctypes.data, len(part_ends)),
-            *(self._code_points.ctypes.data, self._n_symbols, self._stages.ctypes.data, len(self._stages)),
-            *(symbols.ctypes.data, ends.ctypes.data, count.ctypes.data),
+            buffer.ctypes.data,
+            len(text),
+            part_ends.ctypes.data,
+            len(part_ends),
+            self._code_points.ctypes.data,
+            self._n_symbols,
+            self._stages.ctypes.data,
+            len(self._stages),
+            symbols.ctypes.data,
+            ends.ctypes.data,
+            count.ctypes.data,
         )
         return ends[: count[0]].copy()
 

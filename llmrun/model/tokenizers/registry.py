@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.base.compiled.store import KernelName, load_kernels
-from llmrun.base.errors import UnsupportedModel
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.model.tokenizers.bpe import load_bpe, load_gemma4, pre_tokenizer_of
 from llmrun.model.tokenizers.spm import load_spm
 from llmrun.model.tokenizers.unigram import load_unigram
@@ -16,7 +15,7 @@ from llmrun.model.tokenizers.wordpiece import load_wordpiece
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

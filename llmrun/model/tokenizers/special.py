@@ -64,8 +64,13 @@ class SpecialTokens:
         self._beginnings = np.zeros(256, np.uint8)
         self._nodes = np.full(len(joined), NOT_FOUND, np.int32)
         load_kernel("tokens.special_tokens", "build")(
-            *(joined.ctypes.data, ends.ctypes.data, len(texts), self._edges.ctypes.data, len(self._edges) - 1),
-            *(self._beginnings.ctypes.data, self._nodes.ctypes.data),
+            joined.ctypes.data,
+            ends.ctypes.data,
+            len(texts),
+            self._edges.ctypes.data,
+            len(self._edges) - 1,
+            self._beginnings.ctypes.data,
+            self._nodes.ctypes.data,
         )
 
     def partition(self, text: str, *, parse_control: bool, marks: Sequence[int] = ()) -> list[bytes | int]:
@@ -129,10 +134,20 @@ class SpecialTokens:
         numbers = np.empty(len(encoded), np.int32)
         result = np.zeros(2, np.int64)
         self._find_kernel(
-            *(buffer.ctypes.data, len(encoded), at_marks.ctypes.data, len(marks), int(parse_control)),
-            *(self._beginnings.ctypes.data, self._edges.ctypes.data, len(self._edges) - 1),
-            *(self._nodes.ctypes.data, self._flags.ctypes.data, present.ctypes.data),
-            *(places.ctypes.data, numbers.ctypes.data, result.ctypes.data),
+            buffer.ctypes.data,
+            len(encoded),
+            at_marks.ctypes.data,
+            len(marks),
+            int(parse_control),
+            self._beginnings.ctypes.data,
+            self._edges.ctypes.data,
+            len(self._edges) - 1,
+            self._nodes.ctypes.data,
+            self._flags.ctypes.data,
+            present.ctypes.data,
+            places.ctypes.data,
+            numbers.ctypes.data,
+            result.ctypes.data,
         )
         count, overlap = result.tolist()
         occurring = [self._tokens[number] for number in np.flatnonzero(present).tolist()]

@@ -68,12 +68,24 @@ class SPMTokenizer(TextTokenizer):
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
         self._merge(
-            *(buffer.ctypes.data, ends.ctypes.data, len(ends)),
-            *(insert_at.ctypes.data, insert_ids.ctypes.data, len(insert_ids)),
-            *(tables.table.ctypes.data, tables.mask, tables.starts.ctypes.data, tables.lengths.ctypes.data),
-            *(self._longest, self._priorities.ctypes.data, self._byte_ids.ctypes.data),
-            *(self._joined.ctypes.data, known.ctypes.data),
-            *(scratch.ctypes.data, ids.ctypes.data, count.ctypes.data),
+            buffer.ctypes.data,
+            ends.ctypes.data,
+            len(ends),
+            insert_at.ctypes.data,
+            insert_ids.ctypes.data,
+            len(insert_ids),
+            tables.table.ctypes.data,
+            tables.mask,
+            tables.starts.ctypes.data,
+            tables.lengths.ctypes.data,
+            self._longest,
+            self._priorities.ctypes.data,
+            self._byte_ids.ctypes.data,
+            self._joined.ctypes.data,
+            known.ctypes.data,
+            scratch.ctypes.data,
+            ids.ctypes.data,
+            count.ctypes.data,
         )
         return ids[: count[0]].copy()
 

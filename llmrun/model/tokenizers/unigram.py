@@ -112,18 +112,25 @@ class UnigramTokenizer(TextTokenizer):
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
         self._divide(
-            *(buffer.ctypes.data, ends.ctypes.data, len(ends)),
-            *(insert_at.ctypes.data, insert_ids.ctypes.data, len(insert_ids)),
-            *(tables.table.ctypes.data, tables.mask, tables.starts.ctypes.data, tables.lengths.ctypes.data),
-            *(self._longest.ctypes.data, self._scores.ctypes.data, self._unknown_id),
-            *(
-                self._unknown_score.ctypes.data,
-                sums.ctypes.data,
-                origins.ctypes.data,
-                chosen.ctypes.data,
-                ids.ctypes.data,
-                count.ctypes.data,
-            ),
+            buffer.ctypes.data,
+            ends.ctypes.data,
+            len(ends),
+            insert_at.ctypes.data,
+            insert_ids.ctypes.data,
+            len(insert_ids),
+            tables.table.ctypes.data,
+            tables.mask,
+            tables.starts.ctypes.data,
+            tables.lengths.ctypes.data,
+            self._longest.ctypes.data,
+            self._scores.ctypes.data,
+            self._unknown_id,
+            self._unknown_score.ctypes.data,
+            sums.ctypes.data,
+            origins.ctypes.data,
+            chosen.ctypes.data,
+            ids.ctypes.data,
+            count.ctypes.data,
         )
         return ids[: count[0]].copy()
 

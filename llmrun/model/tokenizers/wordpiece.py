@@ -15,7 +15,7 @@ import numpy as np
 
 from llmrun.base.compiled.store import load_kernel
 from llmrun.formats.layouts.tokens import NOT_FOUND
-from llmrun.model.tokenizers.code_points import contains, named, union
+from llmrun.model.tokenizers.patterns import contains, named, union
 from llmrun.model.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer
 from llmrun.model.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.model.tokenizers.code_points import CodePoints
+    from llmrun.model.tokenizers.patterns import CodePoints
 
 # llama.cpp's defaults if the file has no keys for these tokens: [UNK], [CLS] and [SEP] of bert-base-uncased.
 _UNKNOWN_ID, _CLS_ID, _SEP_ID = 100, 101, 102
@@ -116,10 +116,21 @@ class WordPieceTokenizer(TextTokenizer):
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
         self._encode_words(
-            *(buffer.ctypes.data, ends.ctypes.data, len(ends)),
-            *(insert_at.ctypes.data, insert_ids.ctypes.data, len(insert_ids)),
-            *(tables.table.ctypes.data, tables.mask, tables.starts.ctypes.data, tables.lengths.ctypes.data),
-            *(self._longest, self._emitted.ctypes.data, self._unknown_id),
-            *(states.ctypes.data, ids.ctypes.data, count.ctypes.data),
+            buffer.ctypes.data,
+            ends.ctypes.data,
+            len(ends),
+            insert_at.ctypes.data,
+            insert_ids.ctypes.data,
+            len(insert_ids),
+            tables.table.ctypes.data,
+            tables.mask,
+            tables.starts.ctypes.data,
+            tables.lengths.ctypes.data,
+            self._longest,
+            self._emitted.ctypes.data,
+            self._unknown_id,
+            states.ctypes.data,
+            ids.ctypes.data,
+            count.ctypes.data,
         )
         return ids[: count[0]].copy()

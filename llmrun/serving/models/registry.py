@@ -4,17 +4,180 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, Self
 
 from llmrun.base.errors import DoesNotFit, LlmrunError, ModelNotFound, Overloaded, Unavailable
-from llmrun.hub.local.open_models import in_use
+from llmrun.engine.requests import ChatPrompt, ModelFacts, Request
+from llmrun.hub.local.safe_writes import in_use
+from llmrun.options.presets import Preset
 from llmrun.serving.models.known import KnownModel, KnownModels
-from llmrun.serving.models.managed import ManagedModel, OwnedModel
-from llmrun.serving.models.ready import RETRY_S, Ready, facts_of
 from llmrun.serving.processes.served_model import ServedModel, State
+
+
+class OwnedModel(ServedModel, Protocol):
+    """A model that the server opens and closes."""
+
+    async def start(self) -> None:
+        """Open the model. Raises its error if it cannot be opened."""
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+
+    async def close(self) -> None:
+        """End all requests with an error, and free all resources. Idempotent."""
+
+
+@dataclass(slots=True, eq=False)
+class ManagedModel:
+    """A model, whether it is loaded or not.
+
+    process   the process that runs it, or None if it is not loaded
+    memory    bytes that it may take at most while it is loaded; as long as it has never been loaded, its file's size
+    users     requests that use it
+    waiting   requests that wait until it is loaded
+    leaving   whether it makes room for another model: new requests wait until it is loaded again
+    used      when a request last ended, in seconds of the loop's clock
+    keep_s    seconds without requests after which it is unloaded
+    held      what is freed when it is unloaded, such as the lock that keeps its file from being removed
+    too_large the error of a model that did not fit although it was the only one, which counts until `too_large_until`
+    idle      an event that is set while no request uses it
+    """
+
+    known: KnownModel
+    keep_s: float
+    process: OwnedModel | None = None
+    memory: int = 0
+    users: int = 0
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    leaving: bool = False
+    too_large: DoesNotFit | None = None
+    too_large_until: float = -math.inf
+    used: float = -math.inf
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    timer: asyncio.TimerHandle | None = None
+    held: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.memory = self.known.size
+        self.idle.set()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request waits for it."""
+        return any(not future.done() for future in self.waiting)
+
+    def acquire(self) -> None:
+        """Count one more request that uses it."""
+        self.users += 1
+        self.idle.clear()
+        self.stop_timer()
+
+    def stop_timer(self) -> None:
+        """Stay loaded for now: cancel the timer that would unload the model."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def release(self, now: float) -> None:
+        """Count one request less. `now` is the time of the loop's clock."""
+        self.users -= 1
+        self.used = now
+        if not self.users:
+            self.idle.set()
+
+    def admit(self) -> None:
+        """Let all waiting requests use it."""
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            if not future.done():
+                self.acquire()
+                future.set_result(None)
+
+    def refuse(self, error: LlmrunError) -> None:
+        """End all waiting requests with an error."""
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+RETRY_S: Final = 5.0  # when to ask again for a model that is loading
+_SYSTEM: Final = "system"
+_NO_LIMIT: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A loaded model, for one call.
+
+    facts     the facts about the model, with the name and the sampling defaults of the preset, if there is one
+    preset    what the name that the client used adds to requests, or None
+    adapters  the scales of LoRA adapters, by name, for requests that choose none; None for those of --lora
+    """
+
+    model: ServedModel
+    facts: ModelFacts
+    preset: Preset | None = None
+    adapters: Mapping[str, float] | None = None
+
+    @classmethod
+    def under(cls, known: KnownModel, model: ServedModel) -> Self:
+        """Return a model under one of its names. Raises Unavailable if it is not open."""
+        facts = replace(facts_of(model), name=known.name)
+        if known.preset is not None:
+            facts = replace(facts, default_sampling=replace(facts.default_sampling, **known.preset.sampling))
+        return cls(model, facts, known.preset, known.adapters)
+
+    @property
+    def signature(self) -> str:
+        """A text that changes if the same request could get another answer."""
+        facts = self.facts
+        own = f"{facts.default_sampling} {self.preset} {self.adapters}"
+        return f"{facts.name} {facts.fingerprint} {facts.info.context_size} {own}"
+
+    def seed(self, otherwise: int) -> int:
+        """Return the seed of requests that set none."""
+        return int(self._values.get("seed", otherwise))
+
+    def completed(self, request: Request) -> Request:
+        """Return a request with the values of the preset and the adapters in place of those that it does not set."""
+        if request.adapters is None and self.adapters is not None:
+            request = replace(request, adapters=self.adapters)
+        if self.preset is None:
+            return request
+        limit = self._values.get("max_tokens", _NO_LIMIT)
+        if request.max_tokens is None and limit != _NO_LIMIT:
+            request = replace(request, max_tokens=limit)
+        prompt = request.prompt
+        if not isinstance(prompt, ChatPrompt):
+            return request
+        if request.think is None and request.think_budget is None and self.facts.thinks:
+            think, budget = self._values.get("think"), self._values.get("think_budget")
+            request = replace(request, think=think, think_budget=budget)
+        return replace(request, prompt=_completed(prompt, self.preset))
+
+    @property
+    def _values(self) -> Mapping[str, Any]:
+        return {} if self.preset is None else self.preset.values
+
+
+def facts_of(model: ServedModel) -> ModelFacts:
+    """Return the facts about a model. Raises Unavailable if it is not open or the server is shutting down."""
+    facts = model.facts
+    if facts is None or model.state is State.DRAINING:
+        raise Unavailable(f"the model is not available: {model.state}", state=model.state.value, retry_after=RETRY_S)
+    return facts
+
+
+def _completed(prompt: ChatPrompt, preset: Preset) -> ChatPrompt:
+    messages = prompt.messages
+    if preset.system and all(message.get("role") != _SYSTEM for message in messages):
+        messages = ({"role": _SYSTEM, "content": preset.system}, *messages)
+    return replace(prompt, messages=messages, template_kwargs={**preset.variables, **prompt.template_kwargs})
+
 
 FOREVER: Final = math.inf
 STUCK: Final = "stuck"

@@ -1,22 +1,79 @@
-"""One request in the server: its events on their way to the client, and what a replay needs."""
+"""One request in the server: its events on their way to the client, and its replay if the process ends.
+
+A replay runs the request again and skips what the client already has. `sort_out` decides which requests of a process
+that has ended are replayed, and which get an error.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
-from llmrun.base.errors import Cancelled, LlmrunError
+from llmrun.base.errors import BackendCrashed, Cancelled, LlmrunError, Unavailable
+from llmrun.engine.child.messages import cancelled_unbegun
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, TextDelta
-from llmrun.serving.processes.replay import DeliveredDeltas, ReplayDiffers
 from llmrun.serving.processes.served_model import Arrival
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Request
     from llmrun.serving.processes.served_model import Accepted
+
+# All fields but the id, which is the same in a replay.
+_content = attrgetter("text", "tokens", "logprobs", "reasoning", "unopened", "tentative", "tool_calls")
+_DELTA_BYTES = 130  # of a delta without text
+_LOGPROB_BYTES = 80  # of each alternative of a token
+
+
+class ReplayDiffers(Exception):
+    """The repeated answer differs from the one that the client has."""
+
+
+class DeliveredDeltas:
+    """The deltas of an answer that the client has, as a count and a hash, and those that a replay has repeated."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hash = 0
+        self._repeated = 0
+        self._repeated_hash = 0
+
+    @property
+    def behind(self) -> bool:
+        """True while a replay has not yet reached the end of what the client has."""
+        return self._repeated < self.count
+
+    def start_again(self) -> None:
+        """Expect the answer from its beginning."""
+        self._repeated = 0
+        self._repeated_hash = 0
+
+    def new_bytes(self, delta: TextDelta) -> int:
+        """Return the approximate size of a delta in bytes, or 0 if the client already has it.
+
+        Raises ReplayDiffers once the repeated deltas are complete but not the same.
+        """
+        # Python's own hash takes a tenth of the time of a cryptographic digest, and nobody chooses what is compared.
+        if not self.behind:
+            self.count += 1
+            self._hash = hash((self._hash, _content(delta)))
+            self._repeated = self.count
+            return _bytes_of(delta)
+        self._repeated += 1
+        self._repeated_hash = hash((self._repeated_hash, _content(delta)))
+        if not self.behind and self._repeated_hash != self._hash:
+            raise ReplayDiffers
+        return 0
+
+
+def _bytes_of(delta: TextDelta) -> int:
+    n_alternatives = sum(1 + len(token.top) for token in delta.logprobs)
+    arguments = sum(len(piece.arguments) for piece in delta.tool_calls)
+    return _DELTA_BYTES + len(delta.text) + len(delta.reasoning) + arguments + _LOGPROB_BYTES * n_alternatives
 
 
 class Phase(Enum):
@@ -161,3 +218,50 @@ class AskedRequest:
     def __del__(self) -> None:
         if not self._served.over and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel, self._served)  # any thread may collect garbage
+
+
+MOST_DEATHS: Final = 2
+_MOST_UNPREPARED: Final = 3  # one more, because a process that is killed from outside is always preparing something
+
+
+def sort_out(
+    requests: Sequence[ServedRequest],
+    alone: ServedRequest | None,
+    preparing: ServedRequest | None,
+    *,
+    batch_invariant: bool,
+    reason: str,
+) -> None:
+    """End the requests that cannot be replayed, and return the others to the server's own queue.
+
+    alone      the request whose first step was running alone when the process ended, or None
+    preparing  the last request that the process has begun to prepare, or None
+    reason     how the process ended, for error messages
+
+    Requests that had not begun are replayed any number of times. Requests that had begun are replayed once, but a death
+    counts only against `alone` if there is such a request. Without batch invariance, a repeated answer could differ
+    from the text that the client already has.
+    """
+    for request in requests:
+        if request.cancelled:
+            request.take(cancelled_unbegun(request.id))
+        elif request.phase is Phase.BEGUN and (alone is None or request is alone):
+            request.deaths += 1
+        elif request is preparing and request.phase is Phase.SENT:
+            request.unprepared += 1
+        if request.deaths >= MOST_DEATHS or request.unprepared >= _MOST_UNPREPARED:
+            request.fail(ended_repeatedly(reason))
+        elif request.phase is Phase.BEGUN and request.deltas.count and not batch_invariant:
+            request.fail(Unavailable(f"the engine ended while it ran this request: {reason}", state="restarting"))
+        request.phase = Phase.HELD
+        request.deltas.start_again()
+
+
+def ended_repeatedly(reason: str) -> BackendCrashed:
+    """Return the error of a request that is not replayed again."""
+    return BackendCrashed(f"the engine ended repeatedly while it ran this request: {reason}")
+
+
+def replay_order(requests: Sequence[ServedRequest]) -> list[ServedRequest]:
+    """Return the requests in the order in which to send them again: first those that had begun, then by age."""
+    return sorted(requests, key=lambda request: (not request.has_begun, request.id))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import Embedded
-    from llmrun.engine.facts import ModelFacts
-    from llmrun.engine.requests import Event, Request, TextPrompt, TokenPrompt
+    from llmrun.engine.requests import Event, ModelFacts, Request, TextPrompt, TokenPrompt
 
 
 class State(StrEnum):

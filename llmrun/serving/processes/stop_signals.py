@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from llmrun.base.ending_signals import TERMINATING
+from llmrun.base.child_processes import TERMINATING
 
 
 class StopSignals:

@@ -1,15 +1,24 @@
-"""Keeps a process with an open model running: starts it, watches its steps, and restarts it when it has ended."""
+"""Keeps a process with an open model running: starts it, watches its steps, and restarts it when it has ended.
+
+RestartPauses and StepProgress do not look at a clock: their callers pass the times.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-from llmrun.base.errors import LlmrunError
-from llmrun.engine.child.codec import BadMessage
+from llmrun.base import child_processes
+from llmrun.base.errors import LlmrunError, Overloaded
 from llmrun.engine.child.messages import (
+    BadMessage,
     Beat,
     CannotOpen,
     Close,
@@ -20,13 +29,207 @@ from llmrun.engine.child.messages import (
     Open,
     Opened,
     Stepped,
+    decode_from_child,
     encode_to_child,
 )
-from llmrun.engine.facts import ModelFacts
-from llmrun.serving.processes.child import ChildProcess
-from llmrun.serving.processes.limits import ServingLimits
-from llmrun.serving.processes.restarts import RestartPauses, StepProgress
+from llmrun.engine.isolated_worker import HEADER_BYTES, frame_length, framed
+from llmrun.engine.requests import ModelFacts
 from llmrun.serving.processes.served_model import State
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """Limits that keep one client from harming the others.
+
+    max_queue      the maximum number of requests that wait for their first step, and of other calls
+    tenants        the number of tenants; if there are several, one can have at most half of the queue
+    queue_bytes    the maximum size of the messages of a tenant's waiting requests; a single request may be larger
+    unread_bytes   the maximum size of an answer's events that its client has not read
+    stuck_s        the time without a step after which the engine is restarted, if its steps are short
+    first_pause_s  the pause before the second restart in a row, which doubles with each further one
+    max_pause_s    the longest pause
+    healthy_s      how long the engine must run until the next restart counts as the first one again
+    """
+
+    max_queue: int = 256
+    tenants: int = 1
+    queue_bytes: int = 16 * MIB
+    unread_bytes: int = MIB
+    stuck_s: float = 10.0
+    first_pause_s: float = 0.5
+    max_pause_s: float = 30.0
+    healthy_s: float = 60.0
+
+    def check_room(self, waiting: Sequence[tuple[str, int]], tenant: str, n_bytes: int, retry_after: float) -> None:
+        """Raise Overloaded if a tenant may not send another message of this size.
+
+        waiting  the tenant and the size of each message that waits
+        """
+        own = [size for owner, size in waiting if owner == tenant]
+        if len(waiting) >= self.max_queue:
+            reason = f"{len(waiting)} requests are waiting"
+        elif len(own) >= self.share_of(self.max_queue):
+            reason = f"{len(own)} requests with this API key are waiting, the limit for one key"
+        elif own and sum(own) + n_bytes > self.share_of(self.queue_bytes):
+            most = self.share_of(self.queue_bytes)
+            whose = " with this API key" if self.tenants > 1 else ""
+            reason = f"the waiting requests{whose} have {sum(own):,} bytes, the limit is {most:,}"
+        else:
+            return
+        raise Overloaded(f"the queue is full: {reason}", retry_after=retry_after)
+
+    def share_of(self, limit: int) -> int:
+        """Return the part of a limit that one tenant may use."""
+        return limit if self.tenants == 1 else -(-limit // 2)
+
+
+_LONGEST_STEPS: Final = 20  # times the longest recent step
+_BEFORE_FIRST_STEP: Final = 6  # times `stuck_s`; the first step may have to read the weights from a slow disk
+
+
+class RestartPauses:
+    """The pauses before restarts: none before the first one, then growing ones."""
+
+    def __init__(self, limits: ServingLimits) -> None:
+        self._limits = limits
+        self._next = 0.0
+
+    def after(self, lived_s: float) -> float:
+        """Return the pause in seconds after a process that was ready for `lived_s`."""
+        limits = self._limits
+        pause = 0.0 if lived_s >= limits.healthy_s else self._next
+        self._next = min(max(2 * pause, limits.first_pause_s), limits.max_pause_s)
+        return pause
+
+
+class StepProgress:
+    """The time of an engine's last progress, in seconds of one monotonic clock.
+
+    An idle engine makes progress whenever it beats.
+    """
+
+    def __init__(self, limits: ServingLimits, now: float) -> None:
+        self._stuck_s = limits.stuck_s
+        self._last = now
+        self._steps = 0
+        self._longest_step_s = 0.0
+        self._patience = 1.0
+
+    def stepped(self, now: float) -> None:
+        """Note that a step has ended, or that the time until now does not count."""
+        self._last = now
+
+    def beat(self, beat: Beat, now: float) -> None:
+        """Note a beat."""
+        if not beat.busy or beat.steps != self._steps:
+            self._last = now
+        self._steps = beat.steps
+        self._longest_step_s = beat.longest_step_s
+        self._patience = beat.patience
+
+    def age(self, now: float) -> float:
+        """Return the seconds since the last progress."""
+        return now - self._last
+
+    def is_stuck(self, now: float) -> bool:
+        """Return whether the engine has made no progress for so long that it never will."""
+        limit = max(self._stuck_s, _LONGEST_STEPS * self._longest_step_s)
+        if not self._steps:
+            limit = max(limit, _BEFORE_FIRST_STEP * self._stuck_s)
+        return self.age(now) > self._patience * limit
+
+
+_BUFFER_BYTES = 1 << 20
+
+
+class ChildProcess:
+    """One process that runs the engine."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._reader, self._writer = process.stdout, process.stdin
+        self._reading = asyncio.Lock()  # only one coroutine may read at a time, and `end` also does
+
+    @classmethod
+    async def start(cls, command: Sequence[str] | None = None) -> ChildProcess:
+        """Start the process, or `command`, which must send the same messages. Raises LlmrunError.
+
+        It has its own session, so that Ctrl-C in the terminal reaches only the server. It ends when the server ends,
+        because the pipes are then closed.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(command or child_processes.command("engine.child.main")),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_BUFFER_BYTES,
+                env=child_processes.environment(),
+                **child_processes.in_own_session(),
+            )
+        except OSError as error:
+            raise LlmrunError(f"cannot start the engine's process: {sys.executable}: {error.strerror}") from error
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """The process ID."""
+        return self._process.pid
+
+    def send(self, message: bytes) -> None:
+        """Send an encoded message without waiting. Nothing happens if the process has ended.
+
+        The process reads messages at once, so few bytes are buffered here.
+        """
+        if not self._writer.is_closing():
+            self._writer.write(framed(message))
+
+    async def receive(self) -> FromChild | None:
+        """Return the next message, or None if the process has ended. Raises BadMessage or ValueError."""
+        try:
+            async with self._reading:
+                header = await self._reader.readexactly(HEADER_BYTES)
+                data = await self._reader.readexactly(frame_length(header))
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+        return decode_from_child(data)
+
+    def kill(self) -> None:
+        """Kill the process. `receive` then returns None."""
+        if self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if sys.platform == "win32":
+                self._process.kill()
+            else:  # Process.kill() polls the process first. If it has just ended, asyncio misses its exit status.
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def end(self, patience_s: float = 0.0) -> str:
+        """Wait for the end of the process, kill it after `patience_s`, and return how it ended, such as "SIGKILL"."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._ended()
+        except TimeoutError:
+            self.kill()
+        status = await self._ended()
+        self._writer.close()
+        return child_processes.ending(status)
+
+    async def _ended(self) -> int:
+        """Wait for the end of the process, and return its exit status.
+
+        The rest of its output is discarded. Otherwise, a process could not end while the pipe is full, and `wait` of
+        older Pythons, such as 3.11.7, returns only after the pipes are closed.
+        """
+        async with self._reading:
+            with contextlib.suppress(OSError):
+                while await self._reader.read(_BUFFER_BYTES):
+                    pass
+        return await self._process.wait()
+
 
 _SILENCE_S: Final = 60.0  # the longest time without a beat while the model is being opened
 _WATCH_S: Final = 0.5

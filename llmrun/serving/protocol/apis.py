@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from llmrun.serving.protocol.anthropic.wire import ANTHROPIC
-from llmrun.serving.protocol.ollama.wire import OLLAMA, PREFIX
-from llmrun.serving.protocol.openai_responses.wire import RESPONSES
+from llmrun.serving.protocol.anthropic.answers import ANTHROPIC
+from llmrun.serving.protocol.ollama.answers import OLLAMA, PREFIX
+from llmrun.serving.protocol.openai_responses.answers import RESPONSES
 from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
 
 # The beginnings of the paths of APIs whose form is not that of chat completions

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import shown
 from llmrun.serving.protocol.errors import InvalidField
 
 T = TypeVar("T")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llmrun.serving.protocol.anthropic.schemas import anthropic_schemas
-from llmrun.serving.protocol.embeddings.schemas import embedding_schemas
+from llmrun.serving.protocol.embeddings import embedding_schemas
 from llmrun.serving.protocol.ollama.openapi import ollama_paths, ollama_schemas
-from llmrun.serving.protocol.openai.answer_schemas import answer_schemas
-from llmrun.serving.protocol.openai.request_schemas import (
+from llmrun.serving.protocol.openai.messages import NAME
+from llmrun.serving.protocol.openai.schemas import (
+    answer_schemas,
     chat_request,
     completion_request,
     detokenize_request,
@@ -16,7 +17,6 @@ from llmrun.serving.protocol.openai.request_schemas import (
     message,
     tokenize_request,
 )
-from llmrun.serving.protocol.openai.tools import NAME
 from llmrun.serving.protocol.openai_responses.schemas import response_schemas
 
 _PUBLIC: Final[dict[str, Any]] = {"security": []}

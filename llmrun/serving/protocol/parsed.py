@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Protocol, runtime_checkable
 
-from llmrun.base.errors import Unavailable
+from llmrun.base.errors import Unavailable, shown
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta
-from llmrun.formats.gguf.problems import shown
 from llmrun.serving.protocol.errors import ApiError
 
 _MOST_IGNORED: Final = 32  # names in the header

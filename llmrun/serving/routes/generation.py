@@ -1,30 +1,84 @@
-"""The endpoint of every route that generates text, whichever API it belongs to."""
+"""The routes that generate text, whichever API they belong to, and the lists of models.
+
+Requests for models that this server does not have are forwarded to its upstreams. This server stores no responses of
+the Responses API.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmrun.engine.facts import ModelFacts
+from llmrun.base.errors import ModelNotFound
+from llmrun.engine.requests import ModelFacts
 from llmrun.serving.bodies import off_the_loop
-from llmrun.serving.choices import Choices
-from llmrun.serving.disconnects import Presence
-from llmrun.serving.exchanges import AnswerId, exchange_of
-from llmrun.serving.models.ready import Ready
-from llmrun.serving.models.registry import Models
+from llmrun.serving.exchanges import AnswerId, Presence, exchange_of
+from llmrun.serving.models.known import KnownModel
+from llmrun.serving.models.registry import Models, Ready
+from llmrun.serving.protocol.anthropic.answers import (
+    ANTHROPIC,
+    VERSION_HEADER,
+    MessageAnswer,
+    anthropic_model,
+    anthropic_models,
+)
+from llmrun.serving.protocol.anthropic.requests import parse_count, parse_message
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.openai.sampling import seed_from
+from llmrun.serving.protocol.infill import InfillAnswer, parse_infill
+from llmrun.serving.protocol.openai.options import seed_from
+from llmrun.serving.protocol.openai.requests import parse_chat, parse_completion
+from llmrun.serving.protocol.openai.responses import (
+    ChatAnswer,
+    CompletionAnswer,
+    model_body,
+    models_body,
+    unloaded_model_body,
+)
+from llmrun.serving.protocol.openai_responses.answers import PREFIX, RESPONSES, ResponseAnswer
+from llmrun.serving.protocol.openai_responses.requests import parse_response
 from llmrun.serving.protocol.parsed import Answer, Parsed
-from llmrun.serving.protocol.wire import OPENAI, WireFormat
+from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
 from llmrun.serving.refusals import Refused, ignored_header, json_bytes_in_parts, json_response
-from llmrun.serving.resuming import EventNumbers, LastEvent, numbers_of, read_last_event
 from llmrun.serving.service import Service
-from llmrun.serving.streams import Stream
+from llmrun.serving.streams import Choices, EventNumbers, LastEvent, Stream, numbers_of, read_last_event
+
+if TYPE_CHECKING:
+    from llmrun.serving.upstreams.front import Upstreams
+
+
+class OrForwarded:
+    """The ASGI endpoint of a route whose requests name a model. `own` answers those for models of this server."""
+
+    def __init__(self, own: ASGIApp, service: Service, upstreams: Upstreams) -> None:
+        self._own, self._service, self._upstreams = own, service, upstreams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, large = await self._service.bodies.read_json(scope, receive)
+        name = "" if body.get("model") is None else body["model"]
+        if not isinstance(name, str) or await self._is_own(name):
+            await self._own(scope, receive, send)
+        else:
+            body["model"] = self._upstreams.name_of(name)
+            with self._service.bodies.holding() as hold:
+                await self._upstreams.forward(scope, receive, send, body, large=large, hold=hold)
+
+    async def _is_own(self, name: str) -> bool:
+        models = self._service.models
+        if not name:
+            return bool(models.known.given)
+        try:
+            await models.find(name)
+        except ModelNotFound:
+            return False
+        return True
+
 
 P = TypeVar("P", bound=Parsed)
 
@@ -110,3 +164,74 @@ async def _written(answer: Answer, is_long: bool) -> bytes:
         return json_bytes_in_parts(answer.whole())
 
     return await off_the_loop(is_long, write)
+
+
+CHAT = Call("chatcmpl-", parse_chat, ChatAnswer)
+COMPLETION = Call("cmpl-", parse_completion, CompletionAnswer)
+
+
+class ModelRoutes:
+    """The list of models, including those of upstreams, in the form of OpenAI's or Anthropic's API."""
+
+    def __init__(self, service: Service) -> None:
+        self._models, self._upstreams = service.models, service.upstreams
+
+    async def list_models(self, request: HttpRequest) -> Response:
+        bodies = [self._body(known) for known in await self._models.known.listed()]
+        if self._upstreams is not None:
+            bodies = self._upstreams.beside(bodies, request.headers)
+        body = models_body(bodies)
+        return json_response(anthropic_models(body) if VERSION_HEADER in request.headers else body)
+
+    async def show_model(self, request: HttpRequest) -> Response:
+        body = await self._shown(request.path_params["id"], request)
+        return json_response(anthropic_model(body) if VERSION_HEADER in request.headers else body)
+
+    async def _shown(self, name: str, request: HttpRequest) -> dict[str, Any]:
+        try:
+            return self._body(await self._models.find(name))
+        except ModelNotFound:
+            if self._upstreams is None:
+                raise
+            return self._upstreams.model(name, request.headers)
+
+    def _body(self, known: KnownModel) -> dict[str, Any]:
+        process = self._models.process_of(known)
+        if process is None or process.facts is None:
+            body = unloaded_model_body(known.name, self._models.created)
+        else:
+            body = model_body(Ready.under(known, process).facts, self._models.created)
+        return {**body, "parent": known.parent} if known.parent else body
+
+
+RESPONSE: Final = Call(PREFIX, parse_response, ResponseAnswer, RESPONSES)
+_LONGEST_ID: Final = 100  # characters in a message
+
+
+async def no_stored_response(request: HttpRequest) -> Response:
+    """Refuse what clients do with stored responses."""
+    name = request.path_params["id"][:_LONGEST_ID]
+    raise Refused(404, f"no such response: {name!r}; this server stores no responses", code="not_found")
+
+
+MESSAGE = Call("msg_", parse_message, MessageAnswer, ANTHROPIC)
+
+
+class CountRoute:
+    """POST /v1/messages/count_tokens."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """Return the number of tokens of the prompt that /v1/messages would make of the same body."""
+        body, large = await self._service.bodies.read_json(request.scope, request.receive)
+        async with self._service.models.lease(body.get("model")) as lease:
+            ready = await lease.ready()
+            parsed = await off_the_loop(large, lambda: parse_count(body, ready.facts))
+            asked = replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
+            tokens = await ready.model.count_prompt(asked)
+        return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored_header))
+
+
+INFILL = Call("infill-", parse_infill, InfillAnswer, LLAMA_SERVER)

@@ -12,27 +12,23 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from llmrun import __version__
-from llmrun.engine.facts import ModelFacts
+from llmrun.engine.requests import ModelFacts
 from llmrun.serving.exchanges import exchange_of
-from llmrun.serving.models.files import digest_of, glance_at, header_of
-from llmrun.serving.models.known import KnownModel
-from llmrun.serving.models.ready import Ready
-from llmrun.serving.models.registry import Models
+from llmrun.serving.models.known import KnownModel, digest_of, glance_at, header_of
+from llmrun.serving.models.registry import Models, Ready
 from llmrun.serving.protocol.fields import Fields
 from llmrun.serving.protocol.ollama.answers import (
+    OLLAMA,
     UNLOADED,
+    LoadedModel,
+    OllamaModel,
     Write,
+    abilities_of,
     chat_fields,
     empty_answer,
     generate_fields,
-    ollama_answer,
-)
-from llmrun.serving.protocol.ollama.missing import MISSING
-from llmrun.serving.protocol.ollama.models import (
-    LoadedModel,
-    OllamaModel,
-    abilities_of,
     listed_elsewhere,
+    ollama_answer,
     parameter_label,
     ps_body,
     read_show,
@@ -40,14 +36,14 @@ from llmrun.serving.protocol.ollama.models import (
     tags_body,
     version_body,
 )
-from llmrun.serving.protocol.ollama.options import read_keep_alive
+from llmrun.serving.protocol.ollama.openapi import MISSING
 from llmrun.serving.protocol.ollama.requests import (
     only_unloads_chat,
     only_unloads_generate,
     parse_generate,
     parse_ollama_chat,
+    read_keep_alive,
 )
-from llmrun.serving.protocol.ollama.wire import OLLAMA
 from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.refusals import Refused, ignored_header, json_response
 from llmrun.serving.routes.generation import Call

@@ -2,29 +2,249 @@
 
 Until the first token of an answer, nothing has been sent to the client, so any other upstream can take over. Later,
 only another llmrun can, because it continues a stream whose events have IDs with the same bytes.
+
+Upstreams are not trusted: the length of an event is limited, and events that are not JSON are errors. The streams of
+all APIs are split into events to find out how far an answer has come, but the bytes of events are passed on unchanged.
+While an upstream is silent, the client gets comments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from enum import IntEnum, auto
 from functools import partial
 from typing import Any, Final
 
-from llmrun.engine.remote.event_ids import follows
-from llmrun.engine.remote.listed_models import OWNER
-from llmrun.engine.remote.stream import server_words
+from starlette.types import Send
+
+from llmrun.engine.remote.client import OWNER
+from llmrun.engine.remote.stream import follows, is_event_id, server_words
 from llmrun.serving.bodies import LARGE, off_the_loop
 from llmrun.serving.exchanges import Exchange
-from llmrun.serving.keys import UPSTREAM_FLAG
+from llmrun.serving.gate import UPSTREAM_FLAG
 from llmrun.serving.protocol.errors import ApiError
+from llmrun.serving.protocol.wire import WireFormat
 from llmrun.serving.refusals import INVALID, SERVER, Refused
-from llmrun.serving.upstreams.events import MOST_BYTES, BadStream, EventSplitter, Progress, StreamEvent
 from llmrun.serving.upstreams.pool import Pool
-from llmrun.serving.upstreams.replies import Reply
 from llmrun.serving.upstreams.upstream import MOST_ERROR, Answering, Cut, Misbehaved, Upstream
+
+MOST_BYTES: Final = 4 << 20  # the limit of one event; the last one of a response contains the whole answer
+_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
+_NEWLINE: Final = re.compile(rb"\n")
+_DONE: Final = b"[DONE]"
+_PING: Final = "ping"
+# Events of the Responses API and of Anthropic's that come before anything is generated.
+_EARLY_TYPES: Final = (
+    "response.created",
+    "response.queued",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "message_start",
+    "content_block_start",
+)
+_LAST_TYPES: Final = ("response.completed", "response.incomplete", "message_stop")
+_ERROR_TYPES: Final = ("error", "response.failed")
+_TEXTS: Final = ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls", "thinking", "response")
+
+
+class BadStream(ValueError):
+    """An upstream sent something that is not an event of an answer."""
+
+
+class Progress(IntEnum):
+    """How far an event takes an answer.
+
+    EARLY   nothing has been generated yet, so another upstream can still take over
+    TOKEN   something has been generated
+    FINISH  the answer is complete, but other events may follow
+    LAST    the last event
+    ERROR   an error, which ends the stream
+    """
+
+    EARLY = auto()
+    TOKEN = auto()
+    FINISH = auto()
+    LAST = auto()
+    ERROR = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event.
+
+    raw       its bytes, including the blank line or newline at the end
+    id        the value for `Last-Event-ID`; "" if it has none, or none of llmrun
+    progress  how far the answer has come
+    data      its JSON object; empty for `[DONE]`
+    """
+
+    raw: bytes
+    id: str
+    progress: Progress
+    data: Mapping[str, Any]
+
+
+class EventSplitter:
+    """Splits a stream of server-sent events, or of JSON lines as in Ollama's API.
+
+    Comments and Anthropic's pings are dropped, because this server sends its own.
+    """
+
+    def __init__(self, *, json_lines: bool) -> None:
+        self._json_lines = json_lines
+        self._end = _NEWLINE if json_lines else _BLANK_LINE
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[StreamEvent]:
+        """Return the events that are complete now. Raises BadStream."""
+        searched = max(0, len(self._held) - 2)  # the last two bytes may be the beginning of the end
+        self._held += data
+        events, start = [], 0
+        while found := self._end.search(self._held, max(start, searched)):
+            raw = bytes(self._held[start : found.end()])
+            start = found.end()
+            if (event := self._event(raw)) is not None:
+                events.append(event)
+        del self._held[:start]
+        if len(self._held) > MOST_BYTES:
+            raise BadStream(f"an event of more than {MOST_BYTES:,} bytes")
+        return events
+
+    def _event(self, raw: bytes) -> StreamEvent | None:
+        if self._json_lines:
+            return None if raw.isspace() else _parsed(raw, "", raw)
+        lines = [line.partition(b":") for line in raw.splitlines()]
+        data = b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name in (b"data", b"error"))
+        ids = [value.strip().decode("latin-1") for name, _, value in lines if name == b"id"]
+        known = bool(ids) and is_event_id(ids[-1])
+        event = _parsed(raw, ids[-1] if known else "", data) if data else None
+        return None if event is not None and event.data.get("type") == _PING else event
+
+
+def _parsed(raw: bytes, event_id: str, data: bytes) -> StreamEvent:
+    if data.strip() == _DONE:
+        return StreamEvent(raw, event_id, Progress.LAST, {})
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):  # invalid, too deeply nested, or a number that is too long
+        raise BadStream("an event that is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise BadStream("an event that is not a JSON object")
+    return StreamEvent(raw, event_id, _progress(value), value)
+
+
+def _progress(data: Mapping[str, Any]) -> Progress:
+    kind = data.get("type")
+    if kind in _ERROR_TYPES or server_words(data):
+        return Progress.ERROR
+    if kind in _LAST_TYPES or data.get("done") is True:
+        return Progress.LAST
+    if data.get("stop") is True:  # in llama-server's own API
+        return Progress.FINISH
+    if isinstance(choices := data.get("choices"), list):
+        parts = [choice for choice in choices if isinstance(choice, dict)]
+        if any(part.get("finish_reason") for part in parts):
+            return Progress.FINISH
+        return Progress.TOKEN if any(map(_has_text, parts)) else Progress.EARLY
+    if kind in _EARLY_TYPES:
+        return Progress.EARLY
+    known = "done" in data or "stop" in data  # Ollama and llama-server send empty texts, too
+    return Progress.EARLY if known and not _has_text(data) else Progress.TOKEN
+
+
+def _has_text(part: Mapping[str, Any]) -> bool:
+    """Return whether a choice, or the message in it, contains something that was generated."""
+    inner = part.get("delta") or part.get("message")
+    return any(part.get(name) for name in _TEXTS) or (isinstance(inner, dict) and _has_text(inner))
+
+
+# The headers of an upstream's response that are passed on. All others may be about its connection or its own keys.
+_PASSED_ON: Final = (
+    "content-type",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "x-llmrun-ignored",
+    "x-llmrun-wait",
+)
+_OF_STREAMS: Final = {"x-accel-buffering": "no"}  # nginx would collect events before it passes them on
+
+
+class Reply:
+    """One response.
+
+    started  whether its header has been sent
+    begun    whether a part of the answer has been sent
+    """
+
+    def __init__(self, send: Send, wire: WireFormat, *, streamed: bool) -> None:
+        """Wrap `send` of ASGI."""
+        self._send, self._wire, self._streamed = send, wire, streamed
+        self._lock = asyncio.Lock()  # two tasks send: the one that forwards, and the one that sends comments
+        self._sent_at = asyncio.get_running_loop().time()
+        self.started = False
+        self.begun = False
+
+    async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Send a whole response with the headers of an upstream's."""
+        async with self._lock:
+            await self._start(status, headers, {"content-length": str(len(body))})
+            await self._body(body, more=False)
+
+    async def events(self, headers: Mapping[str, str], raw: bytes) -> None:
+        """Send a part of a stream. `headers` are those of the upstream."""
+        async with self._lock:
+            if not self.started:
+                await self._start(200, headers, _OF_STREAMS)
+            self.begun = True
+            await self._body(raw, more=True)
+
+    async def end(self, error: ApiError | None = None) -> None:
+        """End a stream, with an error event if there is an error."""
+        async with self._lock:
+            last = b"" if error is None else self._wire.frame(self._wire.error_chunk(error), "")
+            await self._body(last, more=False)
+
+    @asynccontextmanager
+    async def pinging(self, ping_s: float) -> AsyncIterator[None]:
+        """Send a comment whenever a stream has been silent for `ping_s` seconds, if the API has comments."""
+        if not self._streamed or not self._wire.ping:
+            yield
+            return
+        task = asyncio.create_task(self._ping(ping_s))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _ping(self, ping_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_at + ping_s - clock()))
+            async with self._lock:
+                if clock() >= self._sent_at + ping_s:
+                    if not self.started:
+                        await self._start(200, {"content-type": self._wire.media_type}, _OF_STREAMS)
+                    await self._body(self._wire.ping, more=True)
+
+    async def _start(self, status: int, headers: Mapping[str, str], own: Mapping[str, str]) -> None:
+        self.started = True
+        passed = {name: headers[name] for name in _PASSED_ON if name in headers}
+        fields = {"cache-control": "no-store", **passed, **own}.items()
+        encoded = [(name.encode("ascii"), value.encode("latin-1", "replace")) for name, value in fields]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sent_at = asyncio.get_running_loop().time()
+
 
 WHOLE: Final = "application/json"
 _EVENT_STREAM: Final = "text/event-stream"
@@ -51,7 +271,7 @@ class Outgoing:
     headers   the only headers to send
     expected  the content type of the answer, without parameters
     tenant    whose request it is
-    hashes    the hashes of its prefixes, see choosing.py
+    hashes    the hashes of its prefixes, see `prefix_hashes`
     choices   the number of answers that it asks for
     last_id   the ID of the last event that the client has seen; "" unless it continues a stream
     """

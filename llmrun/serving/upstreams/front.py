@@ -12,24 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from llmrun.base.errors import ModelNotFound, Unavailable
 from llmrun.serving.bodies import off_the_loop
-from llmrun.serving.disconnects import Presence
-from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.exchanges import Presence, exchange_of
 from llmrun.serving.models.known import spellings
 from llmrun.serving.processes.served_model import State
-from llmrun.serving.protocol.embeddings.calls import (
-    EMBEDDING_PATHS,
-    OLLAMA_EMBED_PATH,
-    OLLAMA_EMBEDDINGS_PATH,
-    RERANK_PATHS,
-)
+from llmrun.serving.protocol.embeddings import EMBEDDING_PATHS, OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH, RERANK_PATHS
 from llmrun.serving.protocol.wire import WireFormat, json_bytes
-from llmrun.serving.resuming import HEADER as LAST_EVENT
-from llmrun.serving.resuming import read_last_event
-from llmrun.serving.upstreams.choosing import prefix_hashes
-from llmrun.serving.upstreams.forwarding import WHOLE, Forwarding, Outgoing, no_upstream
-from llmrun.serving.upstreams.hops import Hops
-from llmrun.serving.upstreams.pool import PACE, Pace, Pool
-from llmrun.serving.upstreams.replies import Reply
+from llmrun.serving.streams import HEADER as LAST_EVENT
+from llmrun.serving.streams import read_last_event
+from llmrun.serving.upstreams.forwarding import WHOLE, Forwarding, Outgoing, Reply, no_upstream
+from llmrun.serving.upstreams.pool import PACE, Hops, Pace, Pool, prefix_hashes
 from llmrun.serving.upstreams.upstream import Upstream
 
 _NEVER_STREAMED: Final = frozenset(

@@ -1,18 +1,147 @@
-"""The upstreams of a server, and a task for each that asks it every few seconds whether it is up."""
+"""The upstreams of a server: asks each every few seconds whether it is up, and chooses one for a request.
+
+The chosen upstream is the one that has probably cached the longest prefix of the conversation, unless it is too busy.
+The servers cache prefixes in tokens, which this server does not know. It compares the text of the request instead, at
+positions that grow by a quarter. So a conversation of any length takes at most 45 hashes, and the prefix that is found
+is at least 80 % of the common one.
+
+`Hops` detects loops between servers that are each other's upstreams. Every server with upstreams has a random name. It
+adds the name to the header `Via` (RFC 9110, 7.6.3) of the requests that it sends, and to the models that it lists for
+other servers. It refuses requests that it has sent before, and ignores listed models that lead back to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
+import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Final
 
+from starlette.datastructures import Headers
+
 from llmrun.base.errors import LlmrunError
-from llmrun.serving.upstreams.choosing import SentPrefixes, chosen
-from llmrun.serving.upstreams.hops import Hops
+from llmrun.serving.protocol.wire import json_bytes
+from llmrun.serving.refusals import SERVER, Refused
 from llmrun.serving.upstreams.upstream import UNASKED, Upstream
+
+MOST_HOPS: Final = 8
+_OURS: Final = re.compile(r"\bllmrun-[0-9a-f]{16}\b")
+_FIELD: Final = "via"  # the field of a model with the names of all servers on the way to it
+
+
+class Hops:
+    """The name of this server among the servers on a request's way."""
+
+    def __init__(self) -> None:
+        self.name = f"llmrun-{secrets.token_hex(8)}"
+
+    def via(self, headers: Headers) -> str:
+        """Return the header for a request that is forwarded. Raises Refused if it would go in circles."""
+        passed = _OURS.findall(",".join(headers.getlist(_FIELD)))
+        if self.name in passed:
+            words = "the request came back to this server, because its upstreams forward to it"
+            raise Refused(508, f"{words}; remove one --upstream", kind=SERVER, code="loop_detected")
+        if len(passed) >= MOST_HOPS:
+            words = f"the request has passed {len(passed)} servers, the limit is {MOST_HOPS}"
+            raise Refused(508, f"{words}; remove one --upstream", kind=SERVER, code="loop_detected")
+        return ", ".join(f"1.1 {name}" for name in (*passed, self.name))
+
+    def first_via(self) -> str:
+        """Return the header for a request of this server itself."""
+        return f"1.1 {self.name}"
+
+    def leads_back(self, model: Mapping[str, Any]) -> bool:
+        """Return whether a model that an upstream lists is reached through this server, or is too far away."""
+        names = _names(model)
+        return self.name in names or len(names) >= MOST_HOPS
+
+    def shown_to(self, headers: Headers, model: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a model as this server lists it. Only other servers get the names on the way to it."""
+        shown = {name: value for name, value in model.items() if name != _FIELD}
+        if _OURS.search(",".join(headers.getlist(_FIELD))):
+            shown[_FIELD] = [self.name, *_names(model)]
+        return shown
+
+
+def _names(model: Mapping[str, Any]) -> list[str]:
+    names = model.get(_FIELD)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+# The fields that determine a prompt, in the order in which templates place them.
+_FIELDS: Final = ("model", "instructions", "system", "tools", "input_prefix", "prompt", "input", "messages")
+_SHORTEST: Final = 64  # bytes
+_LONGEST: Final = 1 << 20  # bytes; hashing so many takes a millisecond
+_SLACK: Final = 4  # requests; small differences in load do not matter
+_MOST_PREFIXES: Final = 8192  # per tenant, about 1 MB
+
+
+def _positions() -> tuple[int, ...]:
+    positions = [0, _SHORTEST]
+    while positions[-1] < _LONGEST:
+        positions.append(-(-positions[-1] * 5 // 4))
+    return tuple(positions)
+
+
+_POSITIONS: Final = _positions()
+
+
+def prefix_hashes(body: Mapping[str, Any]) -> list[bytes]:
+    """Return the hashes of prefixes of a request's text, shortest first."""
+    text = b"\0".join(json_bytes(body[name]) for name in _FIELDS if name in body)
+    running, hashes = blake2b(digest_size=12), []
+    for start, end in pairwise(_POSITIONS):
+        if end >= len(text):  # the last byte closes the last field, which may continue in the next request
+            break
+        running.update(text[start:end])
+        hashes.append(running.digest())
+    return hashes
+
+
+class SentPrefixes:
+    """Remembers which prefix was last sent to which upstream.
+
+    Each tenant has a table of its own. Otherwise, the choice of an upstream, which shows in the time to the first
+    token, would tell one tenant what another one has asked.
+    """
+
+    def __init__(self, most: int = _MOST_PREFIXES) -> None:
+        self._most = most
+        self._tables: dict[str, OrderedDict[bytes, int]] = {}
+
+    def longest(self, tenant: str, hashes: Sequence[bytes], among: Collection[int]) -> int | None:
+        """Return which of the upstreams in `among` was sent the longest prefix, or None if none was sent any."""
+        table: Mapping[bytes, int] = self._tables.get(tenant, {})
+        return next((table[one] for one in reversed(hashes) if table.get(one) in among), None)
+
+    def remember(self, tenant: str, hashes: Sequence[bytes], upstream: int) -> None:
+        """Remember that these prefixes were sent to an upstream. The least recently sent ones are forgotten."""
+        table = self._tables.setdefault(tenant, OrderedDict())
+        for one in reversed(hashes):  # so that the longest prefixes are forgotten first
+            table[one] = upstream
+            table.move_to_end(one)
+        while len(table) > self._most:
+            table.popitem(last=False)
+
+
+def chosen_upstream(loads: Mapping[int, tuple[int, int]], preferred: int | None) -> int:
+    """Return the upstream to use.
+
+    loads      requests in progress, and all requests so far, for each upstream; among equally busy ones, the one with
+               the fewest so far is next
+    preferred  the upstream that has cached the prefix, if any does
+    """
+    least = min(loads, key=lambda one: (*loads[one], one))
+    if preferred is not None and 2 * loads[preferred][0] <= 3 * loads[least][0] + 2 * _SLACK:
+        return preferred
+    return least
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +211,14 @@ class Pool:
         return [] if self.is_stopped else [upstream for upstream in self.upstreams if model in upstream.models]
 
     def choose(self, among: Collection[Upstream], tenant: str, hashes: Sequence[bytes]) -> Upstream | None:
-        """Return the upstream for a request, or None if there is none to choose from. See choosing.py.
+        """Return the upstream for a request, or None if there is none to choose from.
 
         hashes  of the prefixes of the request
         """
         if not among:
             return None
         loads = {one.number: (one.load, one.counts.requests) for one in among}
-        number = chosen(loads, self._prefixes.longest(tenant, hashes, loads))
+        number = chosen_upstream(loads, self._prefixes.longest(tenant, hashes, loads))
         self._prefixes.remember(tenant, hashes, number)
         return self.upstreams[number]
 

@@ -1,9 +1,9 @@
-"""One upstream: its client, its state, and requests to it."""
+"""One upstream: its client, its state, requests to it, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,15 +11,19 @@ from typing import Any, Final
 import httpx2
 
 from llmrun.base.errors import LlmrunError, NetworkError
-from llmrun.engine.remote.async_client import async_client
-from llmrun.engine.remote.busyness import unfinished_in_metrics
-from llmrun.engine.remote.client import BETWEEN_S, FIRST_S, request_headers
-from llmrun.engine.remote.problems import in_our_words
+from llmrun.engine.remote.client import (
+    BETWEEN_S,
+    FIRST_S,
+    as_llmrun_error,
+    async_client,
+    request_headers,
+    unfinished_in_metrics,
+)
+from llmrun.engine.remote.request import Endpoint
 from llmrun.engine.remote.stream import Teller
-from llmrun.engine.remote.url import Endpoint
-from llmrun.serving.keys import UPSTREAM_FLAG
-from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.json_body import parse_json
+from llmrun.serving.gate import UPSTREAM_FLAG
+from llmrun.serving.metrics import heading, labels
+from llmrun.serving.protocol.errors import InvalidField, parse_json
 
 UNASKED: Final = "not asked yet"
 MOST_ERROR: Final = 64 << 10  # bytes of the body of an error
@@ -91,7 +95,7 @@ class Upstream:
         try:
             self.client = async_client(self.endpoint, headers)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, ImportError) as error:
-            raise in_our_words(error, self._teller) from None
+            raise as_llmrun_error(error, self._teller) from None
 
     @property
     def is_up(self) -> bool:
@@ -195,7 +199,7 @@ class Upstream:
         except TimeoutError:
             raise Cut("no answer for too long", sent=True) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError) as error:
-            words = str(in_our_words(error, self._teller)).replace(f": {self.endpoint.host}:", ":")
+            words = str(as_llmrun_error(error, self._teller)).replace(f": {self.endpoint.host}:", ":")
             unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError)
             raise Cut(words, sent=not unsent) from None
 
@@ -285,3 +289,31 @@ class Answering:
             if len(body) > most:
                 raise Misbehaved(f"the answer has more than {most:,} bytes")
         return bytes(body)
+
+
+_METRICS: Final[Sequence[tuple[str, str, str, Callable[[Upstream], int]]]] = (
+    ("up", "gauge", "Whether the upstream is up.", lambda one: int(one.is_up)),
+    ("requests_in_flight", "gauge", "Requests that the upstream is working on.", lambda one: one.in_flight),
+    ("requests_total", "counter", "Requests that were sent to the upstream.", lambda one: one.counts.requests),
+    (
+        "moved_total",
+        "counter",
+        "Requests that moved from this upstream to another one.",
+        lambda one: one.counts.moved,
+    ),
+    (
+        "resumed_total",
+        "counter",
+        "Streams of this upstream that another one continued.",
+        lambda one: one.counts.resumed,
+    ),
+)
+
+
+def upstream_lines(upstreams: Sequence[Upstream]) -> Iterator[str]:
+    """Yield the metrics of upstreams in the format of Prometheus. URLs of upstreams never contain keys."""
+    for name, kind, help_text, value in _METRICS:
+        full = f"llmrun_upstream_{name}"
+        yield from heading(full, kind, help_text)
+        for upstream in upstreams:
+            yield f"{full}{labels({'upstream': upstream.endpoint.base})} {value(upstream)}"

@@ -17,7 +17,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.draft_head import CpuDraftHead
 from llmrun.backends.cpu.kind import CpuKind
-from llmrun.backends.cpu.weights.packed import packed_bytes
+from llmrun.backends.cpu.weights import packed_bytes
 from llmrun.base.errors import Cancelled, KVFull
 from llmrun.base.types import HIDDEN, LOGITS, Batch
 from llmrun.formats.gguf.reader import open_gguf

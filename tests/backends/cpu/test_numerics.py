@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.formats.layouts.numerics import NUMERICS
+from llmrun.formats.layouts.records import NUMERICS
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, at_level
 from tests.support.models.numeric_models import (
     DIGESTS,
@@ -29,7 +29,7 @@ CHANGED = f"""
 The engine no longer computes the bits of numerics version {NUMERICS}. Answers to the same seed change, saved states and
 recordings of older versions become useless, and other machines give different answers until they are updated.
 If that is not intended, find the change: `llmrun replay` names the first op that differs.
-If it is intended, raise NUMERICS in llmrun/formats/layouts/numerics.py and run scripts/numerics, which writes
+If it is intended, raise NUMERICS in llmrun/formats/layouts/records.py and run scripts/numerics, which writes
 {DIGESTS.name} again."""
 OTHER_MODEL = f"""
 The model itself has changed, not the engine: its file format, its vocabulary or the generator of its weights.

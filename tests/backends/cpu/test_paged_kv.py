@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from llmrun.base.errors import KVFull
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv import BLOCK
 from tests.support.backends.paged_memory import PagedCache, blocks_of
 from tests.support.tiers import examples
 

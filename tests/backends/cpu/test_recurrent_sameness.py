@@ -19,8 +19,8 @@ from llmrun.backends.cpu.recurrent_states import CHECKPOINT_DISTANCE
 from llmrun.base.errors import Cancelled, KVFull
 from llmrun.base.types import LOGITS, Batch
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.layouts.states import REPLAY_ROWS
-from llmrun.model.plan.state_shapes import MatrixState
+from llmrun.formats.layouts.kv import REPLAY_ROWS
+from llmrun.model.plan.shapes import MatrixState
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_architectures import tiny_architecture
 

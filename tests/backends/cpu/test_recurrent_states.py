@@ -16,9 +16,9 @@ from llmrun.backends.cpu.recurrent_states import (
     n_checkpoints,
 )
 from llmrun.backends.cpu.steps import runs_of
-from llmrun.formats.layouts import states as layout
-from llmrun.formats.layouts.states import REPLAY_ROWS
-from llmrun.model.plan.state_shapes import ConvolutionState, MatrixState, StateGroup
+from llmrun.formats.layouts import kv as layout
+from llmrun.formats.layouts.kv import REPLAY_ROWS
+from llmrun.model.plan.shapes import ConvolutionState, MatrixState, StateGroup
 from tests.support.tiers import examples
 
 CONVOLUTION, MATRIX = ConvolutionState(16, 4), MatrixState(2, 1, 16, 16, 2)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmrun.backends.cpu import rotations
-from llmrun.backends.cpu.rotations import Rotations
-from llmrun.model.plan.elementary import inverse_powers
-from llmrun.model.plan.rope import Rope, rotations_of
+from llmrun.backends.cpu import steps
+from llmrun.backends.cpu.steps import Rotations
+from llmrun.model.plan.elementary import Rope, inverse_powers, rotations_of
 
 ROPES = [Rope(inverse_powers(10_000.0, 8)), Rope(inverse_powers(500.0, 4), magnitude=1.25)]
 
 
 @pytest.mark.parametrize("ropes", [ROPES, ROPES[:1], []])
 def test_the_cache_changes_nothing(ropes: list[Rope], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotations, "_MOST_BLOCKS", 3)
+    monkeypatch.setattr(steps, "_MOST_BLOCKS", 3)
     cache, random = Rotations(ropes), np.random.default_rng(0)
     for count in (1, 5, 1, 64, 65, 200, 2, 1):
         positions = random.integers(0, 1000, count).astype(np.int32)

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.base import Lowered
-from llmrun.backends.cpu.lowering.lower import lower
+from llmrun.backends.cpu.lower import lower
+from llmrun.backends.cpu.lowering import Lowered
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights.filling import fill
-from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.backends.cpu.weights import fill, reserve
 from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.formats.layouts import records
 from llmrun.model.plan.matrix import Matrix

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from llmrun.backends.cpu.lowering.base import Lowered
+from llmrun.backends.cpu.lowering import Lowered
 from llmrun.backends.cpu.timed_team import StepTimes, TimedTeam
 from llmrun.base.errors import Cancelled
 from llmrun.formats.layouts import records

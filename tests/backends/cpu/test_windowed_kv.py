@@ -9,9 +9,9 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from llmrun.backends.cpu.kv_pool import blocks_of_sequence
+from llmrun.backends.cpu.paged_kv import blocks_of_sequence
 from llmrun.base.errors import KVFull
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv import BLOCK
 from tests.backends.cpu.test_paged_kv import assert_blocks_counted
 from tests.support.backends.paged_memory import PagedCache, blocks_of
 from tests.support.tiers import examples

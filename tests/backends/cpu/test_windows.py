@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.cpu import cache_size, kv_pool
+from llmrun.backends.cpu import cache_size, paged_kv
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.backends.cpu.cache_size import MAX_ROWS
-from llmrun.backends.cpu.footprint import footprint_on_cpu
+from llmrun.backends.cpu.cache_size import MAX_ROWS, footprint_on_cpu
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.base.errors import Cancelled
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv import BLOCK
 from tests.backends.cpu.test_backend import after_some_steps
 from tests.support.backends.seam_contract import SeamContract, batch_of, rows
 from tests.support.backends.windowed_plans import nothing_given_back, windows_in_plans
@@ -92,7 +91,7 @@ def test_windows_that_were_given_back_are_not_missed(backend: CpuBackend, whole:
         at += chunk
     assert at > 1400
     held = sum(pool.n_blocks - len(pool._free) for pool in backend.kv._pools[1:])
-    assert held <= sum(2 * kv_pool.blocks_of_window(window, MAX_ROWS) for window in WINDOWS[1:]) < 2 * LENGTH // BLOCK
+    assert held <= sum(2 * paged_kv.blocks_of_window(window, MAX_ROWS) for window in WINDOWS[1:]) < 2 * LENGTH // BLOCK
 
 
 @pytest.mark.push
@@ -182,7 +181,7 @@ def test_the_engine_keeps_its_promises_where_windows_move_all_the_time(path: Pat
     known = PagedKV._kept
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(cache_size, "MAX_ROWS", 4))
-        stack.enter_context(mock.patch.object(kv_pool, "_CUT_BACK", 0))
+        stack.enter_context(mock.patch.object(paged_kv, "_CUT_BACK", 0))
         stack.enter_context(mock.patch.object(PagedKV, "_kept", kept))
         backends = [opened(path, windows=(0, 4, 20), context_size=160, n=n) for n in (3, 1)]
         for one in backends:

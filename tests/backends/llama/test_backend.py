@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.llama.backend import MAX_ROWS, LlamaBackend
-from llmrun.backends.llama.shared_layout import MOST_WANTED
+from llmrun.backends.llama.messages import MOST_WANTED
 from llmrun.base.errors import Cancelled, DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel
 from llmrun.base.types import Batch
 from llmrun.formats.gguf.reader import open_gguf

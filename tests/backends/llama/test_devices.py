@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus, vulkan_starts
+from llmrun.backends.llama.rpc_devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus, vulkan_starts
 
 CPU, GPU, INTEGRATED, ACCELERATOR = 0, 1, 2, 3
 CUDA, VULKAN, RPC = 0x1000, 0x2000, 0x3000  # addresses of ggml's registrations

@@ -27,7 +27,7 @@ from llmrun.backends.llama import backend as llama_cpp
 from llmrun.backends.llama import process as llama_process
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.backends.llama.rpc.servers import RpcServer
+from llmrun.backends.llama.rpc_servers import RpcServer
 from llmrun.base.errors import BackendCrashed, Cancelled, DoesNotFit, ModelFileError
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_llama import HANGS, fake_llama

@@ -13,8 +13,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
 from llmrun.base.errors import UnsupportedModel, UsageError
 from llmrun.base.types import Pooling
-from llmrun.engine.embedding.inputs import InputReader
-from llmrun.engine.embedding.pooling import pooling_of
+from llmrun.engine.embedding import InputReader, pooling_of
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs.parts.encoders import is_encoder
 from tests.support.backends.seam_contract import batch_of, rows

@@ -11,12 +11,12 @@ import pytest
 
 from llmrun.backends.base import AUTO
 from llmrun.backends.fitting import Resources, fit_of
-from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
-from llmrun.backends.llama.gpu_layers import layer_sizes
+from llmrun.backends.llama.placement import layer_sizes
+from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, DoesNotFit
 from llmrun.base.machine.energy import nvidia_cards
-from llmrun.base.machine.gpus import gpus
+from llmrun.base.machine.system import gpus
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.gpu_contract import (
     LAYERS,

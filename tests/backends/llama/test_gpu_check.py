@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from llmrun.backends.llama import gpu_check, probe
-from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
-from llmrun.backends.llama.gpu_check_model import VOCABULARY, trial_model
+from llmrun.backends.llama.gpu_check import VOCABULARY, LlamaTrial, trial_model, try_llama
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import LlmrunError
 from llmrun.formats.gguf.reader import read_gguf

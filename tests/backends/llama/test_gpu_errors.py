@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.kind import Gpus
-from llmrun.backends.llama import gpu_errors, probe
-from llmrun.backends.llama.gpu_errors import REBUILD, advice_for, gpu_error, why_no_gpu
-from llmrun.backends.llama.process import LlamaProcess
+from llmrun.backends.llama import probe
+from llmrun.backends.llama import process as process_module
+from llmrun.backends.llama.process import REBUILD, LlamaProcess, advice_for, gpu_error, why_no_gpu
+from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, LlmrunError
 from llmrun.base.machine import energy
 from llmrun.base.machine.energy import NvidiaCard
@@ -33,7 +33,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[NvidiaCard]
     """Return the GPUs that NVIDIA's driver reports, which a test can add to."""
     cards: list[NvidiaCard] = []
     monkeypatch.setattr(energy, "nvidia_cards", lambda: cards)
-    monkeypatch.setattr(gpu_errors, "NVIDIA_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(process_module, "NVIDIA_DRIVER", tmp_path / "version")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return cards
 

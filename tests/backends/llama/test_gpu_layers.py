@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.llama.gpu_layers import LayerSizes, bytes_needed, cache_bytes, layer_sizes, layers_that_fit
+from llmrun.backends.llama.placement import LayerSizes, bytes_needed, cache_bytes, layer_sizes, layers_that_fit
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.tiny_models import changed_copy

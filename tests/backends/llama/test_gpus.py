@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from llmrun.backends.base import AUTO, OpenOptions
-from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.gpu_layers import ALL_LAYERS
+from llmrun.backends.llama.placement import ALL_LAYERS
 from llmrun.backends.llama.process import LlamaProcess
+from llmrun.backends.registry import NoRoomOnGpu
 from llmrun.base.errors import DoesNotFit, LlmrunError, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from llmrun.backends.llama import placement as module
-from llmrun.backends.llama.footprint import footprint_on_llama
-from llmrun.backends.llama.gpu_layers import ALL_LAYERS
-from llmrun.backends.llama.placement import Placement, decide_placement
-from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
-from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.backends.llama.placement import ALL_LAYERS, Placement, decide_placement, footprint_on_llama
+from llmrun.backends.sizing import LARGEST_DEFAULT, KVBytes
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB

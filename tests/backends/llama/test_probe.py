@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
 from llmrun.backends.llama.probe import gpus, installed_version
+from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed
 
 

@@ -22,8 +22,8 @@ if sys.platform == "win32":
 
 from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.backends.fitting import Resources, fit_of
-from llmrun.backends.kind import Gpus, NoRoomOnGpu
-from llmrun.backends.llama import gpu_layers, probe
+from llmrun.backends.llama import placement, probe
+from llmrun.backends.registry import Gpus, NoRoomOnGpu
 from llmrun.backends.select import open_backend
 from llmrun.base.errors import BackendCrashed, UsageError
 from llmrun.base.types import HIDDEN, LOGITS
@@ -228,7 +228,7 @@ def test_auto_and_fit_leave_the_device_alone() -> None:
 
 
 def test_where_no_layer_fits_auto_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_layers, "_MARGIN", 1 << 60)  # as if other programs needed the memory
+    monkeypatch.setattr(placement, "_MARGIN", 1 << 60)  # as if other programs needed the memory
     with pytest.raises(NoRoomOnGpu, match=r"no layer fits in the free GPU memory: llvmpipe \(.*\): [\d,]+ MiB$"):
         open_llama(smollm2(), gpu_layers=AUTO)
 

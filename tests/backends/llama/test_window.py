@@ -13,7 +13,7 @@ import pytest
 
 from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.gpu_layers import cache_by_context
+from llmrun.backends.llama.placement import cache_by_context
 from llmrun.base.errors import Cancelled, KVFull
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import Comparison, SeamContract, batch_of, rows

@@ -13,8 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.scripted.backend import KIND, ScriptedBackend, SeamError, as_characters, echo, scripted_answers
-from llmrun.backends.scripted.tokenizer import BOS, CONTROL_TOKENS, IM_END, ScriptedTokenizer
+from llmrun.backends.scripted import (
+    BOS,
+    CONTROL_TOKENS,
+    IM_END,
+    KIND,
+    ScriptedBackend,
+    ScriptedTokenizer,
+    SeamError,
+    as_characters,
+    echo,
+    scripted_answers,
+)
 from llmrun.base.errors import Cancelled, UsageError
 from llmrun.base.types import Batch
 from tests.support.backends.seam_contract import FullCacheContract, SeamContract, batch_of, rows

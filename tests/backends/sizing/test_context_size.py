@@ -14,18 +14,18 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend as cpu
 from llmrun.backends.cpu import cache_size
 from llmrun.backends.llama import placement
-from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
+from llmrun.backends.llama.placement import bytes_needed, layer_sizes
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.select import open_backend
-from llmrun.backends.sizing.context_size import (
+from llmrun.backends.sizing import (
     LARGEST_DEFAULT,
     LARGEST_FILLED_DEFAULT,
+    Footprint,
+    KVBytes,
     MemoryNeeds,
     context_for,
     shared_cache_tokens,
 )
-from llmrun.backends.sizing.footprint import Footprint
-from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.base.errors import DoesNotFit
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_gpus

@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.cpu.cache_size import MAX_ROWS
-from llmrun.backends.cpu.footprint import footprint_on_cpu
+from llmrun.backends.cpu.cache_size import MAX_ROWS, footprint_on_cpu
 from llmrun.backends.cpu.kind import CpuKind
-from llmrun.backends.kind import BackendKind
-from llmrun.backends.llama import footprint as llama_footprint
-from llmrun.backends.llama.footprint import footprint_on_llama
-from llmrun.backends.llama.gpu_layers import cache_by_context
+from llmrun.backends.llama import placement as llama_footprint
 from llmrun.backends.llama.kind import LlamaKind
-from llmrun.backends.sizing.footprint import Footprint
-from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.backends.llama.placement import cache_by_context, footprint_on_llama
+from llmrun.backends.registry import BackendKind
+from llmrun.backends.sizing import Footprint, KVBytes
 from llmrun.formats.gguf.adapter import open_adapter
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs.registry import plan_of_header
@@ -48,7 +45,7 @@ def measured_peak(path: Path, backend: str) -> int:
     """Return the peak memory of `llmrun generate` and its child processes with the whole prompt in the cache."""
     program = """
 import sys
-from llmrun.base.machine.peak_memory import peak_memory
+from llmrun.base.machine.memory import peak_memory
 from llmrun.__main__ import main
 from llmrun.engine.engine import Engine
 close = Engine.close

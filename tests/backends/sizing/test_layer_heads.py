@@ -9,8 +9,8 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.gpu_layers import cache_by_context
-from llmrun.backends.sizing.layer_heads import head_sizes
+from llmrun.backends.llama.placement import cache_by_context
+from llmrun.backends.sizing import head_sizes
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import gguf_about_attention
 from tests.support.models.tiny_architectures import tiny_architecture

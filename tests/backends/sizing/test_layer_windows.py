@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.backends.sizing.layer_windows import layer_windows
+from llmrun.backends.sizing import layer_windows
 from llmrun.base.errors import BadGGUF
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import write_gguf

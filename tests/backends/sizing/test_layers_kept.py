@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
+from llmrun.backends.sizing import layers_of, layers_run, storing_layers
 from llmrun.base.errors import BadGGUF
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import gguf_about_attention, tiny_llama

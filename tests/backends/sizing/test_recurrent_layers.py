@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
+from llmrun.backends.fitting import needs_of_file
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.gpu_layers import cache_by_context, cache_bytes, layer_sizes, resident_activations
-from llmrun.backends.model_needs import needs_of_file
-from llmrun.backends.sizing.kv_bytes import KVBytes
-from llmrun.backends.sizing.recurrent_layers import LayerMemory, layer_memories
+from llmrun.backends.llama.placement import cache_by_context, cache_bytes, layer_sizes, resident_activations
+from llmrun.backends.sizing import KVBytes, LayerMemory, layer_memories
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import write_gguf
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture

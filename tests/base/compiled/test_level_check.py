@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from llmrun.base import child_processes
-from llmrun.base.compiled import level_check, levels
+from llmrun.base.compiled import levels
 from llmrun.base.compiled.levels import LEVELS, PORTABLE, Target, host_levels, host_target
 from llmrun.base.errors import KernelWarning, UsageError
 from llmrun.kernels import level_probe
@@ -37,7 +37,7 @@ def arguments_of(target: Target) -> tuple[str, str, str, str]:
 
 
 def works(target: Target) -> bool:
-    return level_check.works(*arguments_of(target))
+    return levels.level_works(*arguments_of(target))
 
 
 def dying(code: str) -> mock._patch[mock.Mock]:
@@ -85,7 +85,7 @@ def test_a_probe_that_does_not_end_proves_nothing(cache: Path) -> None:
     """The processor may just be busy, so it is not blamed."""
     with (
         dying("import time; time.sleep(60)"),
-        mock.patch.object(level_check, "_TIMEOUT_SECONDS", 0.2),
+        mock.patch.object(levels, "_TIMEOUT_SECONDS", 0.2),
         pytest.warns(KernelWarning, match="instructions cannot be tested: no result after 0.2 s: "),
     ):
         assert host_target.__wrapped__().level is PORTABLE
@@ -150,7 +150,7 @@ def test_the_next_level_takes_the_place_of_one_that_does_not_work() -> None:
     best, *others = host_levels()
     expected = others[0] if others else PORTABLE
     with (
-        mock.patch.object(levels, "works", side_effect=lambda level, *_: level != best.name),
+        mock.patch.object(levels, "level_works", side_effect=lambda level, *_: level != best.name),
         pytest.warns(KernelWarning, match=f"reports instructions that fail on it: {best.name} ") as told,
     ):
         target = host_target.__wrapped__()
@@ -159,7 +159,7 @@ def test_the_next_level_takes_the_place_of_one_that_does_not_work() -> None:
 
 
 def test_the_portable_level_needs_no_trial() -> None:
-    with mock.patch.object(levels, "works", return_value=False), warnings.catch_warnings():
+    with mock.patch.object(levels, "level_works", return_value=False), warnings.catch_warnings():
         warnings.simplefilter("ignore", KernelWarning)
         assert host_target.__wrapped__().level is PORTABLE
 
@@ -188,7 +188,7 @@ def test_a_forced_level_that_does_not_work_is_an_error(monkeypatch: pytest.Monke
     best = host_levels()[0]
     monkeypatch.setenv("LLMRUN_CPU_LEVEL", best.name)
     with (
-        mock.patch.object(levels, "works", return_value=best is PORTABLE),
+        mock.patch.object(levels, "level_works", return_value=best is PORTABLE),
         pytest.raises(UsageError, match=f"LLMRUN_CPU_LEVEL: '{best.name}' cannot be used: this processor reports"),
     ):
         host_target.__wrapped__()

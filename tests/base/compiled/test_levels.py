@@ -24,7 +24,7 @@ from llmrun.base.compiled.levels import (
     target_for,
 )
 from llmrun.base.errors import UsageError
-from llmrun.base.machine import arm_features
+from llmrun.base.machine import processor
 
 
 def test_portable_runs_everywhere_and_is_the_last_choice() -> None:
@@ -56,7 +56,7 @@ def test_a_level_needs_its_machine_and_all_its_features(
     with (
         mock.patch.object(platform, "machine", return_value=machine),
         mock.patch.object(llvm, "get_host_cpu_features", return_value=present),
-        mock.patch.object(arm_features, "arm_features", return_value={}),
+        mock.patch.object(processor, "arm_features", return_value={}),
     ):
         assert host_levels() == expected
 
@@ -69,7 +69,7 @@ def test_arm_features_that_llvm_does_not_report_count() -> None:
         mock.patch.object(
             llvm, "get_host_cpu_features", side_effect=lambda: llvm.FeatureMap(aes=True, neon=True, sve=False)
         ),
-        mock.patch.object(arm_features, "arm_features", return_value={"neon": True, "dotprod": True, "i8mm": False}),
+        mock.patch.object(processor, "arm_features", return_value={"neon": True, "dotprod": True, "i8mm": False}),
     ):
         assert host_levels() == [NEON_DOT, PORTABLE]
         target = target_for(NEON_DOT, NEON_DOT)

@@ -484,7 +484,7 @@ OTHERS = {
     "base.errors",
     "base.sampling_texts",
     "base.compiled.levels",
-    "base.compiled.linker",
+    "base.compiled.store",
 }
 
 

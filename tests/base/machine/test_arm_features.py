@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
-from llmrun.base.machine import arm_features
+from llmrun.base.machine import processor
 
-features = arm_features.arm_features.__wrapped__
+features = processor.arm_features.__wrapped__
 
 # The words AT_HWCAP (16) and AT_HWCAP2 (26) of Linux for each processor, as QEMU reports them.
 CORTEX_A72, CORTEX_A76, MAX = {16: 0x8FB, 26: 0}, {16: 0x119FFB, 26: 0}, {16: 0xECFFFFFB, 26: 0x7F877FFF}
@@ -38,9 +38,9 @@ def test_a_mac_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first Apple processor has no matrix products, and macOS 11 has no key for dot products."""
     monkeypatch.setattr(sys, "platform", "darwin")
     m1 = {"hw.optional.neon": "1", "hw.optional.arm.FEAT_DotProd": "1", "hw.optional.arm.FEAT_I8MM": "0"}
-    monkeypatch.setattr(arm_features, "sysctl", m1.get)
+    monkeypatch.setattr(processor, "sysctl", m1.get)
     assert features() == {"neon": True, "dotprod": True, "i8mm": False}
-    monkeypatch.setattr(arm_features, "sysctl", {"hw.optional.neon": "1"}.get)
+    monkeypatch.setattr(processor, "sysctl", {"hw.optional.neon": "1"}.get)
     assert features() == {"neon": True, "dotprod": False, "i8mm": False}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.machine.baseline import missing_instructions
+from llmrun.base.machine.processor import missing_instructions
 from llmrun.cli import app
 
 V2 = "fpu cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.base.machine.cgroups import MemoryGroup, memory_groups, processor_quota
+from llmrun.base.machine.memory import MemoryGroup, memory_groups, processor_quota
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_CPU = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
@@ -206,7 +206,7 @@ def real_group(controller: str, limit: dict[str, str], within: Path | None = Non
 
 def printed_in(group: Path, expression: str) -> str:
     """Evaluate an expression in a Python process of the group."""
-    code = f"from llmrun.base.machine import cgroups, cpu_count, free_memory; print({expression})"
+    code = f"from llmrun.base.machine import cpu_count, memory; print({expression})"
     script = 'echo $$ >"$1/cgroup.procs" && exec "$2" -c "$3"'
     done = subprocess.run(
         ["sh", "-c", script, "sh", str(group), sys.executable, code],
@@ -225,19 +225,19 @@ def quota(microseconds: int) -> dict[str, str]:
 @pytest.mark.parametrize(("microseconds", "printed"), [(50_000, "0.5 1"), (150_000, "1.5 1"), (100_000, "1.0 1")])
 def test_a_real_quota_limits_the_threads(microseconds: int, printed: str) -> None:
     with real_group("cpu", quota(microseconds)) as group:
-        assert printed_in(group, "cgroups.processor_quota(), cpu_count.most_threads()") == printed
+        assert printed_in(group, "memory.processor_quota(), cpu_count.most_threads()") == printed
 
 
 @needs_groups
 def test_a_real_quota_of_an_outer_group_counts() -> None:
     with real_group("cpu", quota(120_000)) as outer, real_group("cpu", {}, outer) as inner:
-        assert printed_in(inner, "cgroups.processor_quota()") == "1.2"
+        assert printed_in(inner, "memory.processor_quota()") == "1.2"
 
 
 @needs_groups
 def test_a_real_memory_limit_leaves_less_free() -> None:
     limit = {"memory.limit_in_bytes": str(300 << 20), "memory.max": str(300 << 20)}
     with real_group("memory", limit) as group:
-        whole, free = printed_in(group, "free_memory.whole_memory(), free_memory.free_memory()").split()
+        whole, free = printed_in(group, "memory.whole_memory(), memory.free_memory()").split()
     assert int(whole) == 300 << 20
     assert 200 << 20 < int(free) < 300 << 20

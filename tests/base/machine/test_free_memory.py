@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.machine.free_memory import free_memory, whole_memory
+from llmrun.base.machine.memory import free_memory, whole_memory
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_memory_above_memory_high_is_not_free(system: Path) -> None:
 def test_the_rest_of_the_address_space_is_a_limit() -> None:
     """`ulimit -v` sets it."""
     code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); "
-    code += "from llmrun.base.machine.free_memory import free_memory; print(free_memory())"
+    code += "from llmrun.base.machine.memory import free_memory; print(free_memory())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 1 << 28 < int(done.stdout) < 1 << 30
 

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import psutil
-from llmrun.base.machine.freed_memory import return_freed_memory
+from llmrun.base.machine.memory import return_freed_memory
 
 blocks = [bytes(1000) for _ in range(100_000)]
 kept = blocks[::1000]  # so that no large part of the heap is free
@@ -22,7 +22,7 @@ print(before - psutil.Process().memory_info().rss)
 
 LARGE_BLOCKS = """
 import psutil
-from llmrun.base.machine.freed_memory import return_large_blocks_at_once
+from llmrun.base.machine.memory import return_large_blocks_at_once
 
 return_large_blocks_at_once()
 larger = [b"y" * (8 << 20)]

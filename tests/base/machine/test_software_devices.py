@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.base.machine.software_devices import is_software_device
+from llmrun.base.machine.system import is_software_device
 
 
 @pytest.mark.parametrize(

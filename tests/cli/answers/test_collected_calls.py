@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.answers.collected import CollectedCalls
+from llmrun.cli.answers.answering import CollectedCalls
 from llmrun.engine.requests import ToolCall, ToolCallDelta
 
 deltas = st.builds(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.machine import free_memory
-from llmrun.cli.answers import default_model
-from llmrun.cli.answers.default_model import tell_of_default_model
+from llmrun.base.machine import memory as memory_module
+from llmrun.cli.answers import open_model
+from llmrun.cli.answers.open_model import tell_of_default_model
 from llmrun.cli.console.output import out
 from llmrun.options.settings import Settings, load_settings
 
@@ -23,8 +23,8 @@ LINE = (
 @pytest.fixture(autouse=True)
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a first-time user at a terminal, on a machine with 16 GB of free memory."""
-    monkeypatch.setattr(default_model, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(free_memory, "free_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr(open_model, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(memory_module, "free_memory", lambda: 16 * 10**9)
     monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.delenv("LLMRUN_MODEL", raising=False)
@@ -49,7 +49,7 @@ def test_it_is_said_in_words_that_can_be_typed(capsys: Capture) -> None:
 def test_without_enough_known_memory_it_says_how_to_find_out(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, memory: int | None
 ) -> None:
-    monkeypatch.setattr(free_memory, "free_memory", lambda: memory)
+    monkeypatch.setattr(memory_module, "free_memory", lambda: memory)
     assert "`llmrun fit qwen3:4b` shows whether" in told(capsys)
 
 
@@ -72,7 +72,7 @@ def test_it_is_said_neither_in_a_pipe_nor_in_quiet_mode(capsys: Capture, monkeyp
         quiet.setattr(out, "quiet", True)
         assert told(capsys) == ""
     with monkeypatch.context() as pipe:
-        pipe.setattr(default_model, "is_terminal", lambda stream: False)
+        pipe.setattr(open_model, "is_terminal", lambda stream: False)
         assert told(capsys) == ""
     assert told(capsys) == LINE
 

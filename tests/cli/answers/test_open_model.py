@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.cli.answers.open_model import local_options, open_model
 from llmrun.cli.console.output import out
 from llmrun.engine.drafting.lookup import LookupSource

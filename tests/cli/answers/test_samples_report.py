@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.cli.answers.samples_report import best_of_mean_logprob, best_of_vote
+from llmrun.cli.answers.samples import best_of_mean_logprob, best_of_vote
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.base.types import Pooling
 from llmrun.cli.answers import serving
 from llmrun.cli.answers.open_model import ModelFiles
@@ -54,7 +55,7 @@ def test_models_get_their_own_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ModelProcess", lambda opening, *_, **__: opening)
     settings = replace(Settings(), loras=("/lora.gguf:0.25",))
     opener = serving._Opener(
-        ServeFlags(), settings, [(given, ModelFiles(found["given"], None))], None, ServingOptions()
+        ServeFlags(), settings, [(given, ModelFiles(found["given"], None, OpenOptions()))], None, ServingOptions()
     )
 
     async def adapters(known: KnownModel) -> object:

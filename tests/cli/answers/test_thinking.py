@@ -304,8 +304,13 @@ def test_a_chat_with_a_model_that_does_not_think(tmp_path: Path) -> None:
 def test_on_a_terminal_a_chat_shows_thinking_dim_or_a_line_that_says_it_goes_on(tmp_path: Path) -> None:
     script = thinking_script(tmp_path, step_seconds=0.01)
     process = on_terminal(
-        *("chat", "--backend", "scripted", "-m", script),
-        *("--speculate", "off"),  # otherwise, the second answer repeats the first in a few steps
+        "chat",
+        "--backend",
+        "scripted",
+        "-m",
+        script,
+        "--speculate",
+        "off",  # otherwise, the second answer repeats the first in a few steps
         LLMRUN_DATA_DIR=str(tmp_path),
         LLMRUN_COLOR="always",
     )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.prompt import read_prompt
+from llmrun.cli.arguments.parsing import read_prompt
 from tests.support.cli.commands import LLMRUN, ROOT, scripted
 
 

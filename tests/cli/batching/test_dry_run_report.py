@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 
 from llmrun.base.errors import LlmrunError
-from llmrun.cli.batching.dry_run_report import Comparison, body_of, lines_of
-from llmrun.jobs.batching.estimate.answers import CutAnswer
+from llmrun.cli.batching.dry_run import Comparison, report_json, report_lines
 from llmrun.jobs.batching.estimate.counting import Counts
-from llmrun.jobs.batching.estimate.estimating import Estimate, estimate_of
-from llmrun.jobs.batching.estimate.prediction import ApiPrice
-from llmrun.jobs.batching.estimate.sampling import Sample
-from llmrun.jobs.batching.estimate.speeds import Step
+from llmrun.jobs.batching.estimate.estimating import ApiPrice, Estimate, estimate_of
+from llmrun.jobs.batching.estimate.sampling import CutAnswer, Sample, Step
 
 
 def estimate(calls: int = 30_000, joules: float | None = None, **changed: Any) -> Estimate:
@@ -28,7 +25,7 @@ def estimate(calls: int = 30_000, joules: float | None = None, **changed: Any) -
 
 def report(of: Estimate, **comparison: Any) -> dict[str, str]:
     """Return the words of the report by their labels."""
-    lines = lines_of(of, Comparison(**comparison))
+    lines = report_lines(of, Comparison(**comparison))
     places = {line.index(line[10:].lstrip()) for line in lines if line}
     assert len(places) == 1  # all words begin in the same column
     (place,) = places
@@ -44,7 +41,7 @@ def test_energy_is_predicted_where_it_is_counted() -> None:
     """Two seconds took 100 J, so the machine needs 50 W for 9,384 s."""
     words = report(estimate(joules=100.0), machines=2)
     assert words["energy"] == "0.130 kWh, 50.0 W by RAPL package"
-    body = body_of(estimate(joules=100.0), Comparison(machines=2))
+    body = report_json(estimate(joules=100.0), Comparison(machines=2))
     assert body["energy"]["joules"]["estimate"] == pytest.approx(50 * body["seconds"]["estimate"])
     both = body["machines"]
     assert both["energy"]["joules"]["estimate"] == pytest.approx(2 * 50 * both["seconds"]["estimate"])
@@ -53,7 +50,7 @@ def test_energy_is_predicted_where_it_is_counted() -> None:
 
 def test_missing_counters_are_mentioned() -> None:
     assert report(estimate())["energy"] == "unknown (no RAPL or NVML counter can be read)"
-    assert body_of(estimate(), Comparison())["energy"] is None
+    assert report_json(estimate(), Comparison())["energy"] is None
 
 
 def test_samples_say_what_they_have() -> None:
@@ -65,7 +62,7 @@ def test_samples_say_what_they_have() -> None:
 
 
 def test_a_sample_of_one_has_only_the_limits_of_the_answers() -> None:
-    body = body_of(estimate(finished=[100]), Comparison())
+    body = report_json(estimate(finished=[100]), Comparison())
     assert body["generated_tokens_per_call"] == pytest.approx({"estimate": 100, "low": 1 / 300, "high": 200})
     assert body["generated_tokens"] == {"estimate": 3_000_000, "low": 100, "high": 6_000_000}
 

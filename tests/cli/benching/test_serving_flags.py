@@ -9,7 +9,7 @@ import pytest
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.benching.flags import BenchFlags
-from llmrun.cli.benching.serving_flags import serving_endpoints, serving_flag, serving_plans
+from llmrun.cli.benching.serving import serving_endpoints, serving_flag, serving_plans
 from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, SAME, Rate, ServingPlan
 
 URL = "http://127.0.0.1:9/v1#m"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.cli.chatting.blocks import is_unfinished, without_quotes
+from llmrun.cli.chatting.plain import is_unfinished, without_quotes
 
 
 @pytest.mark.parametrize("typed", ['"""', '"""a', '"""a\nb', '  """', '/system """a', '"""a"', '"""""', '"""a""" b'])

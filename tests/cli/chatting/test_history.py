@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting import history
-from llmrun.cli.chatting.history import StoredHistory
+from llmrun.cli.chatting import keyboard
+from llmrun.cli.chatting.keyboard import StoredHistory
 from llmrun.cli.console.output import out
 
 
@@ -64,7 +64,7 @@ def test_an_entry_that_was_cut_short_spoils_itself_alone(path: Path) -> None:
 
 @pytest.mark.push
 def test_the_file_forgets_its_older_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "LARGEST", 2000)
+    monkeypatch.setattr(keyboard, "LARGEST", 2000)
     stored = StoredHistory(path)
     for n in range(500):
         stored.append_string(f"entry number {n}")
@@ -76,7 +76,7 @@ def test_the_file_forgets_its_older_half(path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_book_is_not_an_entry(path: Path) -> None:
     stored = StoredHistory(path)
-    stored.append_string("x" * history.LONGEST)
+    stored.append_string("x" * keyboard.LONGEST)
     stored.append_string("short")
     assert entries(path) == ["short"]
 

@@ -40,7 +40,8 @@ class Prompt:
         env = {**os.environ, "TERM": "xterm-256color", "LLMRUN_DATA_DIR": str(self.data), **environment}
         self.process = module_on_terminal(
             "tests.support.cli.prompting",
-            *(str(self.turns_file), str(seconds)),
+            str(self.turns_file),
+            str(seconds),
             columns=columns,
             env={name: value for name, value in env.items() if value},
             encoding="utf-8",

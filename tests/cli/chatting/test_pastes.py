@@ -9,7 +9,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.processors import TransformationInput
 
-from llmrun.cli.chatting.pastes import Pastes, ShownPastes
+from llmrun.cli.chatting.keyboard import Pastes, ShownPastes
 
 LONG = "a line\n" * 20
 

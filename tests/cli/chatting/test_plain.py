@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.chatting.plain import PlainTurns
-from llmrun.cli.chatting.screen import Meter
+from llmrun.cli.chatting.plain import Meter, PlainTurns
 from tests.support.cli.chats import journals
 from tests.support.cli.commands import on_terminal
 

@@ -24,9 +24,8 @@ from llmrun.cli.chatting.events import (
     Undone,
     WasThinking,
 )
-from llmrun.cli.chatting.journal import InUse, lock_journal
-from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
-from llmrun.cli.chatting.store import Store, read_conversation
+from llmrun.cli.chatting.saying import ConversationRecord, resume_conversation
+from llmrun.cli.chatting.store import InUse, Store, lock_journal, read_conversation
 
 CALLS = ("open", "write", "ftruncate", "fsync", "unlink", "replace", "rename")
 ENDED = AnswerEnded("stop", 12, 8, 0, 4, 0.1, 0.2)

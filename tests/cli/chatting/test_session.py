@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, echo, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, echo, scripted_answers
 from llmrun.base.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.types import Batch, Outputs
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
-from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
+from llmrun.cli.chatting.saying import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.engine.requests import Request
 from llmrun.options.settings import Settings

@@ -29,9 +29,19 @@ from llmrun.cli.chatting.events import (
     WasThinking,
     to_line,
 )
-from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, answering_path, lock_journal
-from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
-from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, name_for, read_conversation
+from llmrun.cli.chatting.saying import ConversationRecord, resume_conversation
+from llmrun.cli.chatting.store import (
+    LARGEST_FILE,
+    ConversationFileError,
+    InUse,
+    Journal,
+    Store,
+    answering_path,
+    checked_name,
+    lock_journal,
+    name_for,
+    read_conversation,
+)
 from tests.support.cli.commands import ROOT
 from tests.support.cli.conversations import folded, histories, told
 from tests.support.tiers import examples
@@ -171,7 +181,7 @@ def test_a_conversation_in_use_is_taken_up_as_a_copy(store: Store, capsys: pytes
 HOLD = """
 import sys, time
 from pathlib import Path
-from llmrun.cli.chatting.record import resume_conversation
+from llmrun.cli.chatting.saying import resume_conversation
 from llmrun.cli.chatting.store import Store
 path = Path(sys.argv[1])
 record, _ = resume_conversation(Store(path.parent), path)
@@ -388,8 +398,8 @@ import resource, sys
 from pathlib import Path
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, QuestionAsked
-from llmrun.cli.chatting.journal import answering_path
-from llmrun.cli.chatting.record import ConversationRecord
+from llmrun.cli.chatting.store import answering_path
+from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.store import Store, read_conversation
 record = ConversationRecord(Store(Path(sys.argv[1])), new_conversation("m"))
 record.add(QuestionAsked("why?", ""))

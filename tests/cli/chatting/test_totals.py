@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmrun.base.types import Timings
-from llmrun.cli.chatting.totals import SessionTotals
+from llmrun.cli.chatting.session import SessionTotals
 
 ANSWER = Timings(0.0, 20, 0, 40, 0.1, 0.1, 1.0, 1.1, steps=40)
 

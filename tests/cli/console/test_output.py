@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from llmrun.cli.console import output
-from llmrun.cli.console.columns import hanging
-from llmrun.cli.console.output import Output
+from llmrun.cli.console.output import Output, hanging
 
 
 class Terminal(io.StringIO):

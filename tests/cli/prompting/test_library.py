@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.prompting.library import chosen_template, load_template, template_names, template_path
+from llmrun.cli.prompting import chosen_template, load_template, template_names, template_path
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.flags import AnswerFlags
-from llmrun.cli.prompting.template import PromptTemplate, parse_params, parse_template, read_template
+from llmrun.cli.prompting import PromptTemplate, parse_params, parse_template, read_template
 
 PATH = Path("t.toml")
 

@@ -7,10 +7,10 @@ from io import BytesIO
 
 import pytest
 
-from llmrun.engine.child import connection
-from llmrun.engine.child.connection import Connection
+from llmrun.engine.child import main
+from llmrun.engine.child.main import Connection
 from llmrun.engine.child.messages import Cancel, Preparing, decode_from_child, encode_to_child
-from llmrun.engine.isolation.frames import framed, read_frame
+from llmrun.engine.isolated_worker import framed, read_frame
 
 
 def test_messages_pass_in_both_directions() -> None:
@@ -32,7 +32,7 @@ def test_messages_end_when_the_server_is_killed() -> None:
 
 def test_sending_to_a_server_that_is_gone_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
-    monkeypatch.setattr(connection, "end_process", ended.append)
+    monkeypatch.setattr(main, "end_process", ended.append)
     theirs, ours = os.pipe()
     os.close(theirs)
     stream = os.fdopen(ours, "wb")

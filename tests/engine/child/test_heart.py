@@ -6,8 +6,8 @@ import queue
 
 import pytest
 
-from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import Beat
+from llmrun.engine.child.serving import Heart
 from llmrun.engine.stats import EngineStatus
 
 pytestmark = pytest.mark.push

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llmrun.base import errors
 from llmrun.base.errors import DoesNotFit, KVFull, LlmrunError, Overloaded, Unavailable, UsageError
 from llmrun.base.types import ModelInfo
-from llmrun.engine.child.codec import BadMessage, codec_of, error_from_json, error_to_json
 from llmrun.engine.child.messages import (
     Ask,
+    BadMessage,
     Beat,
     Cancel,
     Detokenized,
@@ -23,14 +23,16 @@ from llmrun.engine.child.messages import (
     Rejected,
     Stepped,
     ToChild,
+    codec_of,
     decode_from_child,
     decode_to_child,
     encode_from_child,
     encode_to_child,
+    error_from_json,
+    error_to_json,
 )
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.isolation.frames import encoded
-from llmrun.engine.requests import Failed, Request, TextPrompt
+from llmrun.engine.isolated_worker import encoded
+from llmrun.engine.requests import Failed, ModelFacts, Request, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.serving.random_messages import EVENTS, IDS, PARAMS, REQUESTS
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import Adapter, ModelInfo
-from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open, decode_to_child, encode_to_child
-from llmrun.engine.child.opening import describe, open_engine, portable_options
+from llmrun.engine.child.opening import describe, fingerprint, open_engine, portable_options
 
 INFO: ModelInfo = replace(ScriptedBackend().info, device="2 threads, avx2")
 
@@ -54,7 +53,7 @@ def test_a_fingerprint_depends_on_what_changes_answers(other: str) -> None:
 
 def test_a_fingerprint_depends_on_the_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint(INFO, "d", answering=None)
-    monkeypatch.setattr("llmrun.engine.child.fingerprint.NUMERICS", 999)
+    monkeypatch.setattr("llmrun.engine.child.opening.NUMERICS", 999)
     assert fingerprint(INFO, "d", answering=None) != before
 
 

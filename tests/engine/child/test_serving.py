@@ -10,10 +10,9 @@ from typing import TypeVar
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.base.types import Batch, FinishReason
-from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import (
     Ask,
     Beat,
@@ -32,7 +31,7 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
-from llmrun.engine.child.serving import EngineServing
+from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
 

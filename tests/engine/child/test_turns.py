@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from llmrun.engine.child.turns import TurnQueue
+from llmrun.engine.child.serving import TurnQueue
 
 
 def test_tenants_take_turns() -> None:

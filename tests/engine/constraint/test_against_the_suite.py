@@ -16,7 +16,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from llmrun.base.errors import UsageError
-from llmrun.engine.constraint.answer_checks import check
+from llmrun.engine.constraint.validation_worker import verdict_of
 from tests.support.constraint.corpora import SuiteCase, suite_cases
 from tests.support.constraint.matchers import (
     accepts,
@@ -61,7 +61,7 @@ def compiled() -> tuple[Compiled, ...]:
 
 def verdict(text: str, schema: Any) -> str:
     """Return the kind of the final verdict, in this process: 2,500 requests to another one take too long."""
-    return check(text, schema)[0]
+    return verdict_of(text, schema)[0]
 
 
 def test_half_of_the_suite_compiles() -> None:
@@ -85,7 +85,7 @@ def test_invalid_answers_that_pass_are_known() -> None:
 @pytest.mark.night
 def test_no_valid_answer_is_called_invalid() -> None:
     refused = [
-        (case.name, name, check(text, case.schema))
+        (case.name, name, verdict_of(text, case.schema))
         for case, _, instances in compiled()
         for name, text, valid, accepted in instances
         if valid and accepted and verdict(text, case.schema) != "valid"

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer, scripted_answers
 from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.constraint.answer import AnswerConstraint
@@ -20,7 +19,7 @@ from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.matcher import ConstraintCompiler
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
-from llmrun.engine.thinking.decoder import ThinkingDecoder
+from llmrun.engine.thinking import ThinkingDecoder
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.contract import forget_all
 from tests.support.engine.drafts import PROPOSALS, Place, adversary, answer_plainly, assert_same, drafting_engine

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.engine.constraint.validation import validate
+from llmrun.engine.constraint.process import ConstraintProcess, validate
 from tests.support.constraint.matchers import accepts, byte_tokenizer, matcher, schema_grammar
 
 GAPS: list[tuple[str, dict[str, Any], str]] = [
@@ -33,7 +32,7 @@ GAPS: list[tuple[str, dict[str, Any], str]] = [
     # Control characters without a short escape are left out; check_schema refuses these schemas.
     ('"ab"', {"const": "a\0b"}, "top level: 'a\\x00b' was expected"),
     ('"ab"', {"pattern": "^a\0b$"}, "top level: 'ab' does not match"),
-    # A format beside a pattern stays as it is (see exact_formats.py).
+    # A format beside a pattern stays as it is (see keywords.py).
     ('"2023-02-29"', {"format": "date", "pattern": "^2"}, "top level: '2023-02-29' is not a 'date'"),
     ('"\ufeff"', {"pattern": r"^\S$"}, "top level: "),
 ]

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from llmrun.base import child_processes
 from llmrun.engine.constraint import process as module
-from llmrun.engine.constraint import validation
-from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.engine.constraint.validation import Verdict, validate
+from llmrun.engine.constraint import process as process_module
+from llmrun.engine.constraint.process import ConstraintProcess, Verdict, validate
 from tests.support.tiers import examples
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
@@ -120,7 +119,7 @@ def test_an_endless_pattern_ends_at_the_time_limit(process: ConstraintProcess) -
 
 @pytest.mark.push
 def test_memory_is_limited(process: ConstraintProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "_MEMORY", 100_000_000)
+    monkeypatch.setattr(process_module, "_MEMORY", 100_000_000)
     monkeypatch.setattr(module, "_MEMORY_PER_BYTE", 10)
     process.close()  # a process keeps the limit of its first request
     verdict = validate(f"[{'[],' * 2_000_000}1]", {}, process=process)
@@ -195,7 +194,7 @@ def test_a_broken_process_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.push
 def test_the_parent_imports_neither_library() -> None:
     program = (
-        "import sys; from llmrun.engine.constraint.validation import validate;"
+        "import sys; from llmrun.engine.constraint.process import validate;"
         "from llmrun.engine.constraint.limits import check_schema, compile_probe;"
         "assert str(validate('1', check_schema('{}'))) == 'valid'; compile_probe('start: \"a\"');"
         "print(*[name for name in ('jsonschema', 'referencing', 'llguidance', 'numpy') if name in sys.modules])"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.engine.drafting.acceptance import Acceptance, AssumedRates
 from llmrun.engine.drafting.base import ANY, Draft, Kind
+from llmrun.engine.drafting.pace import Acceptance, AssumedRates
 
 ONE: Kind = ("lookup", 2)
 OTHER: Kind = ("lookup", 8)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.errors import BackendCrashed
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.engine.drafting.base import Kind

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer, scripted_answers
 from llmrun.base.errors import BackendCrashed, DoesNotFit, UsageError
 from llmrun.base.types import Batch, Outputs
 from llmrun.engine.drafting.base import Kind
-from llmrun.engine.drafting.model import ModelSource, open_draft_model
-from llmrun.engine.drafting.vocabularies import check_same_vocabulary
+from llmrun.engine.drafting.model import ModelSource, check_same_vocabulary, open_draft_model
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt, TokenPrompt
 from llmrun.options.sampling_params import SamplingParams

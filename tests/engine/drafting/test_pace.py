@@ -9,11 +9,10 @@ import statistics
 
 import pytest
 
-from llmrun.engine.drafting.acceptance import AssumedRates
 from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
 from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.lookup import LookupSource
-from llmrun.engine.drafting.pace import AnswerPace, StepPlan
+from llmrun.engine.drafting.pace import AnswerPace, AssumedRates, StepPlan
 from tests.support.engine.simulated_steps import MACHINES, Phase, Simulation, size_with_draft
 
 ASSUMED = AssumedRates(LookupSource().expected)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.engine.drafting.base import LONGEST_DRAFT
-from llmrun.engine.drafting.reach import reachable_speedup
+from llmrun.engine.drafting.pace import reachable_speedup
 
 SHARES = st.floats(0, 1)
 

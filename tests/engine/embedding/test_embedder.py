@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.backends.base import KVCache
-from llmrun.backends.scripted.backend import HIDDEN_SIZE, ScriptedBackend
+from llmrun.backends.scripted import HIDDEN_SIZE, ScriptedBackend
 from llmrun.base.errors import ModelFileError, UsageError
 from llmrun.base.types import Adapter, Batch, Outputs, Pooling
-from llmrun.engine.embedding.embedder import ROWS, Embedder, NoNeighbours
-from llmrun.engine.embedding.jobs import EmbeddingJob
-from llmrun.engine.embedding.pooling import normalized
+from llmrun.engine.embedding import ROWS, Embedder, EmbeddingJob, NoNeighbours, normalized
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.engine.slots import SequenceSlots
@@ -218,7 +216,7 @@ def test_a_dropped_job_leaves_its_room_to_others() -> None:
 @pytest.mark.parametrize("share", [1, 2])
 def test_endless_requests_do_not_keep_a_long_text_waiting(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
     """Each takes half of the cache, or all of it, and another one always waits. The text needs most of it."""
-    monkeypatch.setattr("llmrun.engine.embedding.embedder.LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr("llmrun.engine.embedding.LONGEST_WAIT_S", 0.0)
     with Engine(ScriptedBackend(max_sequences=2, context_size=1024, capacity=1024 * share)) as engine:
         one, done, ended = engine.embedder(), list[EmbeddingJob](), 0
         one.add(job_of([[1] * 1000], done))

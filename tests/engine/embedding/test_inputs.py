@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import ContextExceeded, UsageError
-from llmrun.engine.embedding.inputs import MOST_TOKENS, InputReader, limited
+from llmrun.engine.embedding import MOST_TOKENS, InputReader, limited_inputs
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
 pytestmark = pytest.mark.push
@@ -41,9 +41,9 @@ def test_a_call_with_too_many_tokens_is_refused_at_once() -> None:
             read.append(number)
             yield [7] * (MOST_TOKENS // 4)
 
-    assert [len(tokens) for tokens in limited(texts(4))] == [MOST_TOKENS // 4] * 4
+    assert [len(tokens) for tokens in limited_inputs(texts(4))] == [MOST_TOKENS // 4] * 4
     with pytest.raises(UsageError, match="too many tokens: the inputs have 1,310,720 or more, the limit"):
-        limited(texts(100))
+        limited_inputs(texts(100))
     assert len(read) == 4 + 5
 
 

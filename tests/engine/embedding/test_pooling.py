@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from llmrun.base.errors import UsageError
 from llmrun.base.types import ModelInfo, Pooling
-from llmrun.engine.embedding.pooling import cut_to, first_wanted, normalized, pooled, pooling_of, score_of
+from llmrun.engine.embedding import cut_to, first_wanted, normalized, pooled, pooling_of, score_of
 from tests.support.protocol.answers import FACTS
 
 floats = st.floats(-1e3, 1e3, width=32)

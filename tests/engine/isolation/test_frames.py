@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.engine.isolation.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
+from llmrun.engine.isolated_worker import FrameTooLong, decoded, encoded, read_frame, write_frame
 
 
 def test_frames_are_read_as_they_were_written(tmp_path: Path) -> None:

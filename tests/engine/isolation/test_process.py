@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from llmrun.engine.isolation.process import IsolatedProcess
+from llmrun.engine.isolated_process import IsolatedProcess
 
 
 def started() -> IsolatedProcess:

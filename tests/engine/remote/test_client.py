@@ -22,10 +22,9 @@ from llmrun.base.errors import (
     NetworkError,
     UsageError,
 )
-from llmrun.engine.remote.client import RemoteModel
-from llmrun.engine.remote.connection import Call
+from llmrun.engine.remote.client import Call, RemoteModel
+from llmrun.engine.remote.request import Endpoint, parse_endpoint
 from llmrun.engine.remote.stream import LONGEST_LINE, Chunk, Teller, Usage, read_chunks
-from llmrun.engine.remote.url import Endpoint, parse_endpoint
 from tests.support.servers.hostile_server import (
     DONE,
     HELLO,

@@ -14,7 +14,7 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.base.errors import NetworkError, UsageError
 from llmrun.base.types import FinishReason
-from llmrun.cli.answers.collected import CollectedCalls
+from llmrun.cli.answers.answering import CollectedCalls
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.engine import Engine
 from llmrun.engine.remote.engine import RemoteEngine

@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from llmrun.engine.remote import client
-from llmrun.engine.remote.client import RemoteModel
-from llmrun.engine.remote.connection import Call
+from llmrun.engine.remote.client import Call, RemoteModel
+from llmrun.engine.remote.request import parse_endpoint
 from llmrun.engine.remote.stream import ConnectionLost
-from llmrun.engine.remote.url import parse_endpoint
 from tests.support.cli.commands import llmrun
 from tests.support.servers.hostile_server import Asked, HangUp, response, serving, stream_head
 from tests.support.servers.tcp_relay import relay_to

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmrun.engine.samplers import adaptive, dry, mirostat, numbers, temperature, top_n_sigma, typical, xtc
+from llmrun.engine import samplers
 from tests.soak.samplers.soak import EQUAL, KINDS, ROUNDING, Case, Different, compare_case, compare_dry
 
 pytestmark = pytest.mark.push
@@ -45,14 +45,14 @@ def test_dry_penalizes_the_same_tokens() -> None:
 
 # What to replace by a wrong function, which is only slightly wrong.
 MISTAKES: dict[str, tuple[object, str, object]] = {
-    "dry": (dry, "integer_power", lambda base, n: 1.001 * base**n),
-    "top_n_sigma": (top_n_sigma, "ordered_sum", lambda x: 1.005 * float(x.sum())),
-    "typ_p": (typical, "softmax", lambda logits: numbers.softmax(1.003 * logits)),
-    "xtc": (xtc, "ordered_sum", lambda x: 1.01 * float(x.sum())),
-    "temperature": (temperature, "log", lambda x: 1.001 * math.log(x)),
-    "mirostat 1": (mirostat, "LN2", 0.69),
-    "mirostat 2": (mirostat, "LN2", 0.69),
-    "adaptive_p": (adaptive, "_WIDTH", 0.301),
+    "dry": (samplers, "integer_power", lambda base, n: 1.001 * base**n),
+    "top_n_sigma": (samplers, "ordered_sum", lambda x: 1.005 * float(x.sum())),
+    "typ_p": (samplers, "softmax", lambda logits: samplers.softmax(1.003 * logits)),
+    "xtc": (samplers, "ordered_sum", lambda x: 1.01 * float(x.sum())),
+    "temperature": (samplers, "log", lambda x: 1.001 * math.log(x)),
+    "mirostat 1": (samplers, "LN2", 0.69),
+    "mirostat 2": (samplers, "LN2", 0.69),
+    "adaptive_p": (samplers, "_WIDTH", 0.301),
 }
 
 

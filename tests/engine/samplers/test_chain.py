@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.base.errors import LlmrunError, ModelFileError
-from llmrun.engine import sampling
+from llmrun.engine import samplers, sampling
 from llmrun.engine.sampler import Sampler, SequenceRows
-from llmrun.engine.samplers import chain
-from llmrun.engine.samplers.base import Place
-from llmrun.engine.samplers.needs import needs_chain
-from llmrun.engine.samplers.state import SamplerState, initial_state
+from llmrun.engine.samplers import Place, SamplerState, initial_state
+from llmrun.engine.sampling import needs_chain
 from llmrun.options.sampling_params import SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -48,7 +46,7 @@ def draw(
     logits: NDArray[np.float32], params: SamplingParams, position: int = 0, state: SamplerState | None = None
 ) -> int:
     place = Place([], params, position, len(logits))
-    return chain.sample(logits, place, state or initial_state(params))[0]
+    return samplers.sample(logits, place, state or initial_state(params))[0]
 
 
 @pytest.mark.parametrize("params", ENABLED.values(), ids=ENABLED)
@@ -75,7 +73,7 @@ def test_the_default_order_equals_the_definition(
 ) -> None:
     params = SamplingParams(temperature, top_k, top_p, min_p, penalty, seed=seed, logit_bias={0: 2.0})
     logits, history = random_logits(size, seed), [seed % size, 0]
-    token, state = chain.sample(logits, Place(history, params, 7, size), initial_state(params))
+    token, state = samplers.sample(logits, Place(history, params, 7, size), initial_state(params))
     assert token == sampling.sample(logits, history, params, 7)
     assert state == initial_state(params)
 
@@ -107,7 +105,7 @@ def test_no_sampler_modifies_the_logits_or_draws_a_banned_token(params: Sampling
     history = list(range(50)) * 3
     for position in range(100):
         place = Place(history, replace(params, seed=position), position, 50)
-        token, _ = chain.sample(logits, place, initial_state(params))
+        token, _ = samplers.sample(logits, place, initial_state(params))
         assert token % 2 == 1
     np.testing.assert_array_equal(logits, before)
 
@@ -161,7 +159,7 @@ def test_mirostat_reaches_its_target_surprise(version: int, tau: float) -> None:
     for position in range(400):
         logits = (-1.3 * np.log(np.arange(5000) + 1.0)).astype(np.float32)
         before = state.mu
-        _, state = chain.sample(logits, Place([], params, position, 5000), state)
+        _, state = samplers.sample(logits, Place([], params, position, 5000), state)
         surprises.append((before - state.mu) / params.mirostat_eta + tau)
     assert abs(np.mean(surprises[100:]) - tau) < 0.4
 
@@ -171,7 +169,7 @@ def test_adaptive_p_draws_tokens_near_its_target() -> None:
     params = replace(OFF, adaptive_target=0.25)
     state, drawn = initial_state(params), []
     for position in range(300):
-        token, state = chain.sample(np.log(shares).astype(np.float32), Place([], params, position, 4), state)
+        token, state = samplers.sample(np.log(shares).astype(np.float32), Place([], params, position, 4), state)
         drawn.append(token)
     assert abs(np.mean(shares[drawn]) - 0.25) < 0.05
     assert np.mean(np.array(drawn) == 1) > 0.4
@@ -185,7 +183,7 @@ def test_rows_of_a_draft_carry_the_state_on() -> None:
         state, tokens, states = initial_state(params), [3], []
         for row in logits:
             states.append(state)
-            token, state = chain.sample(row, Place(tokens, params, len(tokens), 40), state)
+            token, state = samplers.sample(row, Place(tokens, params, len(tokens), 40), state)
             tokens.append(token)
         rows = SequenceRows(logits, [3], params, 1, tokens[1:5])
         (drawn,) = Sampler().sample_rows([rows])

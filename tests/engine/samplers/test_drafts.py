@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer
+from llmrun.engine import samplers
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TokenPrompt
 from llmrun.engine.sampler import Sampler
-from llmrun.engine.samplers import chain
-from llmrun.engine.samplers.base import Place
-from llmrun.engine.samplers.state import SamplerState, initial_state
-from llmrun.engine.speculation import Speculation
-from llmrun.engine.thinking.decoder import ThinkingDecoder
+from llmrun.engine.samplers import Place, SamplerState, initial_state
+from llmrun.engine.thinking import ThinkingDecoder
+from llmrun.engine.work import Speculation
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import answer_all
 from tests.support.engine.contract import forget_all
@@ -122,8 +120,18 @@ def begun_answer(params: SamplingParams) -> Answer:
     request, tokenizer = Request(TokenPrompt((65, 66)), sampling=params), ScriptedTokenizer()
     speculation = Speculation([]).begin(request)
     return Answer(
-        *(0, request, tokenizer, [65, 66], ThinkingDecoder(()), (), 100, 0.0, 0.0, 0),
-        *(Sampler(), *speculation),
+        0,
+        request,
+        tokenizer,
+        [65, 66],
+        ThinkingDecoder(()),
+        (),
+        100,
+        0.0,
+        0.0,
+        0,
+        Sampler(),
+        *speculation,
     )
 
 
@@ -151,4 +159,4 @@ def test_a_row_after_a_forced_token_is_drawn_with_the_state_before_it() -> None:
 def _drawn(
     logits: np.ndarray[tuple[int], np.dtype[np.float32]], known: list[int], params: SamplingParams, state: SamplerState
 ) -> tuple[int, SamplerState]:
-    return chain.sample(logits, Place(known, params, len(known), len(logits)), state)
+    return samplers.sample(logits, Place(known, params, len(known), len(logits)), state)

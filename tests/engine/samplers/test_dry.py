@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.sampler import Sampler, SequenceRows
-from llmrun.engine.samplers.base import Place
-from llmrun.engine.samplers.breakers import NO_BREAKERS, find_breakers
-from llmrun.engine.samplers.dry import dry
+from llmrun.engine.samplers import NO_BREAKERS, Place, dry, find_breakers
 from llmrun.options.sampling_params import SamplingParams
 
 TOKENIZER = ScriptedTokenizer()  # a token is a byte

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.scripted.tokenizer import IM_END, ScriptedTokenizer
-from llmrun.engine.samplers.base import Place
-from llmrun.engine.samplers.chain import sample
-from llmrun.engine.samplers.infill import infill
-from llmrun.engine.samplers.state import initial_state
+from llmrun.backends.scripted import IM_END, ScriptedTokenizer
+from llmrun.engine.samplers import Place, infill, initial_state, sample
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.models.llama_samplers import LlamaSampler
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.samplers.numbers import exp_of, integer_power, log, softmax
+from llmrun.engine.samplers import exp_of, integer_power, log, softmax
 
 
 @given(st.floats(5e-324, 1.7e308))

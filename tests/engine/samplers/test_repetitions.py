@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.samplers.repetitions import suffix_lengths
+from llmrun.engine.samplers import suffix_lengths
 
 
 def searched(tokens: list[int], least: int) -> list[int]:

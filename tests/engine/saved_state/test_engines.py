@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.base import OpenOptions
+from llmrun.backends.base import OpenOptions, SavedPart
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.saved_parts import SavedPart
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import BackendCrashed
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt

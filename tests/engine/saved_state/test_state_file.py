@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import SAVED_BLOCK, ScriptedBackend
-from llmrun.engine.prefix_tree import common_prefix
+from llmrun.backends.scripted import SAVED_BLOCK, ScriptedBackend
 from llmrun.engine.saved_state.state_file import StateFile
+from llmrun.engine.slots import common_prefix
 from tests.support.engine.saving import grow, loaded, saved_file
 from tests.support.hub.small_disks import mounted_disk
 from tests.support.tiers import examples

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.engine.answer import Answer
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request

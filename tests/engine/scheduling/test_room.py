@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.backends.base import Backend, OpenOptions
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.backends.select import open_backend
 from llmrun.base.types import FinishReason
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TokenPrompt
-from llmrun.engine.scheduling.room import Claim, all_can_finish
+from llmrun.engine.scheduling.scheduler import Claim, all_can_finish
 from tests.support.engine.scripted_models import endless, random_prompt
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.tiers import examples

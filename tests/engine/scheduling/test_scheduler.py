@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextDelta

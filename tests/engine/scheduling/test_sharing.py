@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import FinishReason
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.engine.scheduling.sharing import LEAST_SHARED
+from llmrun.engine.scheduling.scheduler import LEAST_SHARED
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 from tests.support.engine.contract import assert_books_agree
 from tests.support.engine.scripted_models import endless, noisy, random_prompt, random_request

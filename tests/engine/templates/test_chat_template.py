@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
 from llmrun.engine.requests import ChatPrompt
-from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
-from llmrun.engine.templates.families import FAMILIES
+from llmrun.engine.templates.chat_template import FAMILIES, ChatTemplate, choose_template
 from tests.support.templates.template_runs import PROCESS
 
 INFO = replace(ScriptedBackend().info, name="some model")
@@ -283,7 +281,7 @@ def test_a_conversation_that_is_no_json_is_refused() -> None:
 @pytest.mark.push
 def test_no_template_is_run_by_the_process_that_asks() -> None:
     code = (
-        "import sys; from llmrun.engine.templates.process import TemplateProcess;"
+        "import sys; from llmrun.engine.templates.chat_template import TemplateProcess;"
         "print(TemplateProcess().render('{{ 1 }}', 't', {})); assert 'jinja2' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

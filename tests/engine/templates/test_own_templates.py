@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.templates.abilities import ThinkingTags
+from llmrun.engine.templates.tool_format import ThinkingTags
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.own_templates import DROPS_THINKING
 from tests.support.templates.template_runs import PROCESS

@@ -8,9 +8,9 @@ from time import thread_time
 
 import pytest
 
-from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags
 from llmrun.engine.templates.jinja import render
 from llmrun.engine.templates.probing import probe
+from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags
 from tests.support.growth import TIMES, growth
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.template_runs import PROCESS

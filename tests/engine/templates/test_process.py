@@ -13,16 +13,16 @@ from typing import Any
 import psutil
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, TemplateRefused
 from llmrun.cli.answers.open_model import open_model
+from llmrun.engine import isolated_process as isolation
 from llmrun.engine.engine import Engine
-from llmrun.engine.isolation import process as isolation
 from llmrun.engine.requests import ChatPrompt, Request
-from llmrun.engine.templates import process as module
-from llmrun.engine.templates.abilities import TemplateAbilities
-from llmrun.engine.templates.process import RenderLimits, TemplateProcess
+from llmrun.engine.templates import chat_template as module
+from llmrun.engine.templates.chat_template import RenderLimits, TemplateProcess
+from llmrun.engine.templates.tool_format import TemplateAbilities
 from llmrun.options.settings import load_settings
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.hostile_templates import HARMLESS, HOSTILE
@@ -250,7 +250,7 @@ def test_a_model_that_cannot_be_opened_leaves_none(tmp_path: Any) -> None:
 @pytest.mark.push
 def test_it_does_not_outlive_the_one_that_started_it() -> None:
     program = (
-        "import os; from llmrun.engine.templates.process import TemplateProcess; process = TemplateProcess();"
+        "import os; from llmrun.engine.templates.chat_template import TemplateProcess; process = TemplateProcess();"
         "process.render('', 't', {}); print(process._running().pid, flush=True); os._exit(1)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

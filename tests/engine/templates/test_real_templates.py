@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from llama_cpp import llama_chat_format
 
-from llmrun.backends.scripted.tokenizer import CONTROL_TOKENS, ScriptedTokenizer
+from llmrun.backends.scripted import CONTROL_TOKENS, ScriptedTokenizer
 from llmrun.base.errors import TemplateRefused
 from llmrun.engine.requests import ChatPrompt
-from llmrun.engine.templates import process
+from llmrun.engine.templates import chat_template
 from llmrun.engine.templates.chat_template import ChatTemplate
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.template_runs import PROCESS
@@ -119,7 +119,7 @@ class FixedClock(datetime):
 
 @pytest.fixture(autouse=True)
 def _fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "datetime", FixedClock)
+    monkeypatch.setattr(chat_template, "datetime", FixedClock)
     monkeypatch.setattr(llama_chat_format, "datetime", FixedClock)
 
 

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError
-from llmrun.engine.templates.abilities import ToolAbilities
 from llmrun.engine.templates.probing import probe
-from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME, ToolCallFormat
-from llmrun.engine.tool_calls.calls_json import json_call
+from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME, ToolAbilities, ToolCallFormat
 from llmrun.engine.tool_calls.grammar import tool_grammar
+from llmrun.engine.tool_calls.openings import json_call
 from llmrun.engine.tool_calls.schemas import read_tools
 from tests.support.growth import TIMES, growth
 from tests.support.templates.template_runs import PROCESS

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
-from llmrun.engine.thinking.decoder import ThinkingDecoder, spelled
-from llmrun.engine.thinking.styles import STYLES, pair_style
+from llmrun.backends.scripted import ScriptedTokenizer
+from llmrun.engine.thinking import STYLES, ThinkingDecoder, pair_style, spelled
 
 TOKENIZER = ScriptedTokenizer(more_control_tokens=("<think>", "</think>"))
 PLAIN = ScriptedTokenizer()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmrun.engine.thinking.splitter import Marks, Phase, ThinkingSplitter
+from llmrun.engine.thinking import Marks, Phase, ThinkingSplitter
 
 TAGS = Marks("<t>", ("</t>",))
 WRAPPED = Marks("<t>", ("</t>",), headers=("<a>",), trailers=("</a>",))

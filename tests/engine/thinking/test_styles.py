@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedTokenizer
+from llmrun.engine import thinking as thinking_module
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate
-from llmrun.engine.thinking import prompting
-from llmrun.engine.thinking.prompting import ModelThinking
-from llmrun.engine.thinking.splitter import Marks, ThinkingSplitter
-from llmrun.engine.thinking.styles import STYLES, ThinkingStyle, pair_style, recognised_style
+from llmrun.engine.thinking import (
+    STYLES,
+    Marks,
+    ModelThinking,
+    ThinkingSplitter,
+    ThinkingStyle,
+    pair_style,
+    recognised_style,
+)
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.template_runs import PROCESS
 
@@ -140,7 +146,7 @@ def test_where_the_vocabulary_alone_speaks_of_thinking_the_prompt_says_nothing_o
 
 def test_a_template_is_not_tried_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(prompting, "recognised_style", lambda source, *_: tried.append(source))
+    monkeypatch.setattr(thinking_module, "recognised_style", lambda source, *_: tried.append(source))
     known = thinking("{{ messages[0].content }}")
     assert tried == []
     known.prepare()

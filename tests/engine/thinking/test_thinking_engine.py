@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.engine import Engine

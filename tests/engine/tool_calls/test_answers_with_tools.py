@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
-from llmrun.cli.answers.collected import CollectedCalls
+from llmrun.cli.answers.answering import CollectedCalls
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, ToolCall

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.engine.templates.abilities import ToolAbilities
-from llmrun.engine.tool_calls.messages import require_tools, template_messages
+from llmrun.engine.templates.tool_format import ToolAbilities
+from llmrun.engine.tool_calls.prompting import require_tools, template_messages
 from tests.support.templates.template_runs import PROCESS
 from tests.support.tool_calls.formats import WITH_FORMATS, source_of, tools_of
 

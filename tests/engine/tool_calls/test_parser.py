@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
-from llmrun.engine.thinking.decoder import Placeholders
-from llmrun.engine.tool_calls.events import AnswerText, ArgumentsText, CallStarted
-from llmrun.engine.tool_calls.parser import ToolCallParser
+from llmrun.backends.scripted import ScriptedTokenizer
+from llmrun.engine.thinking import Placeholders
+from llmrun.engine.tool_calls.openings import spelled_tools
+from llmrun.engine.tool_calls.parser import AnswerText, ArgumentsText, CallStarted, ToolCallParser
 from llmrun.engine.tool_calls.schemas import read_tools
-from llmrun.engine.tool_calls.spelling import spelled_tools
 from tests.support.tiers import examples
 from tests.support.tool_calls.answers import Parsed, parsed
 from tests.support.tool_calls.formats import Case, real_case, tools_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmrun.engine.tool_calls.grammar import tool_grammar
-from llmrun.engine.tool_calls.messages import template_messages
+from llmrun.engine.tool_calls.prompting import template_messages
 from llmrun.engine.tool_calls.schemas import read_tools
 from tests.support.templates.template_runs import PROCESS
 from tests.support.tool_calls.answers import parsed

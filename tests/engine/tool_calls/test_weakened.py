@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.matcher import ConstraintCompiler
-from llmrun.engine.tool_calls.weakened import weakened
+from llmrun.engine.tool_calls.schemas import weakened
 
 pytestmark = pytest.mark.push
 

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from llmrun.base.errors import Cancelled
 from llmrun.engine.tools.command import run_command
-from llmrun.engine.tools.declared import CommandDeclaration
-from llmrun.engine.tools.limits import Limits
-from llmrun.engine.tools.placeholders import filled, placeholders
-from llmrun.engine.tools.tool import ToolFailed, ToolResult
+from llmrun.engine.tools.tool import Limits, ToolFailed, ToolResult
+from llmrun.engine.tools.tools_file import CommandDeclaration, filled_command, placeholders
 from tests.support.tools.boxes import LIMITS, python_command
 
 ARGUMENTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
@@ -45,9 +43,9 @@ def test_a_value_never_becomes_another_argument(a: str, b: str) -> None:
     command = ["program", "--a={a}", "--", "{b}", "{a}{b}"]
     if "\0" in a + b:
         with pytest.raises(ValueError, match="NUL"):
-            filled(command, SCHEMA, {"a": a, "b": b})
+            filled_command(command, SCHEMA, {"a": a, "b": b})
         return
-    assert filled(command, SCHEMA, {"a": a, "b": b}) == ["program", f"--a={a}", "--", b, a + b]
+    assert filled_command(command, SCHEMA, {"a": a, "b": b}) == ["program", f"--a={a}", "--", b, a + b]
 
 
 @pytest.mark.parametrize(
@@ -55,12 +53,12 @@ def test_a_value_never_becomes_another_argument(a: str, b: str) -> None:
     [("x", "x"), (5, "5"), (-1.5, "-1.5"), (True, "true"), (None, "null"), ([1, "é"], '[1, "\\u00e9"]'), ({}, "{}")],
 )
 def test_values_become_json_unless_they_are_text(value: object, text: str) -> None:
-    assert filled(["p", "{a}"], SCHEMA, {"a": value}) == ["p", text]
+    assert filled_command(["p", "{a}"], SCHEMA, {"a": value}) == ["p", text]
 
 
 def test_defaults_fill_missing_arguments() -> None:
-    assert filled(["p", "{n}"], SCHEMA, {}) == ["p", "5"]
-    assert filled(["p", "{n}"], SCHEMA, {"n": 6}) == ["p", "6"]
+    assert filled_command(["p", "{n}"], SCHEMA, {}) == ["p", "5"]
+    assert filled_command(["p", "{n}"], SCHEMA, {"n": 6}) == ["p", "6"]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +78,8 @@ def test_unusable_arguments_are_an_error_result(arguments: dict[str, Any], messa
 
 
 def test_values_may_begin_with_a_dash_after_a_double_dash() -> None:
-    assert filled(["p", "--", "{a}"], SCHEMA, {"a": "--all"}) == ["p", "--", "--all"]
-    assert filled(["p", "--x={a}"], SCHEMA, {"a": "--all"}) == ["p", "--x=--all"]
+    assert filled_command(["p", "--", "{a}"], SCHEMA, {"a": "--all"}) == ["p", "--", "--all"]
+    assert filled_command(["p", "--x={a}"], SCHEMA, {"a": "--all"}) == ["p", "--x=--all"]
 
 
 def test_placeholders_are_found() -> None:

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from llmrun.engine.tools.content import result_of, shortened
-from llmrun.engine.tools.names import NAME
-from llmrun.engine.tools.tool import ToolFailed
-from llmrun.engine.tools.untrusted import RefusedJson, cleaned, cleaned_json, decode_json
+from llmrun.engine.tools.tool import RefusedJson, ToolFailed, cleaned, cleaned_json, decode_json, result_of, shortened
+from llmrun.engine.tools.tools_file import NAME
 from tests.support.tiers import examples
 from tests.support.tools.boxes import LIMITS, fake_server, opened
 

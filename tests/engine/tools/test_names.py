@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.tools.names import NAME, exposed_names
+from llmrun.engine.tools.tools_file import NAME, exposed_names
 
 COMMANDS = st.lists(st.from_regex(NAME, fullmatch=True), unique=True, max_size=4)
 # A small alphabet, so that names collide in every way.

@@ -17,10 +17,8 @@ if sys.platform == "win32":
 import termios
 
 from llmrun.base.errors import Cancelled
-from llmrun.engine.tools.declared import ServerDeclaration
-from llmrun.engine.tools.environment import environment
-from llmrun.engine.tools.limits import Limits
-from llmrun.engine.tools.tool import ToolFailed
+from llmrun.engine.tools.tool import Limits, ToolFailed
+from llmrun.engine.tools.tools_file import ServerDeclaration, environment
 from tests.support.cli.commands import on_terminal
 from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.tools.boxes import OpenBox, opened
@@ -122,7 +120,7 @@ def test_a_chat_on_a_terminal_calls_real_servers(tmp_path: Path) -> None:
     file.write_text(CHAT_TOOLS)
     script = tool_script_file(tmp_path, *CHAT_SCRIPT)
     chat = on_terminal(
-        *("chat", "--backend", "scripted", script, "--tools", str(file)), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1"
+        "chat", "--backend", "scripted", script, "--tools", str(file), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1"
     )
     before = termios.tcgetattr(chat.child_fd)
     chat.expect_exact("/help lists the commands")

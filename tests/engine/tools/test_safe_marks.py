@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmrun.base.errors import LlmrunError
-from llmrun.engine.tools.safe_marks import CHANGED, REMOVED, SafeMarks
+from llmrun.engine.tools.toolbox import CHANGED, REMOVED, SafeMarks
 from tests.support.tools.boxes import OpenBox, fake_server, opened, python_command
 
 ECHO: dict[str, Any] = {"name": "echo", "description": "Repeat.", "inputSchema": {"type": "object"}}

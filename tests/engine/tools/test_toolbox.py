@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from llmrun.base.errors import Cancelled
-from llmrun.engine.tools.environment import environment
 from llmrun.engine.tools.mcp_server import McpServer
 from llmrun.engine.tools.tool import ToolFailed
 from llmrun.engine.tools.toolbox import Toolbox
+from llmrun.engine.tools.tools_file import environment
 from tests.support.tools.boxes import fake_server, opened, python_command
 
 SECRETS = ("LLMRUN_API_KEY", "HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "PYTHONPATH")

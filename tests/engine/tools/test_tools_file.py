@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.engine.tools.declared import CommandDeclaration, ServerDeclaration, ToolsFile
-from llmrun.engine.tools.tools_file import parse_tools_file, read_tools_file
+from llmrun.engine.tools.tools_file import (
+    CommandDeclaration,
+    ServerDeclaration,
+    ToolsFile,
+    parse_tools_file,
+    read_tools_file,
+)
 
 PYTHON = json.dumps(sys.executable)
 PROGRAM = sys.executable

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.errors import BadGGUF
+from llmrun.base.errors import BadGGUF, shown
 from llmrun.formats.gguf import cursor
 from llmrun.formats.gguf.format import MAX_KEYS, MAX_TENSORS
-from llmrun.formats.gguf.problems import shown
 from llmrun.formats.gguf.reader import read_gguf
 from tests.support.gguf.gguf_bytes import (
     ARRAY,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.gguf.sampled_digest import sampled_digest
+from llmrun.formats.gguf.reader import open_gguf, sampled_digest
 from tests.support.models.tiny_architectures import tiny_architecture
 
 

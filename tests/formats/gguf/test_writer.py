@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrun.formats.gguf.metadata import StringArray
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.gguf.values import StringArray
 from llmrun.formats.gguf.writer import NewTensor, file_bytes, header_bytes, write_gguf
 from llmrun.formats.quants.registry import BY_NAME
 

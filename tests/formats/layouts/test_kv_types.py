@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.formats.layouts.kv_types import F16, KV_CHOICES, KV_TYPE, KV_TYPES, Q4_0, Q8_0, KeysValues, parse_kv_type
+from llmrun.formats.layouts.kv import F16, KV_CHOICES, KV_TYPE, KV_TYPES, Q4_0, Q8_0, KeysValues, parse_kv_type
 
 
 def test_a_pair_names_the_type_of_the_keys_first() -> None:

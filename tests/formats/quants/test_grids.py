@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.formats.quants import grids
-from llmrun.formats.quants.grids import even_signs, signs
+from llmrun.formats.quants import grid_quants
+from llmrun.formats.quants.grid_quants import even_signs, signs
 
 GRIDS: dict[str, Callable[[], NDArray[np.int8]]] = {
-    "IQ2_XXS": grids.iq2_xxs,
-    "IQ2_XS": grids.iq2_xs,
-    "IQ2_S": grids.iq2_s,
-    "IQ3_XXS": grids.iq3_xxs,
-    "IQ3_S": grids.iq3_s,
-    "IQ1_S": grids.iq1,
-    "IQ1_M": grids.iq1,
+    "IQ2_XXS": grid_quants.iq2_xxs,
+    "IQ2_XS": grid_quants.iq2_xs,
+    "IQ2_S": grid_quants.iq2_s,
+    "IQ3_XXS": grid_quants.iq3_xxs,
+    "IQ3_S": grid_quants.iq3_s,
+    "IQ1_S": grid_quants.iq1,
+    "IQ1_M": grid_quants.iq1,
 }
 
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
-from llmrun.formats.quants.packed import CACHE_LINE, PackedType
+from llmrun.formats.layouts.linear import PACKED_TYPES
+from llmrun.formats.quants.weight_type import CACHE_LINE, PackedType
 
 # The offsets of each block's (scales, minimums, first plane, second plane) in a group, written by hand from the
-# description in quants/packed.py.
+# description in quants/weight_type.py.
 BY_HAND: dict[str, list[tuple[int, ...]]] = {
     "q4_0": [(0, 64), (32, 320), (576, 640), (608, 896)],
     "q8_0": [(0, 64), (32, 576), (1088, 1152), (1120, 1664)],

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.formats.quants.registry import BY_NAME
-from llmrun.formats.quants.scales import unsound_blocks
+from llmrun.formats.quants.registry import BY_NAME, unsound_blocks
 from tests.support.kernels import blocks as drafts
 
 SCALED = sorted(set(drafts.READABLE))

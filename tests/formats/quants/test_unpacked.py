@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.formats.quants import fp4, iq4, unpacked
+from llmrun.formats.quants import table_quants, weight_type
 from llmrun.formats.quants.registry import BY_NAME
-from llmrun.formats.quants.unpacked import Unpacked
+from llmrun.formats.quants.weight_type import Unpacked
 from tests.support.kernels.blocks import INTEGERS, READABLE, assert_same_bits, random_rows, raw_blocks
 from tests.support.tiers import examples
 
@@ -39,8 +39,8 @@ def of_either_sign(*magnitudes: int) -> tuple[int, ...]:
     return tuple(sorted({sign * magnitude for magnitude in magnitudes for sign in (1, -1)}))
 
 
-TABLE_OF_IQ4 = tuple(iq4.VALUES.tolist())
-TABLE_OF_FP4 = tuple(sorted(set(fp4.VALUES.tolist())))
+TABLE_OF_IQ4 = tuple(table_quants.IQ4_VALUES.tolist())
+TABLE_OF_FP4 = tuple(sorted(set(table_quants.E2M1_VALUES.tolist())))
 OF_IQ1 = of_either_sign(1, 7, 9)
 OF_IQ2 = of_either_sign(8, 25, 43)
 OF_IQ3_XXS = of_either_sign(4, 12, 20, 28, 36, 44, 52, 62)
@@ -117,7 +117,7 @@ def test_every_array_has_the_rows_of_the_bytes_and_one_entry_for_each_of_its_blo
         array = getattr(weights, field)
         if array is not None:
             assert (field, array.shape, array.dtype) == (field, (*rows, count), dtype)
-    assert unpacked.dequantize(weights).shape == (*rows, n)
+    assert weight_type.dequantize_unpacked(weights).shape == (*rows, n)
 
 
 def weight_by_weight(weights: Unpacked) -> NDArray[np.float32]:
@@ -147,7 +147,7 @@ def test_the_factors_multiplied_one_weight_at_a_time_are_gguf_pys_weights(name: 
         theirs = np.asarray(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name]))
     weights = unpack(name, raw)
     assert_same_bits(weight_by_weight(weights), theirs)
-    assert_same_bits(unpacked.dequantize(weights), theirs)
+    assert_same_bits(weight_type.dequantize_unpacked(weights), theirs)
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -166,7 +166,7 @@ def test_unpacking_leaves_the_bytes_alone(name: str) -> None:
     raw = random_rows(BY_NAME[name], 3, 4, seed=11)
     before = raw.copy()
     raw.setflags(write=False)
-    unpacked.dequantize(unpack(name, raw))
+    weight_type.dequantize_unpacked(unpack(name, raw))
     np.testing.assert_array_equal(raw, before)
 
 

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 
 import llmrun
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.hub.catalog.entry import CatalogEntry
-from llmrun.hub.catalog.file import read_file
-from llmrun.hub.catalog.lookup import Catalog, load_catalog, read_whole, shipped_catalog
-from llmrun.hub.catalog.sections import read_sections
-from llmrun.hub.names.file_names import quantization_of, without_shard
-from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, UrlSource
+from llmrun.hub.catalog.file import CatalogEntry, read_file
+from llmrun.hub.catalog.lookup import Catalog, load_catalog, read_sections, read_whole, shipped_catalog
+from llmrun.hub.names import Expected, HubSource, PypiSource, UrlSource, quantization_of, without_shard
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import Settings
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmrun.hub.local import lm_studio, ollama
+from llmrun.hub.local import other_programs
 from tests.support.hub.model_stores import Stores, sha256
 
 MODEL = b"GGUF model"
@@ -32,12 +32,16 @@ def test_ollamas_names(stores: Stores) -> None:
     one = stores.ollama(MODEL, "llama3.2", "1b")
     two = stores.ollama(MODEL + b"2", "registry.ollama.ai", "somebody", "tuned", "latest")
     three = stores.ollama(MODEL + b"3", "hf.co", "org", "Repo-GGUF", "Q4_K_M")
-    assert ollama.models() == {"llama3.2:1b": one, "somebody/tuned:latest": two, "hf.co/org/Repo-GGUF:Q4_K_M": three}
-    assert ollama.find("llama3.2:1b") == one
-    assert ollama.find("LLAMA3.2:1B") == one
-    assert ollama.find("somebody/tuned") == two
-    assert ollama.find("hf.co/org/repo-gguf:q4_k_m") == three
-    assert ollama.find("llama3.2") is None
+    assert other_programs.ollama_models() == {
+        "llama3.2:1b": one,
+        "somebody/tuned:latest": two,
+        "hf.co/org/Repo-GGUF:Q4_K_M": three,
+    }
+    assert other_programs.find_in_ollama("llama3.2:1b") == one
+    assert other_programs.find_in_ollama("LLAMA3.2:1B") == one
+    assert other_programs.find_in_ollama("somebody/tuned") == two
+    assert other_programs.find_in_ollama("hf.co/org/repo-gguf:q4_k_m") == three
+    assert other_programs.find_in_ollama("llama3.2") is None
 
 
 def test_ollamas_folder_can_be_moved(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +49,13 @@ def test_ollamas_folder_can_be_moved(stores: Stores, tmp_path: Path, monkeypatch
     moved = tmp_path / "elsewhere"
     there = stores.ollama(MODEL, "moved", "1b", folder=moved)
     monkeypatch.setenv("OLLAMA_MODELS", str(moved))
-    assert ollama.models() == {"moved:1b": there}
+    assert other_programs.ollama_models() == {"moved:1b": there}
 
 
 def test_a_machine_without_ollama_and_lm_studio(stores: Stores) -> None:
-    assert ollama.models() == {}
-    assert lm_studio.models() == {}
-    assert lm_studio.find("a/b/c.gguf") is None
+    assert other_programs.ollama_models() == {}
+    assert other_programs.lm_studio_models() == {}
+    assert other_programs.find_in_lm_studio("a/b/c.gguf") is None
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,7 @@ def test_a_machine_without_ollama_and_lm_studio(stores: Stores) -> None:
 def test_a_manifest_that_names_no_model_is_none(stores: Stores, text: bytes) -> None:
     stores.ollama(MODEL, "good", "1b")
     stores.manifest(text, "hostile", "1b")
-    assert list(ollama.models()) == ["good:1b"]
+    assert list(other_programs.ollama_models()) == ["good:1b"]
 
 
 def test_only_manifests_at_their_place_count(stores: Stores) -> None:
@@ -96,14 +100,14 @@ def test_only_manifests_at_their_place_count(stores: Stores) -> None:
     (manifests / "r" / "o" / "m" / "folder").mkdir()
     (manifests / "r" / "o" / "m" / "link").symlink_to(manifests / "r" / "file")
     (manifests / "loop").symlink_to(manifests)
-    assert list(ollama.models()) == ["good:1b"]
+    assert list(other_programs.ollama_models()) == ["good:1b"]
 
 
 def test_more_manifests_than_anybody_has_are_not_read(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ollama, "_MOST_MANIFESTS", 3)
+    monkeypatch.setattr(other_programs, "_MOST_MANIFESTS", 3)
     for number in range(5):
         stores.ollama(MODEL, f"m{number}", "1b")
-    assert list(ollama.models()) == ["m0:1b", "m1:1b", "m2:1b"]
+    assert list(other_programs.ollama_models()) == ["m0:1b", "m1:1b", "m2:1b"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,7 +115,7 @@ def test_more_manifests_than_anybody_has_are_not_read(stores: Stores, monkeypatc
 def test_any_manifest_leads_to_a_blob_or_nowhere(stores: Stores, text: bytes) -> None:
     stores.manifest(text, "any", "1b")
     blobs = stores.root / ".ollama" / "models" / "blobs"
-    assert all(path.parent == blobs for path in ollama.models().values())
+    assert all(path.parent == blobs for path in other_programs.ollama_models().values())
 
 
 def test_lm_studios_names_and_shards(stores: Stores) -> None:
@@ -123,8 +127,11 @@ def test_lm_studios_names_and_shards(stores: Stores) -> None:
     stores.lm_studio("org/model/mmproj-F16.gguf", MODEL)
     stores.lm_studio("org/model/notes.txt", MODEL)
     stores.lm_studio("loose.gguf", MODEL)
-    assert lm_studio.models() == {"org/big/big-00001-of-00002.gguf": first, "org/model/model-Q4_K_M.gguf": one}
-    assert lm_studio.find("ORG/model/model-q4_k_m.gguf") == one
+    assert other_programs.lm_studio_models() == {
+        "org/big/big-00001-of-00002.gguf": first,
+        "org/model/model-Q4_K_M.gguf": one,
+    }
+    assert other_programs.find_in_lm_studio("ORG/model/model-q4_k_m.gguf") == one
 
 
 def test_lm_studios_folders(stores: Stores, tmp_path: Path) -> None:
@@ -134,7 +141,7 @@ def test_lm_studios_folders(stores: Stores, tmp_path: Path) -> None:
     in_moved = stores.lm_studio("o/m/moved.gguf", MODEL, folder=moved)
     (stores.root / ".lmstudio-home-pointer").write_text(f"{home}\n")
     (home / "settings.json").write_text(json.dumps({"downloadsFolder": str(moved)}))
-    assert set(lm_studio.models().values()) == {older, in_home, in_moved}
+    assert set(other_programs.lm_studio_models().values()) == {older, in_home, in_moved}
 
 
 @pytest.mark.parametrize("pointer", [b"", b"\xff", b"relative/folder", b"/a\x00b", b"/a\nb", b"/" + b"x" * (1 << 20)])
@@ -145,7 +152,7 @@ def test_lm_studios_settings_may_say_anything(stores: Stores, pointer: bytes, se
     one = stores.lm_studio("o/m/m.gguf", MODEL)
     (stores.root / ".lmstudio-home-pointer").write_bytes(pointer)
     (stores.root / ".lmstudio" / "settings.json").write_bytes(settings_)
-    assert list(lm_studio.models().values()) == [one]
+    assert list(other_programs.lm_studio_models().values()) == [one]
 
 
 def test_a_link_to_itself_is_no_file(stores: Stores) -> None:
@@ -153,4 +160,4 @@ def test_a_link_to_itself_is_no_file(stores: Stores) -> None:
     loop = one.with_name("loop.gguf")
     loop.symlink_to(loop)
     one.with_name("broken.gguf").symlink_to("nowhere")
-    assert list(lm_studio.models().values()) == [one]
+    assert list(other_programs.lm_studio_models().values()) == [one]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.local import paths
 from llmrun.hub.local.safe_writes import make_folder
-from llmrun.hub.names.file_names import safe_segments
+from llmrun.hub.names import safe_segments
 
 pytestmark = pytest.mark.push
 

@@ -14,7 +14,7 @@ import pytest
 from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.hub.local import safe_writes
 from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, sync_folder, writing
-from llmrun.hub.transfer.process_lock import held
+from llmrun.hub.transfer.pypi import lock_held
 from tests.support.hub.fetching import Said
 
 
@@ -92,9 +92,9 @@ def test_a_lock_is_waited_for_with_a_word(tmp_path: Path) -> None:
 
     make_folder(lock.parent, tmp_path)
     other = filelock.FileLock(lock)
-    with other, held(lock, tmp_path, let_go):
+    with other, lock_held(lock, tmp_path, let_go):
         assert words == ["waiting"]
-    with held(lock, tmp_path, let_go):
+    with lock_held(lock, tmp_path, let_go):
         pass
     assert words == ["waiting"]
 
@@ -104,6 +104,6 @@ def test_a_network_folder_without_locks_gets_the_softer_kind(tmp_path: Path, mon
         raise NotImplementedError("FileSystem does not appear to support flock; use SoftFileLock instead")
 
     monkeypatch.setattr(filelock.FileLock, "_acquire", refuse)
-    with held(tmp_path / "x.lock", tmp_path, lambda: None), pytest.raises(filelock.Timeout):
+    with lock_held(tmp_path / "x.lock", tmp_path, lambda: None), pytest.raises(filelock.Timeout):
         filelock.SoftFileLock(tmp_path / "x.lock").acquire(timeout=0)
     assert not (tmp_path / "x.lock").exists()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.hub.catalog.entry import Wanted
+from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.local import paths, stored_models
 from llmrun.hub.local.model_records import known_digest, read_record
 from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.local.stored_models import candidates, expected_digest, find
-from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, PypiSource, Source, UrlSource
+from llmrun.hub.names import Expected, HeldSource, HubSource, PypiSource, Source, UrlSource
 from llmrun.hub.progress_reporter import Reporter
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 

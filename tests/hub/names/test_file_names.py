@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.hub.names.file_names import quantization_named, quantization_of, shards_of, without_shard
+from llmrun.hub.names import quantization_named, quantization_of, shards_of, without_shard
 
 
 @pytest.mark.parametrize(

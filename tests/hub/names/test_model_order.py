@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.hub.names.model_order import (
+from llmrun.hub.names import (
     bits_in_file,
     bits_of,
     fewest_bits_first,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.hub.names.shortnames import ramalama_folders, ramalama_target
+from llmrun.hub.names import ramalama_folders, ramalama_target
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.hub.names.suggestions import for_name, for_repository
+from llmrun.hub.names import hint_for_name, hint_for_repository
 
 MODELS = ("qwen3:4b", "qwen3:8b", "llama3.2:1b", "llama3.2:3b", "llama3:8b", "deepseek-r1:8b", "phi4:14b")
 OTHERS = ("ministral", "my-own")
@@ -35,32 +35,32 @@ REPOSITORIES = ("Qwen/Qwen3-4B-GGUF", "unsloth/Qwen3-4B-GGUF", "bartowski/gemma-
     ],
 )
 def test_what_was_meant_is_named(name: str, hint: str) -> None:
-    assert for_name(name, MODELS, OTHERS).startswith(hint)
+    assert hint_for_name(name, MODELS, OTHERS).startswith(hint)
 
 
 def test_where_nothing_is_near_the_command_that_lists_all_is_named() -> None:
-    hint = for_name("zzzzzz", MODELS, OTHERS)
+    hint = hint_for_name("zzzzzz", MODELS, OTHERS)
     assert hint.startswith("`llmrun search` lists the models of all 5 families; ")
     assert "hf:owner/name" in hint
 
 
 def test_of_a_large_family_the_nearest_sizes_are_named_the_smallest_first() -> None:
     sizes = [f"qwen3:{size}" for size in ("8b", "4b", "32b", "0.6b", "1.7b", "14b", "30b", "4b-instruct")]
-    assert for_name("qwen3:5b", sizes) == (
+    assert hint_for_name("qwen3:5b", sizes) == (
         "qwen3 is available as qwen3:1.7b, qwen3:4b, qwen3:4b-instruct, qwen3:8b, qwen3:14b; "
         "`llmrun search qwen3` lists all 8"
     )
-    assert for_name("qwen3:0.5b", sizes).startswith("qwen3 is available as qwen3:0.6b, qwen3:1.7b, qwen3:4b, ")
+    assert hint_for_name("qwen3:0.5b", sizes).startswith("qwen3 is available as qwen3:0.6b, qwen3:1.7b, qwen3:4b, ")
     families = [f"qwen{number}:4b" for number in range(5)]
-    assert for_name("qwen", families).endswith("? `llmrun search qwen` lists all")
+    assert hint_for_name("qwen", families).endswith("? `llmrun search qwen` lists all")
     many = [f"qwen-of-another-name-{number}:4b" for number in range(5)]
-    assert for_name("qwe", many).endswith("? `llmrun search qwe` lists all")
+    assert hint_for_name("qwe", many).endswith("? `llmrun search qwe` lists all")
 
 
 def test_a_file_of_that_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mymodel").write_bytes(b"GGUF\3")
     monkeypatch.chdir(tmp_path)
-    assert for_name("mymodel", MODELS) == "to run the file with that name, use ./mymodel"
+    assert hint_for_name("mymodel", MODELS) == "to run the file with that name, use ./mymodel"
 
 
 @pytest.mark.parametrize(
@@ -75,31 +75,31 @@ def test_a_file_of_that_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_repositories_near_the_one_asked_for_are_named(repository: str, hint: str) -> None:
-    assert for_repository(repository, REPOSITORIES) == hint
+    assert hint_for_repository(repository, REPOSITORIES) == hint
 
 
 @given(st.text())
 def test_every_name_gets_one_line(name: str) -> None:
-    hint = for_name(name, MODELS, OTHERS)
+    hint = hint_for_name(name, MODELS, OTHERS)
     assert hint
     assert hint.isprintable()
 
 
 def test_a_quantization_of_a_family_is_that_of_its_first_model() -> None:
-    assert for_name("qwen3:q8_0", MODELS) == "did you mean qwen3:4b-q8_0?"
+    assert hint_for_name("qwen3:q8_0", MODELS) == "did you mean qwen3:4b-q8_0?"
 
 
 def test_a_name_that_no_system_can_look_up_is_no_file() -> None:
-    assert "llmrun search" in for_name("z" * 5000, MODELS)
+    assert "llmrun search" in hint_for_name("z" * 5000, MODELS)
 
 
 def test_a_file_of_that_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zzzz").write_bytes(b"GGUF\3")
-    assert for_name("zzzz", MODELS) == "to run the file with that name, use ./zzzz"
+    assert hint_for_name("zzzz", MODELS) == "to run the file with that name, use ./zzzz"
 
 
 def test_only_gguf_files_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").write_text("# GGUF")
-    assert "./README.md" not in for_name("README.md", MODELS)
+    assert "./README.md" not in hint_for_name("README.md", MODELS)

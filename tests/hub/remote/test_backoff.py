@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmrun.base.errors import NetworkError
-from llmrun.hub.remote import backoff
-from llmrun.hub.remote.backoff import (
+from llmrun.hub.remote import http_ranges
+from llmrun.hub.remote.http_ranges import (
     LONGEST_WAIT_S,
     MOST_CONNECTIONS,
     PROGRESS,
@@ -14,8 +14,8 @@ from llmrun.hub.remote.backoff import (
     TRIES_ON_THE_WAY,
     Growth,
     Patience,
+    TryAgain,
 )
-from llmrun.hub.remote.http_ranges import TryAgain
 
 TROUBLE = TryAgain("timed out")
 GB = 10**9
@@ -35,7 +35,7 @@ def test_waits_grow_and_end_in_one_sentence_with_the_numbers() -> None:
 def test_progress_begins_the_count_anew_and_going_back_does_not() -> None:
     waiting = Patience("m.gguf", GB, 0)
     for step in range(100):
-        assert waiting.wait_after(TROUBLE, (step + 1) * PROGRESS) == backoff.FIRST_WAIT_S
+        assert waiting.wait_after(TROUBLE, (step + 1) * PROGRESS) == http_ranges.FIRST_WAIT_S
     for _ in range(TRIES_ON_THE_WAY - 2):
         waiting.wait_after(TROUBLE, 50 * PROGRESS)
     with pytest.raises(NetworkError):

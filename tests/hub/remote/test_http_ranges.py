@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, NetworkError
-from llmrun.hub.names.model_sources import RemoteFile, UrlSource
+from llmrun.hub.names import RemoteFile, UrlSource
 from llmrun.hub.remote import http_ranges
-from llmrun.hub.remote.direct_url import file_name, pin, remote_file
-from llmrun.hub.remote.http_ranges import Remote, TryAgain, validator_of
+from llmrun.hub.remote.http_ranges import Remote, TryAgain, file_name, pin, remote_file, validator_of
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from llmrun.base.errors import NetworkError
 from llmrun.hub.remote import network_errors
-from llmrun.hub.remote.hub_search import HubModel, search_hub
+from llmrun.hub.remote.huggingface import HubModel, search_hub
 from llmrun.hub.remote.network_errors import Unreachable
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import at_hub, settled

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import IntegrityError, ModelNotFound, NetworkError, UsageError
-from llmrun.hub.names.model_sources import Expected, HubSource
+from llmrun.hub.names import Expected, HubSource
 from llmrun.hub.remote import huggingface, network_errors
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import at_hub, refuse_import, settled

@@ -10,8 +10,8 @@ import pytest
 
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf, read_gguf
-from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
-from llmrun.hub.remote import backoff, direct_url, huggingface, model_headers
+from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.remote import http_ranges, huggingface, model_headers
 from llmrun.hub.remote.http_ranges import RangeResponse, TryAgain
 from llmrun.hub.remote.model_headers import read_header, read_headers
 from tests.support.gguf.gguf_files import tiny_llama
@@ -22,7 +22,7 @@ from tests.support.hub.hub_client import at_hub
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(backoff, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(http_ranges, "FIRST_WAIT_S", 0.001)
     with fake_hub() as running:
         at_hub(monkeypatch, running.url)
         yield running
@@ -115,7 +115,7 @@ def test_bytes_that_are_no_model_are_a_broken_file(hub: FakeHub) -> None:
 def test_an_address_of_any_server_will_do(hub: FakeHub, models: dict[str, bytes]) -> None:
     made = hub.add("o/n", models)
     source = UrlSource(f"{hub.url}/o/n/resolve/{made.commit}/m-Q8_0.gguf")
-    assert_same_tensors(read_header(direct_url.pin(source, (), name="m")), models["m-Q8_0.gguf"])
+    assert_same_tensors(read_header(http_ranges.pin(source, (), name="m")), models["m-Q8_0.gguf"])
 
 
 def test_a_wheel_cannot_be_looked_into() -> None:

@@ -13,9 +13,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from llmrun.hub.remote import ping
+from llmrun.hub.remote import huggingface
+from llmrun.hub.remote.huggingface import hub_token, ping_hub
 from llmrun.hub.remote.network_errors import without_secrets
-from llmrun.hub.remote.ping import hub_token, ping_hub
 from tests.support.hub.fake_hub import FakeHub, fake_hub
 
 
@@ -27,7 +27,7 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*ping._PROXIES, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]:
+    for name in [*huggingface._PROXIES, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
@@ -75,7 +75,7 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_resolver_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ping, "_ask", lambda endpoint, patience: time.sleep(5))
+    monkeypatch.setattr(huggingface, "_response_time", lambda endpoint, patience: time.sleep(5))
     assert ping_hub(offline=False, patience=0.2).trouble == "no answer within 0.2 s"
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmrun.base.errors import ModelNotFound
-from llmrun.hub.names.file_names import quantization_of, shards_of
-from llmrun.hub.names.model_sources import RemoteFile
-from llmrun.hub.remote.quantization_choice import PREFERRED, choose, nearest_files, quantizations
-from llmrun.hub.remote.repository_listing import OfferedModel, offered
+from llmrun.hub.names import RemoteFile, quantization_of, shards_of
+from llmrun.hub.remote.repository import PREFERRED, OfferedModel, choose, nearest_files, offered, quantizations
 
 
 def models(*files: str) -> tuple[OfferedModel, ...]:

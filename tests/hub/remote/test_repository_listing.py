@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.hub.names.file_names import safe_segments
-from llmrun.hub.remote.repository_listing import Listing, offered
+from llmrun.hub.names import safe_segments
+from llmrun.hub.remote.repository import Listing, offered
 
 SHA = "ab" * 32
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.hub.names.file_names import safe_segments
-from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource, safe_segments
 from llmrun.hub.resolve.lockfile import LOCK, read_lock, write_lock
 from tests.support.tiers import examples
 

@@ -13,10 +13,10 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.llama.kind import LlamaGpus
 from llmrun.base.errors import DoesNotFit
-from llmrun.base.machine import free_memory
-from llmrun.hub.catalog.entry import Wanted
+from llmrun.base.machine import memory as memory_module
+from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.catalog.lookup import load_catalog
-from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.remote import huggingface
 from llmrun.hub.remote.model_headers import read_header
@@ -59,7 +59,7 @@ def pinned() -> Artifact:
 
 
 def memory(monkeypatch: pytest.MonkeyPatch, n_bytes: int | None) -> None:
-    monkeypatch.setattr(free_memory, "whole_memory", lambda: n_bytes)
+    monkeypatch.setattr(memory_module, "whole_memory", lambda: n_bytes)
 
 
 def asked_for_bytes(hub: FakeHub) -> bool:

@@ -12,9 +12,9 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit, IntegrityError, ModelNotFound, NetworkError, UsageError
 from llmrun.hub.local import model_records, paths
-from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent
-from llmrun.hub.resolve.pulling import Pull, bytes_here, plan, plan_current, plan_locked, require_room
+from llmrun.hub.resolve.model_file import Pull, bytes_here, plan, plan_current, plan_locked, require_room
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub, settled
 

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError
-from llmrun.hub.names.model_sources import RemoteFile
-from llmrun.hub.remote.backoff import Growth, Patience
-from llmrun.hub.remote.http_ranges import Remote, TryAgain
-from llmrun.hub.transfer import connections, file_transfer
-from llmrun.hub.transfer.connections import Claim, Connections
-from llmrun.hub.transfer.file_transfer import fetch
+from llmrun.hub.names import RemoteFile
+from llmrun.hub.remote.http_ranges import Growth, Patience, Remote, TryAgain
+from llmrun.hub.transfer import file_transfer
+from llmrun.hub.transfer.file_transfer import Claim, Connections, fetch
 from llmrun.hub.transfer.partial_file import PartialFile
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import Said
@@ -30,8 +28,8 @@ PART = 100_000
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-    monkeypatch.setattr("llmrun.hub.remote.backoff.FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(connections, "PART", PART)
+    monkeypatch.setattr("llmrun.hub.remote.http_ranges.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(file_transfer, "PART", PART)
     with fake_hub() as running:
         yield running
 
@@ -74,8 +72,8 @@ def test_what_one_connection_brings_gets_it_another(
 ) -> None:
     """The measured rate opens the second connection, not a failure: the first one stalls until the second one asks."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 30)
-    monkeypatch.setattr("llmrun.hub.remote.backoff.PROBE_S", 0.3)
-    monkeypatch.setattr("llmrun.hub.remote.backoff.WORTH_S", 0.3)
+    monkeypatch.setattr("llmrun.hub.remote.http_ranges.PROBE_S", 0.3)
+    monkeypatch.setattr("llmrun.hub.remote.http_ranges.WORTH_S", 0.3)
 
     def fail(_: Patience, trouble: TryAgain, received: int) -> float:
         raise AssertionError(f"{trouble} after {received} bytes")
@@ -215,7 +213,7 @@ def test_after_a_minute_without_failures_there_may_be_more_again(
     assert not made._may_retry(made._claims[0], TryAgain("busy"))
     assert made.refused
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + connections._HOLD_BACK_S)
+    monkeypatch.setattr(time, "monotonic", lambda: now + file_transfer._HOLD_BACK_S)
     assert not made.refused
 
 
@@ -223,7 +221,7 @@ def test_after_a_minute_without_failures_there_may_be_more_again(
 def test_one_failure_does_not_keep_a_download_slow_for_good(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_HOLD_BACK_S", 0.2)
+    monkeypatch.setattr(file_transfer, "_HOLD_BACK_S", 0.2)
     asked: list[int] = []
 
     def advise(growth: Growth, *told: float) -> int:
@@ -329,8 +327,8 @@ def test_what_came_is_made_safe_from_a_power_cut_now_and_then(
 def test_where_the_line_is_limited_little_is_fetched_twice(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmrun.hub.remote.backoff.PROBE_S", 0.1)
-    monkeypatch.setattr("llmrun.hub.remote.backoff.WORTH_S", 0.3)
+    monkeypatch.setattr("llmrun.hub.remote.http_ranges.PROBE_S", 0.1)
+    monkeypatch.setattr("llmrun.hub.remote.http_ranges.WORTH_S", 0.3)
     hub.total_per_second = 3e6
     fetch(remote(hub), partial, "tiny", Said())
     assert hub.sent() < 1.3 * FILE.size

@@ -14,7 +14,7 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.local import model_records, paths, safe_writes
-from llmrun.hub.names.model_sources import Artifact, HubSource
+from llmrun.hub.names import Artifact, HubSource
 from llmrun.hub.transfer import download as download_module
 from llmrun.hub.transfer.download import download
 from llmrun.hub.transfer.partial_file import PartialFile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.hub.names.model_sources import Artifact
+from llmrun.hub.names import Artifact
 from llmrun.hub.transfer.partial_file import JOURNAL, understood
 from tests.support.hub.fake_hub import HALF, MODEL, SHA256, FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import TOKEN, Folders, artifact_of, outcome

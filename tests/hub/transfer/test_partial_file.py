@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.hub.local import safe_writes
-from llmrun.hub.local.open_models import alone_with
+from llmrun.hub.local.safe_writes import alone_with
 from llmrun.hub.transfer import partial_file
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile, is_begun, journal_of, remove
 from tests.support.hub.small_disks import SmallDisk

@@ -16,7 +16,7 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, NetworkError
 from llmrun.hub.local import model_records, paths, safe_writes
-from llmrun.hub.names.model_sources import Artifact, PypiSource, RemoteFile
+from llmrun.hub.names import Artifact, PypiSource, RemoteFile
 from llmrun.hub.transfer import pypi
 from llmrun.hub.transfer.download import download
 from tests.support.cli.commands import ROOT

@@ -12,12 +12,12 @@ import pytest
 
 from llmrun.base.errors import IntegrityError, LlmrunError, NetworkError
 from llmrun.hub.local import model_records, paths
-from llmrun.hub.local.open_models import alone_with
-from llmrun.hub.names.model_sources import Expected, UrlSource
-from llmrun.hub.remote.direct_url import pin
+from llmrun.hub.local.safe_writes import alone_with
+from llmrun.hub.names import Expected, UrlSource
+from llmrun.hub.remote.http_ranges import pin
 from llmrun.hub.transfer.download import download
 from llmrun.hub.transfer.partial_file import journal_of
-from llmrun.hub.upkeep.unfinished_downloads import partials
+from llmrun.hub.upkeep.removal import partials
 from tests.support.hub.fake_hub import HALF, MODEL, SHA256, FakeFile, FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import Folders, Said
 

@@ -9,11 +9,11 @@ import pytest
 
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog.lookup import load_catalog
-from llmrun.hub.local import ollama, paths
-from llmrun.hub.local.hub_cache import read_repository, repositories, repository_name
+from llmrun.hub.local import other_programs, paths
 from llmrun.hub.local.model_records import ModelRecord, file_record, mark_used, read_record, write_record
+from llmrun.hub.local.paths import read_repository, repositories, repository_name
 from llmrun.hub.local.stored_models import find
-from llmrun.hub.names.model_sources import HubSource, UrlSource
+from llmrun.hub.names import HubSource, UrlSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_name import LocalPath, understand
 from llmrun.hub.upkeep import inventory
@@ -231,7 +231,7 @@ def test_a_file_that_goes_while_we_look_is_not_there(stores: Stores, monkeypatch
     assert total_size([link]) == 0
     found = {"m:1b": held}
     held.unlink()
-    monkeypatch.setattr(ollama, "models", lambda: found)
+    monkeypatch.setattr(other_programs, "ollama_models", lambda: found)
     own = stores.own("own.gguf", gguf())
     monkeypatch.setattr(inventory, "_model", lambda *_: None)
     assert own.exists()

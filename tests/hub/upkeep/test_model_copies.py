@@ -15,8 +15,7 @@ from llmrun.hub.local.model_records import known_digest
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.upkeep.inventory import models, select
 from llmrun.hub.upkeep.model_copies import IncomingModel, OriginalFile, find_copy, originals
-from llmrun.hub.upkeep.removal import removal_of, remove
-from llmrun.hub.upkeep.unfinished_downloads import partials
+from llmrun.hub.upkeep.removal import partials, removal_of, remove
 
 DATA = b"GGUF" + bytes(range(256)) * 40
 

@@ -11,10 +11,9 @@ from huggingface_hub import scan_cache_dir
 
 from llmrun.base.errors import LlmrunError
 from llmrun.hub.local import paths
-from llmrun.hub.upkeep import pruning
+from llmrun.hub.upkeep import removal
 from llmrun.hub.upkeep.inventory import models
-from llmrun.hub.upkeep.pruning import prunings
-from llmrun.hub.upkeep.removal import Removal, remove
+from llmrun.hub.upkeep.removal import Removal, prunings, remove
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
@@ -159,5 +158,5 @@ def test_a_repository_that_cannot_be_pruned_is_an_error_and_the_next_one_goes_on
 
 def test_files_that_go_while_we_look(stores: Stores) -> None:
     gone = stores.root / "gone"
-    assert not pruning._is_old(gone)
-    assert not pruning._begins_with_magic(gone)
+    assert not removal._is_old(gone)
+    assert not removal._begins_with_magic(gone)

@@ -13,12 +13,11 @@ from huggingface_hub import scan_cache_dir
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.local import paths
-from llmrun.hub.local.hub_cache import read_repository
 from llmrun.hub.local.model_records import mark_used, record_path
-from llmrun.hub.local.open_models import alone_with, in_use
+from llmrun.hub.local.paths import read_repository
+from llmrun.hub.local.safe_writes import alone_with, in_use
 from llmrun.hub.upkeep.inventory import Model, models, select
-from llmrun.hub.upkeep.removal import Removal, referenced, removal_of, removal_of_partial, remove
-from llmrun.hub.upkeep.unfinished_downloads import partials
+from llmrun.hub.upkeep.removal import Removal, partials, referenced, removal_of, removal_of_partial, remove
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
@@ -155,7 +154,7 @@ def test_a_model_in_use_is_refused_and_free_when_its_user_dies(stores: Stores) -
     (link,) = stores.shared("org/name", {"m.gguf": ONE})
     before = stores.everything()
     program = (
-        "import sys; from pathlib import Path; from llmrun.hub.local.open_models import in_use\n"
+        "import sys; from pathlib import Path; from llmrun.hub.local.safe_writes import in_use\n"
         f"with in_use(Path({str(link)!r})):\n    print('open', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -205,9 +204,9 @@ def test_a_system_whose_open_files_cannot_be_removed_needs_no_locks(
         monkeypatch.setattr(sys, "platform", "win32")
         with alone_with([]) as busy:
             assert busy is None
-        from llmrun.hub.local import open_models
+        from llmrun.hub.local import safe_writes
 
-        assert open_models._lock(None, path, shared=False)  # type: ignore[arg-type]
+        assert safe_writes._lock(None, path, shared=False)  # type: ignore[arg-type]
         monkeypatch.undo()
 
 

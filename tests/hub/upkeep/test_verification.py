@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.hub.catalog.entry import Wanted
+from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.local.model_records import ModelRecord, file_record, known_digest, write_record
 from llmrun.hub.local.stored_models import find
-from llmrun.hub.names.model_sources import Expected, HubSource
+from llmrun.hub.names import Expected, HubSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.upkeep import verification
 from llmrun.hub.upkeep.inventory import models

@@ -11,13 +11,13 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.hub.local import safe_writes
-from llmrun.jobs.batching.files import absent_file
+from llmrun.jobs.batching.journal import absent_file
 from tests.support.cli.commands import ROOT
 
 _WAITS = """
 import sys, time
 from pathlib import Path
-from llmrun.jobs.batching.files import absent_file
+from llmrun.jobs.batching.journal import absent_file
 with absent_file(Path(sys.argv[1])) as file:
     file.write(b"begun")
     print("begun", flush=True)

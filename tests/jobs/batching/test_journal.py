@@ -13,7 +13,7 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit, LlmrunError, UsageError
 from llmrun.jobs.batching.journal import Journal
-from llmrun.jobs.batching.threads import Halt, Stopped
+from llmrun.jobs.batching.work import Halt, Stopped
 from tests.support.hub.small_disks import SmallDisk, mounted_disk
 
 HEADER = {"model": "a-model", "seed": 1}

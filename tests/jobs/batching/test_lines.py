@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.batching import lines
-from llmrun.jobs.batching.lines import check_source, read_lines
-from llmrun.jobs.batching.threads import Stopped
+from llmrun.jobs.batching import requests
+from llmrun.jobs.batching.requests import check_source, read_lines
+from llmrun.jobs.batching.work import Stopped
 
 
-def read(folder: Path, data: bytes, name: str = "in.jsonl") -> list[lines.Line]:
+def read(folder: Path, data: bytes, name: str = "in.jsonl") -> list[requests.Line]:
     path = folder / name
     path.write_bytes(data)
     return list(read_lines(path))
@@ -37,8 +37,8 @@ def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_too_long_have_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 100)
-    monkeypatch.setattr(lines, "_CHUNK", 7)
+    monkeypatch.setattr(requests, "LONGEST_LINE", 100)
+    monkeypatch.setattr(requests, "_CHUNK", 7)
     long, longer = b"x" * 101, b"y" * 345
     found = read(tmp_path, b"\n".join([b"x" * 100, long, b"short", longer]))
     assert [(line.number, len(line.data), line.problem) for line in found] == [
@@ -92,7 +92,7 @@ def test_a_csv_file_needs_names(tmp_path: Path, data: bytes, words: str) -> None
 
 
 def test_a_csv_file_with_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 100)
+    monkeypatch.setattr(requests, "LONGEST_LINE", 100)
     with pytest.raises(UsageError, match=r"line 2: the row has more than 100 bytes"):
         read(tmp_path, b"a\n" + b"x" * 200, "in.csv")
     with pytest.raises(UsageError, match=r"line 4: the row has more than 100 bytes"):

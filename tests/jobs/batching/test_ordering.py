@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.jobs.batching.ordering import Job, WorkQueue, prefix_of
 from llmrun.jobs.batching.requests import Call
+from llmrun.jobs.batching.work import Job, WorkQueue, prefix_of
 
 
 def job(text: str, **fields: object) -> Job:

@@ -13,9 +13,8 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import portable_options
-from llmrun.jobs.batching.batch import Batch
 from llmrun.jobs.batching.requests import CallOptions
-from llmrun.jobs.batching.run import run_batch
+from llmrun.jobs.batching.run import Batch, run_batch
 from llmrun.jobs.batching.workers.local import LocalWorker
 from tests.support.batching.batch_runs import openai_line, write_lines
 from tests.support.batching.fake_workers import Told

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.jobs.batching.lines import Line
-from llmrun.jobs.batching.requests import Asked, BadLine, CallOptions, Default, read_request
+from llmrun.jobs.batching.requests import Asked, BadLine, CallOptions, Default, Line, read_request
 
 CHAT = "/v1/chat/completions"
 

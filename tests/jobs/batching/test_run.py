@@ -14,10 +14,9 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit, LlmrunError, ModelNotFound, NetworkError, UsageError
 from llmrun.jobs.batching import driver, intake
-from llmrun.jobs.batching.batch import Batch
 from llmrun.jobs.batching.journal import Journal
 from llmrun.jobs.batching.requests import CallOptions
-from llmrun.jobs.batching.run import Outcome, run_batch
+from llmrun.jobs.batching.run import Batch, Outcome, run_batch
 from llmrun.jobs.batching.workers.base import RefusedWorker, Reply, Worker, WorkerLost
 from tests.support.batching.fake_workers import CARD, Failing, FakeWorker, Told, asked_by
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.jobs.bench.html.axes import drawable, linear_axis, spread_axis, time_unit
+from llmrun.jobs.bench.html.charts import drawable, linear_axis, spread_axis, time_unit
 
 VALUES = st.floats(0, 1e12).filter(drawable)
 

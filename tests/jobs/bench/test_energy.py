@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.jobs.bench.energy import beside_api, energy_of
+from llmrun.jobs.bench.system import beside_api, energy_of
 
 
 def test_energy_and_its_cost_for_a_million_tokens() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llmrun.jobs.bench.analysis import statistics
-from llmrun.jobs.bench.analysis.stability import are_narrow
+from llmrun.jobs.bench import statistics
+from llmrun.jobs.bench.statistics import are_narrow
 
 pytestmark = pytest.mark.push
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from llmrun.base.machine import system
-from llmrun.base.machine.memory_modules import memory_facts
+from llmrun.base.machine.memory import memory_facts
 from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
 from llmrun.jobs.bench.system import system_state, warnings_about, warnings_between
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.base.errors import ModelFileError, UnsupportedModel
-from llmrun.jobs.converting import packed_matrix
-from llmrun.jobs.converting.packed_matrix import PackedMatrix, open_matrix
-from llmrun.jobs.converting.quantization import Packing, Quantization
-from llmrun.jobs.converting.safetensors import SafetensorsFile
+from llmrun.jobs.converting import convert as tensors_module
+from llmrun.jobs.converting.checkpoint import SafetensorsFile
+from llmrun.jobs.converting.convert import PackedMatrix, Packing, Quantization, open_matrix
 from tests.support.converting.checkpoints import save_safetensors
 from tests.support.converting.packing import Quantized, Tensors, awq_weights, gptq_weights
 
@@ -82,7 +81,7 @@ def test_awq_is_exact(made: Quantized, seed: int, tmp_path_factory: pytest.TempP
 def test_pieces_join_to_the_whole_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Quantized.random(np.random.default_rng(0), OUTPUTS, INPUTS, GROUP)
     whole = halves(opened(tmp_path, made.awq("m"), AWQ, (OUTPUTS, INPUTS)), np.arange(OUTPUTS))
-    monkeypatch.setattr(packed_matrix, "_PIECE_WEIGHTS", 3 * INPUTS)
+    monkeypatch.setattr(tensors_module, "_PIECE_WEIGHTS", 3 * INPUTS)
     matrix = opened(tmp_path, made.awq("m"), AWQ, (OUTPUTS, INPUTS))
     assert len(list(matrix.blocks(np.arange(OUTPUTS)))) == 22
     assert (halves(matrix, np.arange(OUTPUTS)) == whole).all()

@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.base.errors import ModelFileError, UnsupportedModel
 from llmrun.jobs.converting.checkpoint import Checkpoint
-from llmrun.jobs.converting.quantization import Packing, Quantization, read_quantization
+from llmrun.jobs.converting.convert import Packing, Quantization, read_quantization
 from tests.support.converting.checkpoints import tiny_checkpoint
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import ModelFileError
-from llmrun.jobs.converting.safetensors import DTYPES, SafetensorsFile
+from llmrun.jobs.converting.checkpoint import DTYPES, SafetensorsFile
 from tests.support.converting.checkpoints import save_safetensors, write_safetensors
 from tests.support.converting.packing import Tensors
 from tests.support.tiers import examples

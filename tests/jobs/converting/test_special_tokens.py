@@ -11,8 +11,7 @@ import pytest
 from llmrun.base.errors import ModelFileError, UnsupportedModel
 from llmrun.formats.gguf.writer import NewValue
 from llmrun.jobs.converting.checkpoint import Checkpoint
-from llmrun.jobs.converting.special_tokens import chat_templates, special_tokens
-from llmrun.jobs.converting.tokenizer import read_vocabulary
+from llmrun.jobs.converting.tokenizer import chat_templates, read_vocabulary, special_tokens
 from tests.support.converting.checkpoints import TinyCheckpoint, sentencepiece_tokenizer, tiny_checkpoint
 from tests.support.gguf.gguf_files import tiny_vocabulary, write_gguf
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.jobs.doctor import disk
-from llmrun.jobs.doctor.disk import can_write, shown_path, use_of
+from llmrun.jobs.doctor import folders
+from llmrun.jobs.doctor.folders import can_write, shown_path, use_of
 
 
 def test_files_are_counted_below_a_folder_and_links_are_not_followed(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_folder_that_is_not_there_holds_nothing_and_has_its_disks_room(tmp_pat
 def test_very_many_files_are_not_all_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         (tmp_path / str(number)).write_bytes(b"1")
-    monkeypatch.setattr(disk, "_MOST_FILES", 3)
+    monkeypatch.setattr(folders, "_MOST_FILES", 3)
     use = use_of(tmp_path)
     assert (use.files, use.n_bytes, use.whole) == (3, 3, False)
 

@@ -9,8 +9,7 @@ import pytest
 from llmrun.base.errors import UsageError
 from llmrun.jobs.doctor import examine as examining
 from llmrun.jobs.doctor.examine import Report, examine
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding
-from llmrun.jobs.doctor.machine import Machine
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,11 @@ import pytest
 
 from llmrun.base.compiled import cache
 from llmrun.base.compiled.cache import CacheSurvey
-from llmrun.hub.remote.ping import Ping
-from llmrun.jobs.doctor import folders, kernel_cache, network
-from llmrun.jobs.doctor.disk import Use
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding
-from llmrun.jobs.doctor.folders import look_at_folders, look_at_own_models, look_at_settings
-from llmrun.jobs.doctor.kernel_cache import look_at_kernels
-from llmrun.jobs.doctor.machine import Machine
-from llmrun.jobs.doctor.network import look_at_hub
+from llmrun.hub.remote.huggingface import Ping
+from llmrun.jobs.doctor import folders, interpreter
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
+from llmrun.jobs.doctor.folders import Use, look_at_folders, look_at_kernels, look_at_own_models, look_at_settings
+from llmrun.jobs.doctor.interpreter import look_at_hub
 
 HUB = "https://huggingface.co"
 
@@ -26,7 +23,7 @@ HUB = "https://huggingface.co"
 
 def kernels(monkeypatch: pytest.MonkeyPatch, folder: Path, *, entries: int, damaged: int, writable: bool) -> Finding:
     monkeypatch.setattr(cache, "survey", lambda: CacheSurvey(folder, entries, damaged, 40_000))
-    monkeypatch.setattr(kernel_cache, "can_write", lambda path: writable)
+    monkeypatch.setattr(folders, "can_write", lambda path: writable)
     (found,) = look_at_kernels(Machine())
     return found
 
@@ -183,7 +180,7 @@ def test_a_missing_models_file_is_not_mentioned(tmp_path: Path, monkeypatch: pyt
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, reach: Ping) -> tuple[Finding, Finding]:
-    monkeypatch.setattr(network, "ping_hub", lambda *, offline: reach)
+    monkeypatch.setattr(interpreter, "ping_hub", lambda *, offline: reach)
     found, token = look_at_hub(Machine())
     assert (found.name, token.name) == ("hub", "token")
     return found, token

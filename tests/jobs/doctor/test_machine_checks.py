@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.cpu.speeds.kept import keep_speeds
+from llmrun.backends.cpu.speeds.measured import keep_speeds
 from llmrun.base.compiled import levels
 from llmrun.base.compiled.store import KernelCompileError
 from llmrun.base.errors import KernelWarning
-from llmrun.jobs.doctor import memory
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM
+from llmrun.jobs.doctor import processor
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Machine
 from llmrun.jobs.doctor.interpreter import look_at_python
-from llmrun.jobs.doctor.machine import Machine
-from llmrun.jobs.doctor.memory import look_at_memory, measure_speed
-from llmrun.jobs.doctor.processor import look_at_level, look_at_prefetching, look_at_processor
+from llmrun.jobs.doctor.processor import (
+    look_at_level,
+    look_at_memory,
+    look_at_prefetching,
+    look_at_processor,
+    measure_speed,
+)
 
 GB = 10**9
 
@@ -93,7 +97,7 @@ def any_level(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trial_says(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
-    monkeypatch.setattr(levels, "works", lambda *target: works)
+    monkeypatch.setattr(levels, "level_works", lambda *target: works)
 
 
 @pytest.mark.usefixtures("any_level")
@@ -172,7 +176,7 @@ def test_a_system_that_does_not_tell_is_a_note(known: dict[str, Any]) -> None:
 
 @pytest.mark.push
 def test_speed_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_GIB", 1 << 26)
+    monkeypatch.setattr(processor, "_GIB", 1 << 26)
     (found,) = measure_speed(machine(threads=1, memory_free=None))
     assert (found.name, found.status) == ("speed", OK)
     assert found.facts["read_bytes_per_second"] > 1e8
@@ -188,7 +192,7 @@ def test_a_kernel_that_does_not_compile_is_a_problem(monkeypatch: pytest.MonkeyP
     def fail(*arguments: object) -> None:
         raise KernelCompileError("cannot compile kernel: limits.read", hint="look again")
 
-    monkeypatch.setattr("llmrun.backends.cpu.speeds.limits.MachineLimits", fail)
+    monkeypatch.setattr("llmrun.backends.cpu.speeds.measured.MachineLimits", fail)
     (found,) = measure_speed(machine(memory_free=None))
     assert (found.status, found.advice) == (PROBLEM, "Look again.")
     assert "limits.read" in found.words
@@ -203,7 +207,7 @@ def test_without_a_level_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_best_of_three_counts_or_of_as_many_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = iter([1.0, 3.0, 2.0, 9.0])
-    assert memory._best(lambda: next(speeds)) == 3.0
-    monkeypatch.setattr(memory, "_MOST_SECONDS", 0.0)
+    assert processor._best(lambda: next(speeds)) == 3.0
+    monkeypatch.setattr(processor, "_MOST_SECONDS", 0.0)
     speeds = iter([1.0, 3.0])
-    assert memory._best(lambda: next(speeds)) == 1.0
+    assert processor._best(lambda: next(speeds)) == 1.0

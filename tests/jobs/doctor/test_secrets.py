@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.jobs.doctor import secrets
+from llmrun.jobs.doctor import examine
+from llmrun.jobs.doctor.examine import Secrets
 from llmrun.jobs.doctor.findings import NOTE, Finding
-from llmrun.jobs.doctor.secrets import Secrets
 
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "hub_token", lambda: "hf_from_a_file")
+    monkeypatch.setattr(examine, "hub_token", lambda: "hf_from_a_file")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,17 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.base.types import Batch, Outputs
-from llmrun.jobs.evaluation.chunks import Chunk, chunks_of, tokens_of
-from llmrun.jobs.evaluation.measuring import scores_of_chunks
-from llmrun.jobs.evaluation.opening import Source, opened
-from llmrun.jobs.evaluation.results import Comparison, TextResult, summarized
+from llmrun.jobs.evaluation.measuring import (
+    Chunk,
+    Comparison,
+    Source,
+    TextResult,
+    chunks_of,
+    opened,
+    scores_of_chunks,
+    summarized,
+    tokens_of,
+)
 from tests.support.models.downloads import smollm2
 from tests.support.models.llama_cpp_oracle import LlamaCppModel, requantize
 from tests.support.models.prompts import passages

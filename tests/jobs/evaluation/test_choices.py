@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import UsageError
-from llmrun.jobs.evaluation.choices import Answered, ChoiceScorer, accuracy_of, context_for
-from llmrun.jobs.evaluation.chunks import tokens_of
-from llmrun.jobs.evaluation.forward import batch_of
-from llmrun.jobs.evaluation.questions import Question
+from llmrun.jobs.evaluation.choices import Answered, ChoiceScorer, Question, accuracy_of, context_for
+from llmrun.jobs.evaluation.measuring import batch_of, tokens_of
 
 texts = st.text("ab ", min_size=1, max_size=6)
 questions = st.builds(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.evaluation.chunks import added_bos, chunks_of, one_chunk, tokens_of
+from llmrun.jobs.evaluation.measuring import added_bos, chunks_of, one_chunk, tokens_of
 from tests.support.evaluation.letters import Letters
 
 

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import Batch, Outputs
-from llmrun.jobs.evaluation.chunks import one_chunk, tokens_of
-from llmrun.jobs.evaluation.engines import ANSWER_TOKENS, MOST_DIVERGENCE, Agreement, agreement_of
+from llmrun.jobs.evaluation.measuring import (
+    ANSWER_TOKENS,
+    MOST_DIVERGENCE,
+    Agreement,
+    agreement_of,
+    one_chunk,
+    tokens_of,
+)
 
 TEXT = "The harbour of the old town"
 

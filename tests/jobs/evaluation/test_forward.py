@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import LOGITS, Batch
-from llmrun.jobs.evaluation.forward import batch_of, joined, logits_in_slices, rows_at_a_time
+from llmrun.jobs.evaluation.measuring import batch_of, joined, logits_in_slices, rows_at_a_time
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 9))

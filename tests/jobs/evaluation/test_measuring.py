@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import Batch, Outputs
-from llmrun.jobs.evaluation.chunks import chunks_of
-from llmrun.jobs.evaluation.forward import batch_of
-from llmrun.jobs.evaluation.measuring import check_same_vocabulary, scores_of_chunks
-from llmrun.jobs.evaluation.scores import scores_of_two
+from llmrun.jobs.evaluation.measuring import batch_of, check_same_vocabulary, chunks_of, scores_of_chunks, scores_of_two
 
 TEXT = "The harbour of the old town freezes for about six weeks every winter."
 

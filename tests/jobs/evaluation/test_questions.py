@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.evaluation.questions import Question, read_questions
+from llmrun.jobs.evaluation.choices import Question, read_questions
 
 GOOD = {"prompt": "2 + 2 =", "choices": ["4", "5"], "answer": 0}
 

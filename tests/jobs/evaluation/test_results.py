@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from llmrun.jobs.evaluation.results import PERCENTILES, summarized
-from llmrun.jobs.evaluation.scores import Scores
+from llmrun.jobs.evaluation.measuring import PERCENTILES, Scores, summarized
 
 
 def chunk(surprise: list[float], base: list[float], divergence: list[float], agrees: list[bool]) -> Scores:

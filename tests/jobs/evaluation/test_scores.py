@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from llmrun.jobs.evaluation.scores import Scores, scores_of, scores_of_two
+from llmrun.jobs.evaluation.measuring import Scores, scores_of, scores_of_two
 
 logits = arrays(np.float32, (3, 17), elements=st.floats(-80, 80, width=32))
 

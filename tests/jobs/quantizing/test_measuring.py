@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.cpu.summing_team import InputSums
+from llmrun.backends.cpu.team import InputSums
 from llmrun.base.errors import Cancelled, LlmrunError, UnsupportedModel
-from llmrun.jobs.evaluation.chunks import contexts_of
-from llmrun.jobs.quantizing.measuring import ImatrixCollector, open_cpu_backend
+from llmrun.jobs.evaluation.measuring import contexts_of
+from llmrun.jobs.importance import ImatrixCollector, open_cpu_backend
 from tests.support.gguf.gguf_files import write_gguf
 from tests.support.models.downloads import smollm2
 from tests.support.models.prompts import PASSAGES

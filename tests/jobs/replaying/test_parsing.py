@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import RecordedChat, Request, TokenPrompt
-from llmrun.jobs.replaying.parsing import parse_recording, read_recording
-from llmrun.jobs.replaying.recording import ModelFile, Opening, Output, Recording, token_digests
+from llmrun.jobs.recording import ModelFile, Opening, Output, Recording, parse_recording, read_recording, token_digests
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.tiers import examples
 

@@ -12,21 +12,24 @@ import pytest
 from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextDelta, TokenPrompt
-from llmrun.formats.layouts.kv_types import KV_CHOICES
+from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.hub.progress_reporter import Silent
-from llmrun.jobs.replaying.parsing import parse_recording
-from llmrun.jobs.replaying.recorder import adapter_digest, model_files, opening_of, record, write_recording
-from llmrun.jobs.replaying.recording import ModelFile, Recording
-from llmrun.jobs.replaying.replay import (
+from llmrun.jobs.recording import ModelFile, Recording, parse_recording
+from llmrun.jobs.replay import (
     Incomparable,
     OtherToken,
+    Watcher,
+    adapter_digest,
     check_adapters,
     check_files,
     check_numerics,
     check_template,
+    model_files,
+    opening_of,
+    record,
     replay,
+    write_recording,
 )
-from llmrun.jobs.replaying.watching import Watcher
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, WEIGHT_TYPES, at_level
 from tests.support.models.numeric_models import NUMERIC_MODELS, StableRandom, write_numeric_model

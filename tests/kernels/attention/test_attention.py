@@ -11,20 +11,28 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.base import float_word
+from llmrun.backends.cpu.lowering import float_word
 from llmrun.backends.cpu.ops.rope import rotation_words
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate
-from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
-from llmrun.formats.layouts.kv_blocks import BLOCK
-from llmrun.formats.layouts.kv_types import KV_TYPES, Q4_0, Q8_0, KVType, parse_kv_type
-from llmrun.formats.quants.iq4 import VALUES as IQ4_NL
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.formats.layouts.kv import (
+    BLOCK,
+    CHUNK,
+    KV_TYPES,
+    Q4_0,
+    Q8_0,
+    SPLIT_ROWS,
+    KVType,
+    parse_kv_type,
+    scratch_bytes,
+    state_floats,
+)
+from llmrun.formats.quants.table_quants import IQ4_VALUES as IQ4_NL
+from llmrun.model.plan.elementary import Pairing, Rope, rotations_of
 from llmrun.model.plan.ops.attention import AttentionWords, MergeWords, attention_reference
 from llmrun.model.plan.ops.rope import RopeWords, rope_reference
-from llmrun.model.plan.reach import Reach, seen_ranges
-from llmrun.model.plan.rope import Pairing, Rope, rotations_of
+from llmrun.model.plan.shapes import AttentionShape, Reach, seen_ranges
 from llmrun.model.plan.stored_kv import (
     entered_reference,
     hadamard_reference,

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.formats.layouts.arena import address_of
-from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS, state_floats, tile_shape
-from llmrun.formats.layouts.kv_blocks import BLOCK
-from llmrun.formats.layouts.kv_types import KV_TYPES
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, KV_TYPES, SPLIT_ROWS, state_floats, tile_shape
 from llmrun.model.plan.ops.attention import attention_reference
-from llmrun.model.plan.reach import Reach
+from llmrun.model.plan.shapes import AttentionShape, Reach
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_TYPE, MANY, NINE, OWN, SIX, Cache, filled
 from tests.support.kernels.runs import LEVELS_HERE
 from tests.support.tiers import examples

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.formats.layouts.kv_blocks import BLOCK
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.formats.layouts.kv import BLOCK
 from llmrun.model.plan.ops.attention import attention_reference
-from llmrun.model.plan.reach import ALL, Reach, seen_ranges
+from llmrun.model.plan.shapes import ALL, AttentionShape, Reach, seen_ranges
 from tests.kernels.attention.test_attention import EVERY_LEVEL, NINE, SIX, filled
 from tests.kernels.attention.test_attention_batches import BLOCKS, TABLE, Sequences, filled_once, tables_of
 from tests.support.kernels.runs import LEVELS_HERE

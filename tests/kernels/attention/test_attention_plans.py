@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.lower import kv_shapes, lower
 from llmrun.backends.cpu.ops.attention import _n_slots
 from llmrun.backends.cpu.ops.rope import Rotation, rotation_words
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights.filling import fill
-from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.backends.cpu.weights import fill, reserve
 from llmrun.formats.layouts.arena import address_of, allocate
-from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, SPLIT_ROWS
 from llmrun.model.plan import reference
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.elementary import Pairing, Rope, rotations_of
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.rope import Pairing, Rope, rotations_of
+from llmrun.model.plan.shapes import AttentionShape
 from tests.support.kernels.races import word_of
 from tests.support.kernels.runs import LEVELS_HERE, at_level, random_matrix
 

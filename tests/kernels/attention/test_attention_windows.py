@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.formats.layouts.kv_blocks import BLOCK
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.formats.layouts.kv import BLOCK
 from llmrun.model.plan.ops.attention import attention_reference
+from llmrun.model.plan.shapes import AttentionShape
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_SHAPE, EVERY_TYPE, NINE, SIX, Cache, filled
 
 pytestmark = pytest.mark.push

@@ -15,8 +15,8 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from llmrun.formats.layouts.packed_types import PACKED_TYPES
-from llmrun.formats.quants.packed import PackedType
+from llmrun.formats.layouts.linear import PACKED_TYPES
+from llmrun.formats.quants.weight_type import PackedType
 from llmrun.kernels.code import dots, simd
 from tests.support.kernels.runs import LEVELS_HERE
 

@@ -12,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.base import float_word
+from llmrun.backends.cpu.lowering import float_word
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
-from llmrun.formats.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS, Tables, tables_bytes
+from llmrun.formats.layouts.experts import HEAD_ACTIVE, HEAD_EXPERTS, Tables, tables_bytes
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.ops.experts import ExpertGroups, Gating, GroupWords, Route, RouteWords, routed_reference
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.reference import quantizing
-from llmrun.model.plan.twin import dequantized
-from llmrun.model.plan.values import Routing, Value
+from llmrun.model.plan.twin import Routing, Value, dequantized
 from tests.support.kernels.runs import (
     EXPERT_TYPES,
     LEVELS_HERE,

@@ -14,7 +14,7 @@ from llmrun.formats.gguf.adapter import EMBEDDING
 from llmrun.model.plan import reference
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 from tests.support.kernels.random_adapters import some_scales, with_random_adapters
 from tests.support.kernels.runs import LEVELS_HERE, random_matrix, run_plan
 
@@ -70,7 +70,7 @@ def test_embeddings_are_adapted(threads: int) -> None:
     x, scales = np.zeros((33, 16), np.float32), some_scales(33, 2)
     result = run_plan(
         lambda plan, value: plan.output(value, random_matrix("f32", 16, 16)),
-        *(x,),
+        x,
         threads=threads,
         change=with_embedding,
         scales=scales,

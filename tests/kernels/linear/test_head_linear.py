@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.lower import lower
-from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.backends.cpu.lower import lower
+from llmrun.backends.cpu.weights import reserve
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.reference import quantizing
-from llmrun.model.plan.twin import dequantized
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value, dequantized
 from tests.support.kernels.runs import (
     EPSILON,
     EXPERT_TYPES,

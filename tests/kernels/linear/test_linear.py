@@ -12,8 +12,7 @@ from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.linear import float_linear_reference, integer_linear_reference, quantize_reference
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.reference import integers_of
-from llmrun.model.plan.twin import dequantized
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value, dequantized
 from tests.support.kernels.runs import (
     FLOAT_TYPES,
     INTEGER_TYPES,

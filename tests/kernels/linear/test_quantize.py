@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from llmrun.base.compiled.store import KernelName
-from llmrun.formats.layouts import quantized_rows, records
+from llmrun.formats.layouts import linear, records
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.model.plan.ops.linear import QuantizeWords, quantize_reference
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
@@ -29,7 +29,7 @@ def run_quantize(
     Integers are int8[rows, blocks, 32]; the others are [rows, blocks].
     """
     rows, blocks = len(x), x.shape[1] // 32
-    out = allocate(rows * quantized_rows.row_bytes(x.shape[1]), "quantized rows").reshape(rows, blocks, -1)
+    out = allocate(rows * linear.quantized_row_bytes(x.shape[1]), "quantized rows").reshape(rows, blocks, -1)
     words = QuantizeWords(
         x=address_of(x),
         x_stride=x.strides[0],
@@ -41,11 +41,11 @@ def run_quantize(
     run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=threads)
     floats, integers = out.view(np.float32), out.view(np.int32)
     return (
-        out[:, :, quantized_rows.INTEGERS : quantized_rows.INTEGERS + 32].view(np.int8),
-        floats[:, :, quantized_rows.SCALE // 4],
-        integers[:, :, quantized_rows.OFFSET // 4],
-        floats[:, :, quantized_rows.SUM // 4],
-        integers[:, :, quantized_rows.FIRST_HALF // 4],
+        out[:, :, linear.INTEGERS : linear.INTEGERS + 32].view(np.int8),
+        floats[:, :, linear.SCALE // 4],
+        integers[:, :, linear.OFFSET // 4],
+        floats[:, :, linear.SUM // 4],
+        integers[:, :, linear.FIRST_HALF // 4],
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.model.plan.curves import sigmoid_reference, softplus_reference
+from llmrun.model.plan.elementary import sigmoid_reference, softplus_reference
 from llmrun.model.plan.ops.convolution import causal_convolution_reference
 from llmrun.model.plan.ops.recurrences import (
     decay_reference,
@@ -17,7 +17,7 @@ from llmrun.model.plan.ops.recurrences import (
     ssd_reference,
 )
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of
 from tests.support.kernels.sequence_runs import run_steps
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.base import float_word
-from llmrun.backends.cpu.weights.filling import fill
-from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.backends.cpu.lowering import float_word
+from llmrun.backends.cpu.weights import fill, reserve
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, round_up
 from llmrun.kernels.rows.rowwise import CAP_CHUNK
-from llmrun.model.plan.curves import sigmoid_reference, soft_cap_reference
+from llmrun.model.plan.elementary import sigmoid_reference, soft_cap_reference
 from llmrun.model.plan.ops.activations import (
     Activation,
     GatedWords,
@@ -26,8 +25,7 @@ from llmrun.model.plan.ops.activations import (
     xielu_reference,
 )
 from llmrun.model.plan.ops.embedding import EmbedWords
-from llmrun.model.plan.ops.logits import SoftCapWords
-from llmrun.model.plan.ops.rows import AddWords
+from llmrun.model.plan.ops.rows import AddWords, SoftCapWords
 from llmrun.model.plan.twin import dequantized
 from tests.support.kernels.runs import (
     FLOAT_TYPES,

@@ -15,7 +15,7 @@ from llmrun.model.plan.ops.experts import Gating
 from llmrun.model.plan.ops.rows import ConcatWords
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.reference import exact
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of, padded_rows, run_kernel, run_plan
 
 pytestmark = pytest.mark.push
@@ -49,7 +49,7 @@ def test_concatenated_parts_lie_side_by_side(level: str, of_a: int, of_b: int, p
             out_stride=joined.strides[0],
             parts=parts,
         )
-        name = KernelName.of("rows.slices", "concat")
+        name = KernelName.of("rows.rowwise", "concat")
         run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=3)
         parts_of_a = a.reshape(rows, parts, of_a) if step else np.repeat(a[:, None, :of_a], parts, axis=1)
         expected = np.concatenate([parts_of_a, b[:, : of_b * parts].reshape(rows, parts, of_b)], axis=2)

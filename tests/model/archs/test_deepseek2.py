@@ -11,10 +11,10 @@ import pytest
 from llmrun.base.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs import deepseek2
-from llmrun.model.plan.kv_shapes import AttentionShape
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.experts import Gating, Route
 from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.shapes import AttentionShape
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.fidelity import plan_of
 from tests.support.models.tiny_architectures import tiny_architecture

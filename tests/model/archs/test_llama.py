@@ -25,7 +25,7 @@ from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Linear
 from llmrun.model.plan.ops.norms import RmsNorm
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Rows
+from llmrun.model.plan.twin import Rows
 from tests.support.gguf.gguf_files import Tensor, llama3_rope_factors, tiny_llama
 from tests.support.models.tiny_models import Change, changed_copy
 

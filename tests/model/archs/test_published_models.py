@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.backends.cpu.footprint import footprint_on_cpu
+from llmrun.backends.cpu.cache_size import footprint_on_cpu
 from llmrun.model.archs.parts.tensors import parameter_count
 from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
 from tests.support.engine.runs import logits_in_steps

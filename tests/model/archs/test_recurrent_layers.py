@@ -14,7 +14,7 @@ from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.experts import Gating, Route
 from llmrun.model.plan.ops.recurrences import DeltaRule, SelectiveScan, Ssd
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.state_shapes import ConvolutionState, MatrixState
+from llmrun.model.plan.shapes import ConvolutionState, MatrixState
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.fidelity import plan_of
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture

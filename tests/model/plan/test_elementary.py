@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.model.plan.elementary import cosines_and_sines, inverse_powers, log, softplus, turns
-from llmrun.model.plan.rope import Rope
+from llmrun.model.plan.elementary import Rope, cosines_and_sines, inverse_powers, log, softplus, turns
 
 POSITIVE = st.floats(1e-300, 1e300)
 # The digest of many values. It must be the same on every processor and with every version of NumPy.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.model.tokenizers import code_points
+from llmrun.model.tokenizers import patterns as patterns_module
 from llmrun.model.tokenizers.patterns import parse
 from llmrun.model.tokenizers.pretokenize import PRE_TOKENIZERS, Stage, splitter
 
@@ -77,28 +77,28 @@ def test_no_pattern_of_ours_matches_nothing(stage: str) -> None:
 members = st.frozensets(st.integers(0, 40))
 
 
-def of(some: frozenset[int]) -> code_points.CodePoints:
+def of(some: frozenset[int]) -> patterns_module.CodePoints:
     empty = np.empty(0, np.int64)
-    return code_points.union(empty, *(code_points.span(one, one) for one in some))
+    return patterns_module.union(empty, *(patterns_module.span(one, one) for one in some))
 
 
-def listed(one: code_points.CodePoints, limit: int = 41) -> frozenset[int]:
-    return frozenset(np.flatnonzero(code_points.contains(one, np.arange(limit))).tolist())
+def listed(one: patterns_module.CodePoints, limit: int = 41) -> frozenset[int]:
+    return frozenset(np.flatnonzero(patterns_module.contains(one, np.arange(limit))).tolist())
 
 
 @given(members, members)
 def test_sets_of_code_points_are_sets(first: frozenset[int], second: frozenset[int]) -> None:
     one, other = of(first), of(second)
     assert listed(one) == first
-    assert listed(code_points.union(one, other)) == first | second
-    assert listed(code_points.intersection(one, other)) == first & second
-    assert listed(code_points.complement(one)) == frozenset(range(41)) - first
-    assert listed(code_points.complement(code_points.complement(one))) == first
+    assert listed(patterns_module.union(one, other)) == first | second
+    assert listed(patterns_module.intersection(one, other)) == first & second
+    assert listed(patterns_module.complement(one)) == frozenset(range(41)) - first
+    assert listed(patterns_module.complement(patterns_module.complement(one))) == first
 
 
 @given(st.lists(members, min_size=1, max_size=5))
 def test_code_points_have_one_symbol_if_no_set_tells_them_apart(several: list[frozenset[int]]) -> None:
-    table, membership = code_points.symbols_of([of(one) for one in several])
+    table, membership = patterns_module.symbols_of([of(one) for one in several])
     for code_point in range(41):
         assert [bool(row[table[code_point]]) for row in membership] == [code_point in one for one in several]
     assert len({tuple(code_point in one for one in several) for code_point in range(42)}) == membership.shape[1]

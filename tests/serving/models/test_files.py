@@ -9,8 +9,7 @@ import pytest
 
 from llmrun.formats.gguf.glance import Glance
 from llmrun.hub.local.model_records import remember_digests
-from llmrun.serving.models.files import Header, digest_of, glance_at, header_of
-from llmrun.serving.models.known import KnownModel
+from llmrun.serving.models.known import Header, KnownModel, digest_of, glance_at, header_of
 from tests.support.gguf.gguf_files import write_gguf
 
 TEMPLATE = "{% if tools %}{{ tools }}{% endif %}{{ messages }}"

@@ -13,7 +13,7 @@ from llmrun.backends.lora_files import LoraOption
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 from llmrun.options.presets import Preset
 from llmrun.serving.models.known import KnownModel
-from llmrun.serving.models.ready import Ready
+from llmrun.serving.models.registry import Ready
 from tests.support.serving.fake_model import FACTS, FakeModel
 
 VALUES: Mapping[str, Any] = {"system": "Be brief.", "temperature": 0.3, "max_tokens": 9, "think": False, "seed": 4}

@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 
-from llmrun.serving.processes.child import ChildProcess
+from llmrun.serving.processes.supervisor import ChildProcess
 
 
 def test_a_process_that_ended_before_it_was_killed_keeps_its_exit_status(

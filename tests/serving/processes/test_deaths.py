@@ -9,8 +9,7 @@ import pytest
 from llmrun.base.errors import BackendCrashed, LlmrunError
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Finished, Request, TextDelta, TextPrompt
-from llmrun.serving.processes.deaths import replay_order, sort_out
-from llmrun.serving.processes.request import Phase, ServedRequest
+from llmrun.serving.processes.request import Phase, ServedRequest, replay_order, sort_out
 
 
 def served(number: int, phase: Phase, *, deltas: int = 0) -> ServedRequest:

@@ -16,16 +16,16 @@ import numpy as np
 import psutil
 import pytest
 
-from llmrun.backends.scripted.backend import HIDDEN_SIZE, ScriptedBackend
+from llmrun.backends.scripted import HIDDEN_SIZE, ScriptedBackend
 from llmrun.base.errors import LlmrunError, Overloaded, Unavailable, UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.child.messages import Embedded
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.options.sampling_params import SamplingParams
-from llmrun.serving.processes.limits import ServingLimits
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.served_model import Embedding, ServedModel, State
+from llmrun.serving.processes.supervisor import ServingLimits
 from tests.support.serving.processes import Heard, Listening, chat, hear, heard, noise, running, scripted_model, until
 
 T = TypeVar("T")

@@ -19,9 +19,9 @@ from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, ModelNotFound, Unavailable, UsageError
 from llmrun.engine.child.messages import Open
 from llmrun.engine.requests import TextDelta, TextPrompt
-from llmrun.serving.processes.limits import ServingLimits
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.served_model import Embedding, State
+from llmrun.serving.processes.supervisor import ServingLimits
 from tests.support.serving.deadly_backend import FAILS, KILLS, KILLS_LATER
 from tests.support.serving.killing import kill_under_load
 from tests.support.serving.processes import (

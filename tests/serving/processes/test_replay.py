@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.engine.requests import TextDelta
-from llmrun.serving.processes.replay import DeliveredDeltas, ReplayDiffers
+from llmrun.serving.processes.request import DeliveredDeltas, ReplayDiffers
 
 ANSWER = [TextDelta(1, text, (number,)) for number, text in enumerate("the answer")]
 

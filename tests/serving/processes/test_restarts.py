@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmrun.engine.child.messages import Beat
-from llmrun.serving.processes.limits import ServingLimits
-from llmrun.serving.processes.restarts import RestartPauses, StepProgress
+from llmrun.serving.processes.supervisor import RestartPauses, ServingLimits, StepProgress
 
 LIMITS = ServingLimits()
 

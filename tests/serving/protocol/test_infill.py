@@ -13,7 +13,7 @@ from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ContextFile, Event, FillPrompt, PrefillProgress, check_request
 from llmrun.serving.protocol.errors import InvalidField, api_error, llama_server_body
 from llmrun.serving.protocol.infill import parse_infill
-from llmrun.serving.protocol.openai.sampling import choice_seed
+from llmrun.serving.protocol.openai.options import choice_seed
 from tests.support.protocol.answers import FACTS, SEED, chosen, ended, infill, infill_answer, run, said, sent
 from tests.support.protocol.mutated import COMPLETION, mutated
 

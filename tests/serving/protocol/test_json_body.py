@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.json_body import MOST_DEPTH, parse_json
+from llmrun.serving.protocol.errors import MOST_DEPTH, InvalidField, parse_json
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)

@@ -14,25 +14,30 @@ import pytest
 from llmrun.base.types import FinishReason
 from llmrun.engine.child.messages import Embedded
 from llmrun.engine.requests import Event, ToolCallDelta
-from llmrun.serving.protocol.anthropic.models import anthropic_models
+from llmrun.serving.protocol.anthropic.answers import ANTHROPIC, anthropic_models
 from llmrun.serving.protocol.anthropic.requests import REFUSED as REFUSED_IN_MESSAGES
 from llmrun.serving.protocol.anthropic.requests import parse_count
-from llmrun.serving.protocol.anthropic.wire import ANTHROPIC
-from llmrun.serving.protocol.embeddings.answers import (
+from llmrun.serving.protocol.embeddings import (
     embeddings_body,
     ollama_embed_body,
     ollama_embeddings_body,
+    parse_embeddings,
+    parse_rerank,
     rerank_body,
 )
-from llmrun.serving.protocol.embeddings.calls import parse_embeddings, parse_rerank
 from llmrun.serving.protocol.errors import InvalidField, api_error, openai_body
 from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.infill import REFUSED_IN_INFILL
-from llmrun.serving.protocol.openai.models import model_body, models_body, unloaded_model_body
+from llmrun.serving.protocol.infill import (
+    REFUSED_IN_INFILL,
+    detokenize_body,
+    parse_detokenize,
+    parse_tokenize,
+    tokenize_body,
+)
 from llmrun.serving.protocol.openai.options import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
+from llmrun.serving.protocol.openai.responses import model_body, models_body, unloaded_model_body
 from llmrun.serving.protocol.openai_responses.requests import REFUSED_IN_RESPONSES
 from llmrun.serving.protocol.openapi import document
-from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from tests.support.protocol.answers import (
     FACTS,
     TOOL,

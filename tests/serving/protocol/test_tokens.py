@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from llmrun.serving.protocol.infill import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from tests.support.protocol.answers import FACTS
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.scripted.backend import HIDDEN_SIZE
+from llmrun.backends.scripted import HIDDEN_SIZE
 from llmrun.base.errors import ContextExceeded, Unavailable
 from tests.support.models.tiny_encoders import TINY_RERANKERS, tiny_encoder
 from tests.support.serving.fake_model import FakeModel

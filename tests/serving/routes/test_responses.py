@@ -13,8 +13,7 @@ import pytest
 
 from llmrun.base.errors import BackendCrashed, Overloaded
 from llmrun.engine.requests import Failed
-from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer
-from llmrun.serving.protocol.openai_responses.items import StreamEvent
+from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer, StreamEvent
 from llmrun.serving.streams import Stream
 from tests.support.protocol.response_answers import official_event, official_response
 from tests.support.serving.fake_model import HOLD, FakeModel, text

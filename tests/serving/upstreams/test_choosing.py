@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.serving.upstreams.choosing import SentPrefixes, chosen, prefix_hashes
+from llmrun.serving.upstreams.pool import SentPrefixes, chosen_upstream, prefix_hashes
 
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(("user", "assistant")), "content": st.text(max_size=300)}),
@@ -62,7 +62,7 @@ def test_huge_bodies_take_little_time() -> None:
 def test_the_choice_is_never_clearly_busier_than_the_idlest(loads: dict[int, tuple[int, int]], data: Any) -> None:
     preferred = data.draw(st.none() | st.sampled_from(sorted(loads)))
     least = min(load for load, _ in loads.values())
-    found = chosen(loads, preferred)
+    found = chosen_upstream(loads, preferred)
     assert loads[found][0] <= 1.5 * least + 4
     if preferred is not None and loads[preferred][0] <= 1.5 * least + 4:
         assert found == preferred
@@ -73,7 +73,7 @@ def test_the_choice_is_never_clearly_busier_than_the_idlest(loads: dict[int, tup
 def test_equally_busy_upstreams_take_turns() -> None:
     counts, order = {0: 0, 1: 0, 2: 0}, []
     for _ in range(6):
-        number = chosen({one: (0, count) for one, count in counts.items()}, None)
+        number = chosen_upstream({one: (0, count) for one, count in counts.items()}, None)
         counts[number] += 1
         order.append(number)
     assert order == [0, 1, 2, 0, 1, 2]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.serving.upstreams.events import MOST_BYTES, BadStream, EventSplitter, Progress, StreamEvent
+from llmrun.serving.upstreams.forwarding import MOST_BYTES, BadStream, EventSplitter, Progress, StreamEvent
 from tests.support.serving.fake_upstream import ANSWER
 
 EARLY, TOKEN, FINISH, LAST, ERROR = Progress

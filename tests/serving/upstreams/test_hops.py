@@ -9,7 +9,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from llmrun.serving.refusals import Refused
-from llmrun.serving.upstreams.hops import MOST_HOPS, Hops
+from llmrun.serving.upstreams.pool import MOST_HOPS, Hops
 from tests.support.servers.hostile_server import serving
 from tests.support.servers.rpc_server import closed_port
 from tests.support.serving.fake_upstream import MODEL, upstream, whole

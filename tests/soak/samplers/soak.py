@@ -19,11 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.engine.samplers import adaptive, mirostat
-from llmrun.engine.samplers.base import Place
-from llmrun.engine.samplers.breakers import Breakers, find_breakers
-from llmrun.engine.samplers.chain import apply_samplers
-from llmrun.engine.samplers.state import initial_state
+from llmrun.engine import samplers as samplers_module
+from llmrun.engine.samplers import Breakers, Place, apply_samplers, find_breakers, initial_state
 from llmrun.options.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Soak
 from tests.soak.driver import Case as SoakCase
@@ -323,7 +320,7 @@ def _compare_mirostat(case: Case, version: int) -> Iterator[str]:
         for _ in range(4):
             given = np.arange(vocabulary), case.logits(vocabulary, narrowest=1.0, widest=80.0).astype(np.float64)
             theirs = sampler.apply(*given)
-            ours = mirostat.keep_unsurprising(given, params, mu, vocabulary)
+            ours = samplers_module.keep_unsurprising(given, params, mu, vocabulary)
             certain = certain_of(given[1], mu)
             if certain is None:
                 return
@@ -333,7 +330,7 @@ def _compare_mirostat(case: Case, version: int) -> Iterator[str]:
                 return  # the token's probability, and so mu, depends on the set
             # With a tie, libllama's token may not be in our set. Its surprise is that of a token with an equal logit.
             logit = given[1][theirs.selected]
-            mu = mirostat.next_mu(ours, int(ours[0][ours[1] == logit][0]), params, mu)
+            mu = samplers_module.next_mu(ours, int(ours[0][ours[1] == logit][0]), params, mu)
 
 
 def compare_adaptive(case: Case) -> Iterator[str]:
@@ -346,11 +343,11 @@ def compare_adaptive(case: Case) -> Iterator[str]:
         for _ in range(4):
             given, is_sorted = case.candidates()
             theirs = sampler.apply(*given, is_sorted=is_sorted)
-            ours = adaptive.prefer_target(given, params, state)
+            ours = samplers_module.prefer_target(given, params, state)
             error = max(error, bounds.shares(given[1]).error) + 4 * UNIT / (1 - decay)
             yield compare_logits(ours, theirs, 10 / 0.3 * error + 8 * UNIT * np.abs(np.nan_to_num(ours[1])))
             sampler.accept(theirs.selected)
-            state = adaptive.next_state(given, theirs.selected, params, state)
+            state = samplers_module.next_state(given, theirs.selected, params, state)
 
 
 # --- chains

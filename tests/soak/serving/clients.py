@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from llmrun.jobs.bench.serving.exchange import Exchange
+from llmrun.jobs.bench.serving.driving import Exchange
 from tests.soak.driver import Broken, Soak
 from tests.support.batching.batch_runs import CHAT, random_lines
 from tests.support.serving.http_client import post_patiently

@@ -11,7 +11,7 @@ import os
 import pytest
 
 from llmrun.base import child_processes
-from llmrun.base.compiled import level_check
+from llmrun.base.compiled import levels
 from tests.support.arm.machines import HOST_PYTHON, ROOT
 
 # Numba must not optimize for the emulated processor, and modules must not come from the emulated machine's folders.
@@ -33,7 +33,7 @@ def compile_outside() -> None:
         return command(module, *arguments)
 
     child_processes.command = outside
-    level_check._TIMEOUT_SECONDS = 600.0
+    levels._TIMEOUT_SECONDS = 600.0
 
 
 def pytest_configure(config: pytest.Config) -> None:

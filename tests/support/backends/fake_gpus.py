@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
 from llmrun.backends.llama.process import LlamaProcess
+from llmrun.backends.registry import Gpus
 
 GIB = 1 << 30
 

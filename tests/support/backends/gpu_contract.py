@@ -18,7 +18,7 @@ import pytest
 from llmrun.backends.base import AUTO, Backend, OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
-from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
+from llmrun.backends.llama.placement import bytes_needed, layer_sizes
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import UsageError
 from llmrun.formats.gguf.reader import open_gguf

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.kv_pool import BlockPool
-from llmrun.backends.cpu.paged_kv import PagedKV
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.backends.cpu.paged_kv import BlockPool, PagedKV
+from llmrun.formats.layouts.kv import BLOCK
 
 GROUPS, LAYERS = 2, 2  # per window
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from llmrun.backends.saved_parts import CHECKPOINT_PART, SavedPart
+from llmrun.backends.base import CHECKPOINT_PART, SavedPart
 from llmrun.base.errors import Cancelled, IntegrityError, KVFull
 from llmrun.base.types import HIDDEN, LOGITS, Batch
 

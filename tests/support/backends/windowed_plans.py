@@ -9,11 +9,11 @@ from typing import Any
 from unittest import mock
 
 from llmrun.backends.cpu import cache_size
-from llmrun.backends.cpu.kv_pool import blocks_in
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.backends.cpu.paged_kv import blocks_in
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import AttentionShape
+from llmrun.model.plan.twin import Value
 
 
 @contextmanager

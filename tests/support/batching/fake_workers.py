@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrun.base.errors import LlmrunError, NetworkError
-from llmrun.jobs.batching.tally import Tally
+from llmrun.jobs.batching.work import Tally
 from llmrun.jobs.batching.workers.base import Reply, WorkerLost
 
 CARD: Mapping[str, Any] = {

@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from llmrun.__main__ import main
-from llmrun.jobs.batching.identity import _PROOF
+from llmrun.jobs.batching.driver import _PROOF
 from llmrun.jobs.batching.workers.base import Reply
 from llmrun.jobs.batching.workers.local import LocalWorker
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import psutil
 
-from llmrun.engine.child.codec import codec_of
-from llmrun.engine.child.messages import Open
-from llmrun.jobs.batching.workers.ray_process import RayProcess
+from llmrun.engine.child.messages import Open, codec_of
+from llmrun.jobs.batching.workers.ray_cluster import RayProcess
 from tests.support.serving.processes import scripted_model
 
 _STORE_BYTES = 80 << 20  # the least that Ray accepts

@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from llmrun.jobs.bench.documents.document import (
+    METRICS,
     Distribution,
     Document,
     Energy,
@@ -21,7 +22,6 @@ from llmrun.jobs.bench.documents.document import (
     Verdict,
     WorkloadFacts,
 )
-from llmrun.jobs.bench.documents.metrics import METRICS
 
 SYSTEM = {
     "cpu": "Intel Xeon Platinum 8488C",

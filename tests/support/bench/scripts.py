@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, Configuration
-from llmrun.jobs.bench.measuring.workload import Workload, synthetic
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration, Workload, synthetic
 
 SHORT = synthetic(8, 4, 0, 1)
 

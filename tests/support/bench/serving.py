@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from llmrun.engine.remote.stream import Usage
-from llmrun.jobs.bench.serving.driver import Try
+from llmrun.jobs.bench.serving.driving import Try
 from llmrun.jobs.bench.serving.record import Record
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound
 from llmrun.cli.answers.model_in_use import ModelInUse
 from llmrun.cli.answers.open_model import OpenModel
 from llmrun.cli.chatting.commands import command_for
-from llmrun.cli.chatting.context.prompting import Prompting
+from llmrun.cli.chatting.context import Prompting
 from llmrun.cli.chatting.conversation import new_conversation
-from llmrun.cli.chatting.record import ConversationRecord
-from llmrun.cli.chatting.screen import Meter
+from llmrun.cli.chatting.plain import Meter
+from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.session import Chat
 from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store

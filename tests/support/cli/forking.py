@@ -209,15 +209,15 @@ def serve_template_processes(requests: int) -> None:
 
 def _fork_template_processes() -> None:
     """Let runs fork the processes that render templates instead of starting them."""
-    from llmrun.engine.isolation import process
+    from llmrun.engine import isolated_process
 
-    start = process._start_process
+    start = isolated_process._start_process
     _template_server()
 
     def start_or_fork(module: str) -> Any:
         return _start_template_process() if module == _TEMPLATES else start(module)
 
-    process._start_process = start_or_fork
+    isolated_process._start_process = start_or_fork
 
 
 def _forked_for_request(requests: socket.socket) -> dict[str, Any]:

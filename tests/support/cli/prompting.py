@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from llmrun.cli.chatting.keyboard import TerminalTurns
-from llmrun.cli.chatting.screen import Completion, Meter
+from llmrun.cli.chatting.plain import Completion, Meter
 
 COMMANDS = {"/set": "a value", "/save": "a copy", "/help": "what there is \x1b]0;pwned\x07"}
 DRAFTED = "/draft "

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted.tokenizer import CONTROL_TOKENS as BUILT_IN
+from llmrun.backends.scripted import CONTROL_TOKENS as BUILT_IN
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from tests.support.cli.commands import script_file
 from tests.support.models.downloads import LLAMA_CPP_FOLDER, llama_cpp_source
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import InvalidAnswer
 from llmrun.base.types import FinishReason
-from llmrun.cli.answers.formatted import check_format
+from llmrun.cli.answers.answering import check_format
 from llmrun.cli.answers.report import AnsweredRequest
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.engine.constraint.validation import validate
+from llmrun.engine.constraint.process import ConstraintProcess, validate
 from llmrun.engine.drafting.base import NO_DRAFT, Draft, Worth
 from llmrun.engine.drafting.lookup import LookupDrafter, LookupSource
 from llmrun.engine.requests import Failed, Request, TokenPrompt

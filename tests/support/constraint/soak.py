@@ -12,8 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.limits import compile_probe
-from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.engine.constraint.validation import Verdict, validate
+from llmrun.engine.constraint.process import ConstraintProcess, Verdict, validate
 from tests.support.constraint.corpora import real_schemas
 from tests.support.constraint.matchers import checked_schema, matcher, schema_grammar
 from tests.support.constraint.random_answers import RandomAnswer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
-from llmrun.jobs.batching.files import new_file
+from llmrun.jobs.batching.journal import new_file
 from llmrun.jobs.converting.checkpoint import Checkpoint
 from llmrun.jobs.converting.convert import Conversion, plan_conversion, write_conversion
 from tests.support.converting.checkpoints import TinyCheckpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrun.backends.base import Backend
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import LOGITS, Batch
 from llmrun.engine.saved_state.one_file import SavedFile
 

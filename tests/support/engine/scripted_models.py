@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.backends.scripted.tokenizer import IM_END
+from llmrun.backends.scripted import IM_END, ScriptedBackend
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.options.sampling_params import SamplingParams
 

@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmrun.engine.drafting.acceptance import Acceptance, Rates
 from llmrun.engine.drafting.base import LONGEST_DRAFT, Draft, Kind
 from llmrun.engine.drafting.costs import StepCosts, StepSize
-from llmrun.engine.drafting.pace import AnswerPace, StepPlan
+from llmrun.engine.drafting.pace import Acceptance, AnswerPace, Rates, StepPlan
 
 Duration = Callable[[StepSize], float]  # seconds of a step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from tests.support.cli.commands import script_file
 
 THOUGHT = "hm, let me see.\n\nIt is so."

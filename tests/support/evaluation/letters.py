@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedTokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

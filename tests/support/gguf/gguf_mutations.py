@@ -14,8 +14,8 @@ from random import Random
 import numpy as np
 
 from llmrun.base.errors import ModelFileError, ModelNotFound
+from llmrun.formats.gguf.metadata import StringArray
 from llmrun.formats.gguf.reader import GGUFFile, read_gguf
-from llmrun.formats.gguf.values import StringArray
 from tests.support.gguf import gguf_bytes, gguf_shards
 from tests.support.gguf.gguf_bytes import ARRAY, CODES, STRING, RawGGUF, RawTensor
 

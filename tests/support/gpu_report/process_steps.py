@@ -14,7 +14,7 @@ from typing import Any
 from llmrun.backends.llama.probe import gpus, usable_gpus
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import DoesNotFit
-from llmrun.base.machine.free_memory import free_memory
+from llmrun.base.machine.memory import free_memory
 from tests.support.gpu_report.large_model import write_large_model
 from tests.support.gpu_report.setup import Setup, checked
 from tests.support.gpu_report.table import Row, StepFailed

@@ -8,14 +8,14 @@ from typing import Any
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
-from llmrun.backends.llama.gpu_layers import _MARGIN as MARGIN
-from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
+from llmrun.backends.llama.placement import _MARGIN as MARGIN
+from llmrun.backends.llama.placement import bytes_needed, layer_sizes
 from llmrun.backends.llama.probe import usable_gpus
 from llmrun.base.amounts import format_bytes, format_mebibytes
 from llmrun.base.machine.energy import nvml_sources
-from llmrun.base.machine.gpus import gpus
+from llmrun.base.machine.system import gpus
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.jobs.bench.analysis.statistics import paired_ratio, typical
+from llmrun.jobs.bench.statistics import paired_ratio, typical
 from tests.support.backends.offloading import gpu_buffers
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gpu_report.setup import Setup

@@ -17,7 +17,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile
+from llmrun.hub.names import Artifact, HubSource, RemoteFile
 from llmrun.hub.remote import huggingface
 from tests.support.cli.commands import ROOT
 from tests.support.hub.fake_hub import FakeHub, FakeRepository
@@ -27,7 +27,7 @@ CHILD = """
 import json, sys
 from llmrun.base.errors import LlmrunError
 from llmrun.hub.transfer.download import download
-from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile
+from llmrun.hub.names import Artifact, HubSource, RemoteFile
 
 def say(**what):
     print(json.dumps(what), flush=True)
@@ -138,7 +138,7 @@ class Folders:
 
         monkeypatch.setattr(huggingface, "request", request)
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-        monkeypatch.setattr("llmrun.hub.remote.backoff.FIRST_WAIT_S", 0.001)
+        monkeypatch.setattr("llmrun.hub.remote.http_ranges.FIRST_WAIT_S", 0.001)
 
     def start(self, artifact: Artifact, hub: FakeHub, prelude: str = "") -> subprocess.Popen[str]:
         """Start a child process that downloads the artifact. `prelude` is Python code to run in it first."""

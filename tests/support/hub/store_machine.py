@@ -23,8 +23,7 @@ from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_name import LocalPath, understand
 from llmrun.hub.transfer.download import download
 from llmrun.hub.upkeep.inventory import Model, facts_of, models, select
-from llmrun.hub.upkeep.pruning import prunings
-from llmrun.hub.upkeep.removal import Removal, removal_of, remove
+from llmrun.hub.upkeep.removal import Removal, prunings, removal_of, remove
 from llmrun.hub.upkeep.verification import verify
 from tests.support.cli.commands import LLMRUN, ROOT
 from tests.support.hub.fake_hub import FakeHub, fake_hub

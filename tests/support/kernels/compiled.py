@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from llmrun.base.compiled.store import KernelName, object_images
-from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.formats.layouts.kv import parse_kv_type
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, own_kernels, target_of
 
 AttentionKind = tuple[int, int, int, str]  # (query heads per KV head, head size, value size, cache type)

@@ -22,26 +22,23 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.base import Lowered
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
-from llmrun.backends.cpu.speeds import limits
-from llmrun.backends.cpu.weights import filling
-from llmrun.backends.cpu.weights import packed as weights
-from llmrun.backends.cpu.weights.packed import PackedMatrix
+from llmrun.backends.cpu import weights
+from llmrun.backends.cpu import weights as weights_module
+from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
+from llmrun.backends.cpu.lowering import Lowered
+from llmrun.backends.cpu.speeds import measured
+from llmrun.backends.cpu.weights import PackedMatrix
 from llmrun.base.compiled.store import load_kernels
 from llmrun.engine.sampler import Sampler, SequenceRows
 from llmrun.formats.layouts import arena, records
 from llmrun.formats.layouts.arena import address_of
-from llmrun.formats.layouts.kv_blocks import BLOCK
-from llmrun.formats.layouts.kv_types import KV_TYPES
-from llmrun.formats.layouts.states import REPLAY_ROWS
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.formats.layouts.kv import BLOCK, KV_TYPES, REPLAY_ROWS
+from llmrun.model.plan.elementary import Pairing, Rope, rotations_of
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.experts import ExpertGroups, Gating
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.reach import seen_ranges
-from llmrun.model.plan.rope import Pairing, Rope, rotations_of
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import AttentionShape, seen_ranges
+from llmrun.model.plan.twin import Value
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.kernels.guarded_tokenizers import run_tokenizers
 from tests.support.kernels.random_adapters import some_scales, with_random_adapters
@@ -126,7 +123,7 @@ def run_plans(memory: GuardedMemory) -> bytes:
         for matrix in plan.matrices:
             _say(f"packing.pack.{matrix.kind}")
             packed |= weights.reserve([matrix])
-            filling.fill({matrix.name: packed[matrix.name]}, 1)
+            weights_module.fill({matrix.name: packed[matrix.name]}, 1)
         shapes = kv_shapes(plan, [POSITIONS // BLOCK] * len(plan.windows), kv_type)
         kv = [memory.take(prod(shape)).reshape(shape) for shape in shapes]
         states = [memory.take(prod(shape)).reshape(shape) for shape in state_shapes(plan, n_sequences=2)]
@@ -286,7 +283,7 @@ def run_sampling() -> bytes:
 def run_machine() -> None:
     """Run the kernels that measure the machine. Their results are speeds, so there is no checksum."""
     _say("limits.read")
-    here = limits.MachineLimits(1, memory_bytes=1 << 20)
+    here = measured.MachineLimits(1, memory_bytes=1 << 20)
     here.read_bandwidth()
     _say("limits.multiply")
     here.multiply_rate()
@@ -311,7 +308,7 @@ def main(level: str, end: str, missing: str = "0") -> None:
         for name, stand_in in guarded.items():
             for module in _users_of(name):
                 stack.enter_context(mock.patch.object(module, name, stand_in))
-        stack.enter_context(mock.patch.object(limits, "_ROUNDS", 1000))
+        stack.enter_context(mock.patch.object(measured, "_ROUNDS", 1000))
         run_machine()
         plans = run_plans(memory)
         tokenizers = run_tokenizers(memory, _say)

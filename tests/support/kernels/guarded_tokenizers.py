@@ -16,10 +16,16 @@ import numpy as np
 
 from llmrun.base.compiled.store import KernelName, load_kernels
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.layouts.splits import STAGE_WORDS
-from llmrun.formats.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, PREFIX_SLOTS, SCRATCH_BYTES_PER_BYTE
-from llmrun.model.tokenizers import bpe, pretokenize, special, spm, tables, unigram, wordpiece
-from llmrun.model.tokenizers.code_points import N_CODE_POINTS
+from llmrun.formats.layouts.tokens import (
+    KNOWN_WORD_BYTES,
+    KNOWN_WORDS,
+    PREFIX_SLOTS,
+    SCRATCH_BYTES_PER_BYTE,
+    STAGE_WORDS,
+)
+from llmrun.model.tokenizers import bpe, pretokenize, special, spm, unigram, wordpiece
+from llmrun.model.tokenizers import vocabulary as vocabulary_module
+from llmrun.model.tokenizers.patterns import N_CODE_POINTS
 from llmrun.model.tokenizers.registry import load_tokenizer
 from llmrun.model.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf.gguf_files import CONTROL, NORMAL, Vocabulary, tiny_spm_vocabulary, tiny_vocabulary, write_gguf
@@ -153,7 +159,7 @@ def run_tokenizers(memory: GuardedMemory, say: Callable[[str], None]) -> bytes:
     checksum = hashlib.sha256()
     kernels = _GuardedKernels(memory, say)
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        for module in (tables, special, pretokenize, bpe, spm, wordpiece, unigram):
+        for module in (vocabulary_module, special, pretokenize, bpe, spm, wordpiece, unigram):
             stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
         by_line = replace(tiny_vocabulary(), pre="gemma4")
         afmoe = replace(tiny_vocabulary(), pre="afmoe")

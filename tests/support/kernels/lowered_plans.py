@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import Lowered
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
-from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
+from llmrun.backends.cpu.lowering import Lowered
+from llmrun.backends.cpu.weights import reserve
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import allocate
 from llmrun.model.plan.plan import Plan

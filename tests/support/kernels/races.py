@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import Lowered
+from llmrun.backends.cpu.lowering import Lowered
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of
-from llmrun.formats.quants.packed import GROUP_ROWS
+from llmrun.formats.quants.weight_type import GROUP_ROWS
 from llmrun.model.plan.ops.activations import GatedWords, XieluWords
 from llmrun.model.plan.ops.adapters import LowRankWords
 from llmrun.model.plan.ops.attention import AttentionWords, MergeWords
@@ -20,11 +20,10 @@ from llmrun.model.plan.ops.convolution import CausalConvolutionWords, Convolutio
 from llmrun.model.plan.ops.embedding import EmbedWords
 from llmrun.model.plan.ops.experts import CombineWords, ExpertBiasWords, GroupWords, RouteWords
 from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
-from llmrun.model.plan.ops.logits import SoftCapWords
 from llmrun.model.plan.ops.norms import CutOffWords, MatchLengthWords, NormWords
 from llmrun.model.plan.ops.recurrences import RecurrenceWords
 from llmrun.model.plan.ops.rope import RopeWords
-from llmrun.model.plan.ops.rows import AddWords, ConcatWords
+from llmrun.model.plan.ops.rows import AddWords, ConcatWords, SoftCapWords
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,13 @@ class Uses:
 _NORM = Uses(NormWords, ("x",), ("out",))
 _ATTENTION = Uses(AttentionWords, ("q", "cache"), ("out", "partials"), cache="cache")
 _RECURRENCE = Uses(
-    *(RecurrenceWords, ("q", "k", "v", "gate", "beta", "state"), ("out", "state")),
-    *("k", "v", "gate", "beta"),
+    RecurrenceWords,
+    ("q", "k", "v", "gate", "beta", "state"),
+    ("out", "state"),
+    "k",
+    "v",
+    "gate",
+    "beta",
     cache="state",
 )
 _EXPERT_TABLES = ("tables", "row_numbers")

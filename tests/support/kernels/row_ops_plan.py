@@ -9,7 +9,7 @@ from llmrun.formats.gguf.adapter import EMBEDDING
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.activations import Activation, XieluCurve
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 from tests.support.kernels.runs import matrix_of
 
 TOKENS = 37  # vocabulary size

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun import kernels
-from llmrun.backends.cpu.lowering.lower import lower
+from llmrun.backends.cpu.lower import lower
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights.filling import fill
-from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.backends.cpu.weights import fill, reserve
 from llmrun.base.compiled import store
 from llmrun.base.compiled.levels import (
     AVX2,
@@ -37,14 +36,14 @@ from llmrun.base.compiled.levels import (
 from llmrun.base.compiled.store import KernelName, load_kernels
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
-from llmrun.formats.layouts.kv_types import KV_TYPES
-from llmrun.formats.layouts.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
+from llmrun.formats.layouts.kv import KV_TYPES
+from llmrun.formats.layouts.linear import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.formats.quants.weight_type import WeightType
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 from tests.support.kernels.blocks import put_halves, put_spread_half
 
 PACKED_NAMES = tuple(PACKED_TYPES)
@@ -86,7 +85,7 @@ ALL_KERNELS = (
     *(KernelName.of("rows.rowwise", name) for name in ("xielu", "add", "soft_cap")),
     *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
     *(KernelName.of("rows.lengths", name) for name in ("match_length", "cut_off")),
-    KernelName.of("rows.slices", "concat"),
+    KernelName.of("rows.rowwise", "concat"),
     KernelName.of("recurrent.convolution", "causal_convolution"),
     *(
         KernelName.of("recurrent.recurrences", name, vectors=vectors)

@@ -8,16 +8,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
+from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes
 from llmrun.backends.cpu.steps import NO_RUNS, runs_of
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights.filling import fill
-from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.backends.cpu.weights import fill, reserve
 from llmrun.formats.layouts.arena import address_of, allocate
-from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv import BLOCK
+from llmrun.model.plan.elementary import rotations_of
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.rope import rotations_of
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 
 Rows = Sequence[tuple[int, int]]  # (sequence, token) of each row in a step

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
 from llmrun.base.types import Pooling
-from llmrun.engine.embedding.embedder import Embedder
-from llmrun.engine.embedding.jobs import EmbeddingJob
-from llmrun.engine.embedding.pooling import normalized
+from llmrun.engine.embedding import Embedder, EmbeddingJob, normalized
 from llmrun.engine.slots import SequenceSlots
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 

@@ -18,7 +18,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
 from llmrun.base.types import Batch
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.jobs.evaluation.forward import adapted
+from llmrun.jobs.evaluation.measuring import adapted
 from llmrun.model.archs.registry import architecture_of
 from llmrun.model.plan import reference
 from llmrun.model.plan.matrix import Matrix

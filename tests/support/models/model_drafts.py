@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from llmrun.formats.gguf.format import SCALAR_TYPES
+from llmrun.formats.gguf.metadata import StringArray
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
-from llmrun.formats.gguf.values import StringArray
 from tests.support.gguf import gguf_bytes
 from tests.support.gguf.gguf_bytes import STRING, RawGGUF, RawTensor
 

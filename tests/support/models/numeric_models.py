@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.base.types import HIDDEN, Pooling
-from llmrun.engine.embedding.pooling import pooling_of
+from llmrun.engine.embedding import pooling_of
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.layouts.kv_types import KV_CHOICES, KV_TYPES
+from llmrun.formats.layouts.kv import KV_CHOICES, KV_TYPES
 from llmrun.formats.quants.registry import BY_NAME
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import RandomWeights, Tensor, tiny_vocabulary, write_gguf

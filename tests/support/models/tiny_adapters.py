@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.llama.lora.checking import is_applied
+from llmrun.backends.llama.lora import is_applied
 from llmrun.formats.gguf.adapter import EMBEDDING
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.gguf.tensors import trimmed

@@ -13,11 +13,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from llmrun.base.types import FinishReason, Timings, TokenLogprob
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import Event, Finished, TextDelta, TokenLogprobs, ToolCallDelta
+from llmrun.engine.requests import Event, Finished, ModelFacts, TextDelta, TokenLogprobs, ToolCallDelta
 from llmrun.options.sampling_params import SamplingParams
+from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.protocol.infill import InfillAnswer, ParsedInfill, parse_infill
-from llmrun.serving.protocol.json_body import parse_json
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswer
 from llmrun.serving.protocol.parsed import Answer

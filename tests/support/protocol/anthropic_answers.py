@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import TypeAdapter
 
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import ChatPrompt, Event, Request
+from llmrun.engine.requests import ChatPrompt, Event, ModelFacts, Request
 from llmrun.serving.protocol.anthropic import requests
 from llmrun.serving.protocol.anthropic.answers import MessageAnswer
 from tests.support.protocol.answers import FACTS, SEED, as_json, extras, sent

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import Event
+from llmrun.engine.requests import Event, ModelFacts
 from llmrun.serving.protocol.ollama.answers import chat_fields, generate_fields, ollama_answer
-from llmrun.serving.protocol.ollama.missing import MISSING
+from llmrun.serving.protocol.ollama.openapi import MISSING
 from llmrun.serving.protocol.ollama.requests import parse_generate, parse_ollama_chat
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.parsed import Answer

@@ -11,8 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from llmrun.base.types import FinishReason
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import Event, ToolCallDelta
+from llmrun.engine.requests import Event, ModelFacts, ToolCallDelta
 from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer
 from llmrun.serving.protocol.openai_responses.requests import ParsedResponse, parse_response
 from tests.support.protocol.answers import FACTS, SEED, as_json, called, ended, extras, said, sent

@@ -18,12 +18,12 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("needs POSIX signals", allow_module_level=True)
 
-from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedStandIn, echo
+from llmrun.backends.scripted import ScriptedBackend, ScriptedStandIn, echo
 from llmrun.base.types import HIDDEN
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
-    from llmrun.backends.kind import StandIn
+    from llmrun.backends.registry import StandIn
     from llmrun.base.types import Batch, Outputs
 
 KILLS = "kill the process"  # a prompt that kills the process in its first step, and a text that cannot be embedded

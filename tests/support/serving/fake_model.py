@@ -14,8 +14,7 @@ import numpy as np
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.base.types import FinishReason, ModelInfo, Timings
 from llmrun.engine.child.messages import Embedded
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta, TextPrompt
+from llmrun.engine.requests import Event, Finished, ModelFacts, PrefillProgress, Request, TextDelta, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.processes.served_model import Accepted, Arrival, Embedding, Load, State
 

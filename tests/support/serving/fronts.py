@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from llmrun.engine.remote.url import parse_endpoint
+from llmrun.engine.remote.request import parse_endpoint
 from llmrun.serving.options import Limits, ServingOptions
 from llmrun.serving.upstreams.front import Upstreams
 from llmrun.serving.upstreams.pool import Pace

@@ -10,7 +10,7 @@ from typing import Any
 
 import h11
 
-from llmrun.jobs.bench.serving.exchange import Exchange, ExchangeProtocol, Leave
+from llmrun.jobs.bench.serving.driving import Exchange, ExchangeProtocol, Leave
 
 _MOST_BYTES = 64 << 20
 _PATIENCE_S = 600.0

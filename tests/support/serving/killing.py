@@ -17,9 +17,9 @@ if sys.platform == "win32":
 
 from llmrun.base.errors import LlmrunError
 from llmrun.engine.child.messages import Open
-from llmrun.serving.processes.limits import ServingLimits
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.served_model import State
+from llmrun.serving.processes.supervisor import ServingLimits
 from tests.support.serving.processes import Heard, hear, noise, running, until
 
 CLIENTS = 8  # twice as many as run at a time, so that some requests are in the queue

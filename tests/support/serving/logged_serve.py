@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llmrun.__main__ import main
 from llmrun.base import child_processes
-from llmrun.serving.connections import Connection
+from llmrun.serving.http_server import Connection
 
 CLOSED_LOG_VARIABLE = "CLOSED_LOG_OF_TESTS"
 COMMAND = (sys.executable, "-P", str(Path(__file__)))

@@ -15,10 +15,10 @@ from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import portable_options
 from llmrun.engine.requests import ChatPrompt, Event, Finished, Request, TextDelta
 from llmrun.options.sampling_params import SamplingParams
-from llmrun.serving.processes.limits import ServingLimits
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.request import ServedRequest
 from llmrun.serving.processes.served_model import Accepted
+from llmrun.serving.processes.supervisor import ServingLimits
 
 PATIENCE_S = 30.0
 DEADLY = [sys.executable, "-P", str(Path(__file__).with_name("deadly_child.py"))]

@@ -18,12 +18,11 @@ from typing import Any
 
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
-from llmrun.serving.http_server import HttpServer, bound_socket
+from llmrun.serving.http_server import HttpServer, bound_socket, run_server
 from llmrun.serving.models.known import GivenOnly, KnownModel
 from llmrun.serving.models.registry import ModelLimits, Models
 from llmrun.serving.options import ServingOptions
 from llmrun.serving.processes.stop_signals import StopSignals
-from llmrun.serving.running import run_server
 from llmrun.serving.service import Service
 from llmrun.serving.upstreams.front import Upstreams
 from tests.support.serving.fake_model import TIMEOUT_S, FakeModel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.base.errors import TemplateRefused
-from llmrun.engine.templates.process import RenderLimits, TemplateProcess
+from llmrun.engine.templates.chat_template import RenderLimits, TemplateProcess
 
 PROCESS = TemplateProcess()  # shared by all tests of a pytest process, and ends with it
 CONVERSATION: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import llama_cpp
 
-from llmrun.model.tokenizers.fill_in_middle import FillTokens
+from llmrun.model.tokenizers.control_tokens import FillTokens
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]

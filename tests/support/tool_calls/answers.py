@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from llmrun.engine.tool_calls.events import AnswerText, ArgumentsText, CallBroken, CallEnded, CallStarted, ToolEvent
-from llmrun.engine.tool_calls.parser import ToolCallParser
+from llmrun.engine.tool_calls.parser import (
+    AnswerText,
+    ArgumentsText,
+    CallBroken,
+    CallEnded,
+    CallStarted,
+    ToolCallParser,
+    ToolEvent,
+)
 from llmrun.engine.tool_calls.schemas import Tool
 from tests.support.tool_calls.formats import Case
 

@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
-from llmrun.backends.scripted.tokenizer import CONTROL_TOKENS, ScriptedTokenizer
-from llmrun.engine.templates.abilities import ToolAbilities
+from llmrun.backends.scripted import CONTROL_TOKENS, ScriptedTokenizer
 from llmrun.engine.templates.probing import probe
-from llmrun.engine.templates.tool_format import ToolCallFormat
-from llmrun.engine.thinking.decoder import Placeholders
-from llmrun.engine.tool_calls.spelling import ToolSpelling, spelled_tools
+from llmrun.engine.templates.tool_format import ToolAbilities, ToolCallFormat
+from llmrun.engine.thinking import Placeholders
+from llmrun.engine.tool_calls.openings import ToolSpelling, spelled_tools
 from tests.support.models.downloads import llama_cpp_source
 
 FOLDER = llama_cpp_source() / "vendor/llama.cpp/models/templates"

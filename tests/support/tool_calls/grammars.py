@@ -9,7 +9,7 @@ from typing import Any
 
 import llguidance
 
-from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.templates.tool_format import KEY
 from tests.support.tool_calls.formats import Case
 

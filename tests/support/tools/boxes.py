@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmrun.engine.tools.declared import CommandDeclaration, ServerDeclaration, ToolsFile
-from llmrun.engine.tools.limits import Limits
+from llmrun.engine.tools.tool import Limits
 from llmrun.engine.tools.toolbox import Toolbox
+from llmrun.engine.tools.tools_file import CommandDeclaration, ServerDeclaration, ToolsFile
 
 FAKE_SERVER = Path(__file__).parent.parent / "servers" / "mcp_server.py"
 LIMITS = Limits(line=1 << 20, unasked=1 << 20, end_s=0.5)

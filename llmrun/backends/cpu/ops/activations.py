@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, Buffer, float_word, private_inputs
+from llmrun.backends.cpu.lowering import LANES, REPLICATED_OUTPUT, Buffer, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.base.compiled.store import KernelName
 from llmrun.model.plan.ops.activations import Activate, Activation, Gated, GatedWords, Xielu, XieluWords
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.backends.cpu.lowering import Lowering
     from llmrun.model.plan.ops.base import Op
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 def _gated(work: Lowering, op: Gated) -> None:

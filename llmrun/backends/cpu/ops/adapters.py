@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import LANES, Buffer, float_word, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.lowering import FLOAT, LANES, Buffer, Needs, StepShape, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.base.compiled.store import KernelName
-from llmrun.formats.layouts.adapters import Unit
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
-from llmrun.formats.layouts.records import CACHE_LINE
-from llmrun.formats.quants.packed import GROUP_ROWS
+from llmrun.formats.layouts.records import CACHE_LINE, Unit
+from llmrun.formats.quants.weight_type import GROUP_ROWS
 from llmrun.model.plan.ops.adapters import AdapterOp, AddLowRank, AddLowRankEmbedding, LowRankWords
-from llmrun.model.plan.values import Rows
+from llmrun.model.plan.twin import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.lowering import Lowering
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.matrix import Matrix
     from llmrun.model.plan.ops.adapters import LowRank
     from llmrun.model.plan.ops.base import Op

@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, float_word
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
+from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Needs, StepShape, float_word, kv_position_bytes
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
-from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
-from llmrun.formats.layouts.kv_blocks import BLOCK
-from llmrun.formats.layouts.kv_types import parse_kv_type
-from llmrun.model.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, SPLIT_ROWS, parse_kv_type, scratch_bytes, state_floats
 from llmrun.model.plan.ops.attention import Attention, AttentionWords, MergeWords
+from llmrun.model.plan.shapes import AttentionShape, LayerKV
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.backends.cpu.speeds.figures import AttentionSpeed, SpeedTable
+    from llmrun.backends.cpu.lowering import Lowering
+    from llmrun.backends.cpu.speeds.measured import AttentionSpeed, SpeedTable
     from llmrun.model.plan.ops.base import Op
 
 # The maximum memory for partial results, in bytes, unless a single row needs more. A step touches only the part that it
@@ -152,8 +149,8 @@ def attention_speed(kv: LayerKV, speeds: SpeedTable, kv_type: str) -> AttentionS
 def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
     """Return the expected time in seconds. The keys and values are read once for all rows of the step.
 
-    The read speed is capped at the memory bandwidth. In the trial (speeds/ops.py), the keys and values fit in the CPU
-    caches. In a real model, they are read from memory.
+    The read speed is capped at the memory bandwidth. In the trial (speeds/machine.py), the keys and values fit in the
+    CPU caches. In a real model, they are read from memory.
     """
     needs = _needs(op, kv_type, step)
     speed = attention_speed(op.kv, speeds, kv_type)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from llmrun.backends.cpu.lowering.needs import Needs, StepShape
-from llmrun.model.plan.values import Value
+from llmrun.backends.cpu.lowering import Needs, StepShape
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.lowering import Lowering
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
 
 Lower = Callable[["Lowering", Any], None]
 NeedsOf = Callable[[Any, str, StepShape], Needs]

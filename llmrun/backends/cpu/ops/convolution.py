@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
+from llmrun.backends.cpu.lowering import (
+    FLOAT,
+    LANES,
+    REPLICATED_OUTPUT,
+    Needs,
+    StepShape,
+    kv_position_bytes,
+    private_inputs,
+)
 from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate
-from llmrun.model.plan.kv_shapes import ConvolutionShape
 from llmrun.model.plan.ops.convolution import (
     CONVOLVED_FEATURES,
     CausalConvolution,
@@ -20,10 +26,10 @@ from llmrun.model.plan.ops.convolution import (
     ConvolutionWords,
     Convolve,
 )
-from llmrun.model.plan.state_shapes import ConvolutionState
+from llmrun.model.plan.shapes import ConvolutionShape, ConvolutionState
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.backends.cpu.lowering import Lowering
     from llmrun.model.plan.ops.base import Op
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, float_word
-from llmrun.backends.cpu.lowering.needs import Needs, StepShape
+from llmrun.backends.cpu.lowering import REPLICATED_OUTPUT, Needs, StepShape, float_word
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.backends.cpu.weights.packed import PackedLayout
+from llmrun.backends.cpu.weights import PackedLayout
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
-from llmrun.formats.quants.packed import GROUP_ROWS
+from llmrun.formats.quants.weight_type import GROUP_ROWS
 from llmrun.model.plan.ops.embedding import Embed, EmbedWords
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.lowering import Lowering
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.ops.base import Op
 
 

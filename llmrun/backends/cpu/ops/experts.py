@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_word, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.lowering import FLOAT, LANES, REPLICATED_OUTPUT, Needs, StepShape, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.backends.cpu.ops.linear import product_input, product_words, quantized_bytes
-from llmrun.backends.cpu.weights.packed import PackedLayout
+from llmrun.backends.cpu.weights import PackedLayout
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
-from llmrun.formats.layouts.expert_tables import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes
-from llmrun.formats.layouts.tile_shapes import MOST_GROUPS
+from llmrun.formats.layouts.experts import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes
+from llmrun.formats.layouts.linear import MOST_GROUPS
 from llmrun.model.plan.ops.experts import (
     Combine,
     CombineWords,
@@ -27,13 +26,13 @@ from llmrun.model.plan.ops.experts import (
     Route,
     RouteWords,
 )
-from llmrun.model.plan.values import Rows
+from llmrun.model.plan.twin import Rows
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.lowering import Lowering
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.ops.base import Op
-    from llmrun.model.plan.values import Routing
+    from llmrun.model.plan.twin import Routing
 
 _GATINGS = {
     Gating.SOFTMAX: SOFTMAX,

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Buffer, Needs, StepShape, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.backends.cpu.weights.packed import PackedLayout, panel_bytes
+from llmrun.backends.cpu.weights import PackedLayout, panel_bytes
 from llmrun.base.compiled.store import KernelName
-from llmrun.formats.layouts import quantized_rows
+from llmrun.formats.layouts import linear
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.records import CACHE_LINE
-from llmrun.formats.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
+from llmrun.formats.quants.weight_type import BLOCK_COLUMNS, GROUP_ROWS
 from llmrun.model.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering, OpRecord
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.lowering import Lowering, OpRecord
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.matrix import Matrix
     from llmrun.model.plan.ops.base import Op
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 def _linear(work: Lowering, op: Linear) -> None:
@@ -106,7 +105,7 @@ def product_words(
         groups=n_groups,
         blocks=weight.columns // BLOCK_COLUMNS,
         group_bytes=layout.group_bytes,
-        x=source.address + quantized_rows.row_bytes(first_column),
+        x=source.address + linear.quantized_row_bytes(first_column),
         x_stride=source.stride,
         out=out.address,
         out_stride=out.stride,
@@ -123,7 +122,7 @@ def quantized(work: Lowering, value: Value) -> Buffer:
     if value in work.quantized:
         return work.quantized[value]
     x = work.buffers[value]
-    stride = round_up(quantized_rows.row_bytes(value.width), CACHE_LINE)  # threads never share a line
+    stride = round_up(linear.quantized_row_bytes(value.width), CACHE_LINE)  # threads never share a line
     made = work.quantized[value] = Buffer(work.take(value, stride), stride, private=True)
     words = QuantizeWords(
         x=x.address, x_stride=x.stride, out=made.address, out_stride=stride, blocks=value.width // BLOCK_COLUMNS
@@ -153,7 +152,7 @@ def quantizing_needs(op: Product, step: StepShape) -> Needs:
 
 def quantized_bytes(x: Value, rows: int) -> int:
     """Return the size in bytes of `rows` quantized rows of a value."""
-    return rows * quantized_rows.row_bytes(x.width)
+    return rows * linear.quantized_row_bytes(x.width)
 
 
 def _needs(op: Linear | HeadLinear, kv_type: str, step: StepShape) -> Needs:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_word, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.lowering import FLOAT, LANES, REPLICATED_OUTPUT, Needs, StepShape, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.base.compiled.store import KernelName
 from llmrun.model.plan.ops.norms import (
@@ -20,10 +19,10 @@ from llmrun.model.plan.ops.norms import (
     NormWords,
     RmsNorm,
 )
-from llmrun.model.plan.values import Rows
+from llmrun.model.plan.twin import Rows
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.backends.cpu.lowering import Lowering
     from llmrun.model.plan.ops.base import Op
 
     _Norm = RmsNorm | HeadNorm | LayerNorm

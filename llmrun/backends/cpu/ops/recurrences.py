@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.cpu.lowering.base import LANES, Buffer, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.lowering import FLOAT, LANES, Buffer, Needs, StepShape, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.model.plan.ops.recurrences import DeltaRule, RecurrenceWords, SelectiveScan, Ssd
-from llmrun.model.plan.state_shapes import LayerState, MatrixState
+from llmrun.model.plan.shapes import LayerState, MatrixState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.lowering import Lowering
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.ops.base import Op
 
 _MOST_VECTORS = 4  # the most vectors of columns of a head's matrix that a thread processes together

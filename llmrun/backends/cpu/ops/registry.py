@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.cpu.lowering.needs import Needs
+from llmrun.backends.cpu.lowering import Needs
 from llmrun.backends.cpu.ops import (
     activations,
     adapters,
@@ -13,7 +13,6 @@ from llmrun.backends.cpu.ops import (
     embedding,
     experts,
     linear,
-    logits,
     norms,
     recurrences,
     rope,
@@ -21,7 +20,7 @@ from llmrun.backends.cpu.ops import (
 )
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.needs import StepShape
+    from llmrun.backends.cpu.lowering import StepShape
     from llmrun.backends.cpu.ops.base import CpuOp
     from llmrun.model.plan.ops.base import Op
     from llmrun.model.plan.plan import Plan
@@ -38,7 +37,6 @@ CPU_OPS: dict[type[Op], CpuOp] = {
     **convolution.OPS,
     **recurrences.OPS,
     **experts.OPS,
-    **logits.OPS,
 }
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
+from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Needs, StepShape, kv_position_bytes, private_inputs
 from llmrun.backends.cpu.ops.attention import attention_memory, attention_shape, attention_speed
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.base.compiled.store import KernelName
-from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.formats.layouts.kv import parse_kv_type
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.rope import RopeStore, RopeWords, Rotate, RotateHeads
-from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmrun.backends.cpu.lowering.base import Buffer, Lowering
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.lowering import Buffer, Lowering
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
+    from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.ops.base import Op
-    from llmrun.model.plan.rope import Rope
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 _WITHOUT_HADAMARD = "f16"  # for this type of the KV cache, queries are only rotated by RoPE

@@ -1,4 +1,4 @@
-"""Row-wise addition, scaling, slicing and concatenation on the CPU."""
+"""CPU ops that add, scale, slice or concatenate rows, and the soft cap on logits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, float_word, private_inputs
-from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.lowering import (
+    FLOAT,
+    LANES,
+    REPLICATED_OUTPUT,
+    Buffer,
+    Needs,
+    StepShape,
+    float_word,
+    private_inputs,
+)
 from llmrun.backends.cpu.ops.activations import emit_gated
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts.arena import round_up
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.ops.rows import (
     Add,
@@ -24,12 +33,15 @@ from llmrun.model.plan.ops.rows import (
     Multiply,
     Scale,
     Slice,
+    SoftCap,
+    SoftCapWords,
 )
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.backends.cpu.lowering import Lowering
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.ops.base import Op
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 _NOTHING = Buffer(0, 0, private=False)
 
@@ -152,7 +164,17 @@ def _parts(work: Lowering, a: _CopiedPart, b: _CopiedPart, n_parts: int, value: 
         out_stride=out.stride,
         parts=n_parts,
     )
-    work.emit(KernelName.of("rows.slices", "concat"), value, REPLICATED_OUTPUT | private_inputs(a.of, b.of), words)
+    work.emit(KernelName.of("rows.rowwise", "concat"), value, REPLICATED_OUTPUT | private_inputs(a.of, b.of), words)
+
+
+def _soft_cap(work: Lowering, op: SoftCap) -> None:
+    assert op.x is work.plan.logits
+    words = SoftCapWords(stride=round_up(op.x.width, LANES) * FLOAT, width=op.x.width, cap=float_word(op.cap))
+    work.emit(KernelName.of("rows.rowwise", "soft_cap"), op.x, 0, words)
+
+
+def _soft_cap_seconds(op: SoftCap, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
+    return speeds.rows("swiglu").shared_seconds(step.of(op.x), op.x.width)
 
 
 OPS: dict[type[Op], CpuOp] = {
@@ -174,4 +196,5 @@ OPS: dict[type[Op], CpuOp] = {
     Scale: CpuOp("scale", _scale, reads_and_writes(lambda op: (op.x, op.x)), takes_as_long_as("rmsnorm", "x")),
     Slice: CpuOp("slice", _slice, reads_and_writes(lambda op: (op.out, op.out)), takes_as_long_as("rmsnorm")),
     Concat: CpuOp("concat", _concat, reads_and_writes(lambda op: (op.a, op.b, op.out)), takes_as_long_as("rmsnorm")),
+    SoftCap: CpuOp("soft cap", _soft_cap, reads_and_writes(lambda op: (op.x, op.x)), _soft_cap_seconds),
 }

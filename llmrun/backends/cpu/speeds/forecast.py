@@ -1,7 +1,7 @@
 """Forecasts how fast a model will run on this machine, from its plan alone.
 
-The time of each op is estimated from its cost in bytes and multiply-adds (needs.py) and from the measured speed of that
-kind of op (ops.py).
+The time of each op is estimated from its cost in bytes and multiply-adds (cpu/lowering.py) and from the measured speed
+of that kind of op (machine.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.needs import StepShape
+from llmrun.backends.cpu.lowering import StepShape
 from llmrun.backends.cpu.ops.attention import attention_speed
 from llmrun.backends.cpu.ops.base import row_seconds
 from llmrun.backends.cpu.ops.registry import CPU_OPS
@@ -20,9 +20,9 @@ from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Product
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 # Seconds that Python spends per step on the batch, block tables and the engine's bookkeeping. For SmolLM2, 0.45 to
 # 0.5 ms of a token's 5.6 ms are spent outside the team of threads.

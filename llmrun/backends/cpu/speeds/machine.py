@@ -1,20 +1,265 @@
-"""The measured speeds of this machine's ops. They are stored (kept.py), because measuring takes about a second."""
+"""Measures how fast this machine runs each kind of op, using plans of a few ops and placeholder weights.
+
+The speed of reading weights is measured with more weights than fit in the caches. Large and small matrices are both
+measured to find the fixed cost of an op. Steps with many rows are measured at three widths, because the activations of
+wide models do not fit in the caches.
+
+The results are stored (measured.py), because measuring takes about a second.
+"""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmrun.backends.cpu.speeds.figures import WIDTHS, AttentionSpeed, LinearSpeed, RowSpeed
-from llmrun.backends.cpu.speeds.kept import Known, keep_speeds, kept_speeds
-from llmrun.backends.cpu.speeds.limits import MachineLimits
-from llmrun.backends.cpu.speeds.ops import OpSpeeds
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lower import kv_shapes, lower
+from llmrun.backends.cpu.speeds.measured import (
+    WIDTHS,
+    AttentionSpeed,
+    Known,
+    LinearSpeed,
+    MachineLimits,
+    RowSpeed,
+    keep_speeds,
+    kept_speeds,
+)
+from llmrun.backends.cpu.timed_team import TimedTeam
+from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
+from llmrun.base.compiled.store import load_kernels
+from llmrun.formats.layouts.arena import address_of, allocate_huge
+from llmrun.formats.layouts.kv import BLOCK
+from llmrun.formats.layouts.linear import WIDE, WIDENED_TYPES
+from llmrun.model.plan.elementary import Rope, rotations_of
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.embedding import Embed
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.shapes import AttentionShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llmrun.model.plan.kv_shapes import AttentionShape
+ROWS = 256  # the number of rows in a step with many rows
+
+_REGION = 256 << 20  # bytes of weights, more than fits in most caches
+_LARGE, _SMALL = 16 << 20, 384 << 10  # bytes per matrix
+_N_LARGE, _N_SMALL = 12, 150
+_COLUMNS = 2048
+_KIND_OF_WIDE = min(WIDENED_TYPES)  # any widened type, because all of them have the same memory layout
+_BYTE = 0x2C  # fills all weights; it is not denormal when read as float16, float32 or a scale
+_LAYERS = 8  # the number of attention layers in a trial
+# The number of features between attention layers. Without this bottleneck, the matrices for 32 heads of 576 and 512
+# features would take 306 MiB.
+_BETWEEN = 512
+_DEPTH = 512  # the context length at which attention is measured
+# Processors are faster for the first few milliseconds. We saw a drop from 1,170 to 620 G multiply-adds per second.
+_WARM_SECONDS, _SECONDS = 0.03, 0.08
+
+
+class OpSpeeds:
+    """A benchmark of ops with `n_threads` threads. It allocates more than 256 MiB of memory."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._n_threads = n_threads
+        self._region = allocate_huge(_REGION, "memory to measure its speed")
+        self._region[:] = _BYTE
+
+    def linear(self, packed: str) -> LinearSpeed:
+        """Measure matrix products with weights in the given packed form (Matrix.packed).
+
+        Raises the same errors as `load_kernels`.
+        """
+        kind = _KIND_OF_WIDE if packed == WIDE else packed
+        before = self._reading(kind)
+        multiply = tuple(self._multiplying(kind, width) for width in WIDTHS)
+        after = self._reading(kind)  # measured twice, because results differed by up to a third
+        return LinearSpeed(2 / (1 / before[0] + 1 / after[0]), (before[1] + after[1]) / 2, multiply)
+
+    def rows(self) -> dict[str, RowSpeed]:
+        """Measure "rmsnorm", "swiglu" and "quantize"."""
+        found: dict[str, list[list[float]]] = {name: [[], []] for name in ("rmsnorm", "swiglu", "quantize")}
+        for width in WIDTHS:
+            trial = _RowTrial(self._region, width, self._n_threads)
+            for index, rows in enumerate((1, ROWS)):
+                for name, seconds in trial.seconds(rows).items():
+                    found[name][index].append(seconds / rows)
+        return {name: RowSpeed(tuple(one), tuple(many)) for name, (one, many) in found.items()}
+
+    def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
+        """Measure one layer of this shape."""
+        trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads)
+        both = shape.head_size + shape.value_size
+        features = shape.heads * shape.head_size + shape.kv_heads * both
+        rope_one, empty, step = trial.seconds(1, 0)
+        _, deep, _ = trial.seconds(1, _DEPTH)
+        rope_many, many, _ = trial.seconds(ROWS, ROWS)
+        kv_bytes = _DEPTH * shape.block_bytes(kv_type) / BLOCK
+        attended = ROWS * ROWS + ROWS * (ROWS + 1) // 2
+        products = shape.heads * both * attended
+        return AttentionSpeed(
+            op=empty,
+            read=kv_bytes / max(deep - empty, 1e-9),
+            multiply=products / many,
+            rope_one=rope_one / features,
+            rope_many=rope_many / ROWS / features,
+            step=step,
+        )
+
+    def _reading(self, kind: str) -> tuple[float, float]:
+        """Measure LinearSpeed.read and LinearSpeed.op, with a barrier after each matrix product.
+
+        Large and small matrices are measured in the same steps so that changes over time affect both.
+        """
+        group = PackedLayout.of(_matrix("", kind, 16, _COLUMNS)).group_bytes
+        large, small = (16 * max(1, size // group) for size in (_LARGE, _SMALL))
+        rows = [large] * _N_LARGE + [small] * _N_SMALL
+        matrices = [_matrix(f"w{number}", kind, n, _COLUMNS) for number, n in enumerate(rows)]
+        plan = Plan()
+        x = plan.embed(_matrix("x", "f32", 16, _COLUMNS))
+        outputs = {n: plan.linear(x, matrix) for n, matrix in ((large, matrices[0]), (small, matrices[-1]))}
+        for n, matrix in zip(rows[1:-1], matrices[1:-1], strict=True):
+            plan.linear_add(x, matrix, outputs[n])
+        trial = _Trial(plan, self._region, self._n_threads, max_rows=1)
+        # The first two products have no barrier between them.
+        order = trial.of("linear.int8", "linear.floats").nonzero()[0][2:]
+        large_seconds, small_seconds, _ = trial.steps(1, 0, [order[: _N_LARGE - 1], order[_N_LARGE - 1 :]])
+        read = large // 16 * group * (_N_LARGE - 1) / large_seconds
+        return read, max(1e-9, small_seconds / (_N_SMALL - 1) - small // 16 * group / read)
+
+    def _multiplying(self, kind: str, columns: int) -> float:
+        rows = max(256, (4 << 20) // columns)
+        plan = Plan()
+        x = plan.embed(_matrix("x", "f32", 16, columns))
+        plan.linear(x, _matrix("w", kind, rows, columns))
+        trial = _Trial(plan, self._region, self._n_threads, max_rows=ROWS)
+        seconds, _ = trial.steps(ROWS, 0, [trial.of("linear.int8", "linear.floats")])
+        return ROWS * rows * columns / seconds
+
+
+def _matrix(name: str, kind: str, rows: int, columns: int) -> Matrix:
+    return Matrix.of_bytes(name, kind, rows, columns, np.empty(0, np.uint8))
+
+
+class _Trial:
+    """A plan whose weights are placed one after another in `region`, starting over when the region is full.
+
+    The embedding table "x" is filled with ones, because denormal activations would be slow.
+    """
+
+    def __init__(
+        self, plan: Plan, region: NDArray[np.uint8], n_threads: int, *, max_rows: int, kv_type: str = "f16"
+    ) -> None:
+        width = next(op.table.columns for op in plan.ops if isinstance(op, Embed))
+        head = plan.rmsnorm_wanted(next(op.out for op in plan.ops if isinstance(op, Embed)), _ones(width), 1e-5)
+        plan.output(head, _matrix("logits", "f32", 16, width))
+        packed, at = {}, 0
+        for matrix in plan.matrices:
+            layout = PackedLayout.of(matrix)
+            if matrix.kind == "f32":
+                data = _ones(layout.n_bytes // 4).view(np.uint8)
+            elif layout.n_bytes > len(region):
+                data = np.full(layout.n_bytes, _BYTE, np.uint8)
+            else:
+                at = at if at + layout.n_bytes <= len(region) else 0
+                data, at = region[at : at + layout.n_bytes], at + layout.n_bytes
+            packed[matrix.name] = PackedMatrix(matrix, layout, data)
+        n_blocks = -(-(_DEPTH + max_rows) // BLOCK)
+        kv = [np.zeros(shape, np.uint8) for shape in kv_shapes(plan, [n_blocks] * len(plan.windows), kv_type)]
+        self._plan = plan
+        self._lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
+        load_kernels(self._lowered.kernels)
+        self._lowered.link()
+        self._n_threads = n_threads
+        self._table = np.arange(n_blocks, dtype=np.int32)
+
+    def steps(self, rows: int, start: int, groups: Sequence[NDArray[Any]]) -> list[float]:
+        """Return the time in seconds that each group of records takes per step, as the median of many steps.
+
+        A group is a mask or an array of indices. The last value is the time that a step spends outside its ops,
+        including the embedding, during which the threads wake up.
+        """
+        tokens = np.zeros(rows, np.int32)
+        positions = np.arange(start, start + rows, dtype=np.int32)
+        tables = np.full((len(self._plan.windows), rows), address_of(self._table), np.int64)
+        wanted = np.array([rows - 1], np.int32)
+        logits = np.empty((1, self._lowered.logits_width), np.float32)
+        rotations = rotations_of(self._plan.ropes, positions)
+        team = TimedTeam(self._lowered, self._n_threads)
+        try:
+            wall: list[float] = []
+            started, n_warm = time.perf_counter(), 1
+            while not wall or time.perf_counter() - started < _WARM_SECONDS + _SECONDS:
+                begun = time.perf_counter()
+                n_warm += begun - started < _WARM_SECONDS
+                team.run(tokens, positions, tables, wanted, rotations, logits)
+                wall.append(time.perf_counter() - begun)
+            n_warm = min(n_warm, len(wall) - 1)
+            times = team.taken_times()[n_warm:]
+        finally:
+            team.close()
+        spent = np.array([(one.working + one.waiting).mean(axis=0) for one in times])  # [steps, records]
+        besides = np.array(wall[n_warm:]) - spent[:, ~self.of("linear.embed")].sum(axis=1)
+        return [float(np.median(taken)) for taken in (*(spent[:, group].sum(axis=1) for group in groups), besides)]
+
+    def of(self, *modules: str) -> NDArray[np.bool_]:
+        """Return a mask, bool[records], of the records whose kernels are in these modules.
+
+        The last record is excluded because it computes the logits.
+        """
+        found = np.array([kernel.module in modules for kernel in self._lowered.kernels])
+        found[-1] = False
+        return found
+
+
+class _RowTrial(_Trial):
+    def __init__(self, region: NDArray[np.uint8], width: int, n_threads: int) -> None:
+        plan = Plan()
+        x = plan.embed(_matrix("x", "f32", 16, width))
+        h = plan.rmsnorm(x, _ones(width), 1e-5)
+        plan.linear(plan.swiglu(x, h), _matrix("w", "q8_0", 16, width))
+        super().__init__(plan, region, n_threads, max_rows=ROWS)
+
+    def seconds(self, rows: int) -> dict[str, float]:
+        """Return the time in seconds of the first op of each kind, keyed by the op's name."""
+        names = {name: number for number, name in enumerate(("rmsnorm", "swiglu", "quantize"), 1)}
+        groups = [np.arange(len(self._lowered.kernels)) == number for number in names.values()]
+        return dict(zip(names, self.steps(rows, 0, groups), strict=False))
+
+
+class _AttentionTrial(_Trial):
+    """A trial of attention layers with matrix products between them.
+
+    Without these products, the threads would fall asleep and take 20 us to wake up. In a model, waking up takes 2 to
+    8 us.
+    """
+
+    def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
+        plan, rope = Plan(), Rope(np.full(shape.head_size // 2, 0.01))
+        wide = shape.heads * shape.head_size
+        widths = (wide, shape.kv_heads * shape.head_size, shape.kv_heads * shape.value_size)
+        q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate(widths))
+        for layer in range(_LAYERS):
+            q = plan.attention(q, k, v, shape, rope)
+            few = plan.linear(q, _matrix(f"down{layer}", "q8_0", _BETWEEN, q.width))
+            q = plan.linear(few, _matrix(f"up{layer}", "q8_0", wide, _BETWEEN))
+        super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
+
+    def seconds(self, rows: int, start: int) -> tuple[float, float, float]:
+        """Return three times in seconds: RoPE and storing per layer, attention per layer, and overhead per step."""
+        groups = [self.of("attention.rope"), self.of("attention.attention")]
+        later = [group.nonzero()[0][group.sum() // _LAYERS :] for group in groups]
+        rope, attention, step = self.steps(rows, start, later)
+        return rope / (_LAYERS - 1), attention / (_LAYERS - 1), step
+
+
+def _ones(n: int) -> NDArray[np.float32]:
+    return np.ones(n, np.float32)
+
 
 _MACHINE_BYTES = 256 << 20
 

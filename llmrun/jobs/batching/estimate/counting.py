@@ -1,18 +1,60 @@
-"""Reads a whole batch without running it: counts its calls and its prompt tokens, and draws a sample of the calls."""
+"""Counts the calls and the prompt tokens of a batch without running it, and draws a sample of the calls.
+
+The calls are read in this process, as the engine reads them. Tokens that are in the cache as the prefix of an earlier
+prompt are not computed again, so they are counted separately.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import ne
 from pathlib import Path
 from typing import Final
 
 from llmrun.base.errors import LlmrunError
-from llmrun.jobs.batching.estimate.prefixes import PrefixCounter
+from llmrun.engine.answer import Answer
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import ModelFacts
 from llmrun.jobs.batching.intake import Intake, ReadLine
-from llmrun.jobs.batching.ordering import prefix_of
 from llmrun.jobs.batching.requests import Call, CallOptions
+from llmrun.jobs.batching.work import prefix_of
+from llmrun.jobs.batching.workers.local import parse_call
+
+
+class PrefixCounter:
+    """Counts the computed tokens of prompts that are given in the order in which a run computes them.
+
+    A prompt reuses what it has in common with the one before it. In sorted order, this is as much as it has in common
+    with any earlier prompt, so only one prompt has to be kept, however many there are.
+
+    total   tokens of all prompts
+    computed  how many of them are computed
+    common  how many tokens are the same at the beginning of all prompts
+    """
+
+    def __init__(self) -> None:
+        self.total = self.computed = self.common = 0
+        self._last: Sequence[int] | None = None
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Count the next prompt. At least its last token is computed, because the answer begins with its logits."""
+        if self._last is None:
+            shared, self.common = 0, len(tokens)
+        else:
+            shared = common_prefix(self._last, tokens)
+            self.common = min(self.common, shared)
+        self.total += len(tokens)
+        self.computed += len(tokens) - min(shared, max(len(tokens) - 1, 0))
+        self._last = tokens
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens are the same at the beginning of both sequences."""
+    return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))
+
 
 _SAMPLED: Final = 512  # calls; their interval is narrow enough, and their bodies fit in memory
 _SEED: Final = 1
@@ -137,3 +179,23 @@ class _Counting:
             counts.sample.append(call)
         elif (place := self.drawn.randrange(counts.calls)) < _SAMPLED:  # reservoir sampling
             counts.sample[place] = call
+
+
+@dataclass(frozen=True, slots=True)
+class CallReader:
+    """Turns calls into tokens with the chat template and the tokenizer of an open model."""
+
+    engine: Engine
+    facts: ModelFacts
+
+    def count(self, call: Call) -> CountedCall:
+        """Read a call without running it. Raises the LlmrunError with which a run would answer it."""
+        parsed = parse_call(call.url, call.body, self.facts)
+        answers = [self.engine.prepare(request) for request in parsed.requests[:: parsed.n]]
+        most = parsed.n * sum(answer.limit - answer.prompt_tokens for answer in answers)
+        return CountedCall([answer.tokens for answer in answers], parsed.n, most)
+
+    def prepare(self, call: Call) -> list[Answer]:
+        """Return the answers of a call, ready to be queued. Raises the same errors."""
+        parsed = parse_call(call.url, call.body, self.facts)
+        return [self.engine.prepare(request) for request in parsed.requests]

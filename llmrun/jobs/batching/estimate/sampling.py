@@ -1,4 +1,4 @@
-"""Answers some calls of a batch, as a run would, to measure how long answers are and how fast they are generated."""
+"""Answers some calls of a batch, as a run would, and derives the speeds of the run and the length of all answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,148 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from llmrun.base.machine.energy import EnergyMeter
 from llmrun.engine.answer import Answer
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress
-from llmrun.jobs.batching.estimate.answers import CutAnswer
-from llmrun.jobs.batching.estimate.reading import CallReader
-from llmrun.jobs.batching.estimate.speeds import Step
+from llmrun.jobs.batching.estimate.counting import CallReader
 from llmrun.jobs.batching.requests import Call
+from llmrun.jobs.bench.intervals import LEVEL, Interval, half_width_of_mean
+from llmrun.jobs.bench.statistics import MINIMUM_ROUNDS, typical
+
+_PARTS: Final = 20  # the sample is divided into as many parts, whose speeds are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the engine.
+
+    prompt_rows  prompt tokens that it computed
+    answering    answers that already had tokens before the step, each of which got at least one more
+    generated    tokens that all answers got
+    """
+
+    seconds: float
+    prompt_rows: int
+    answering: int
+    generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """The seconds that tokens and steps take on this machine.
+
+    prompt_s     seconds for a computed prompt token
+    generated_s  seconds for a generated token, with as many answers at a time as in the run
+    step_s       seconds for a step without prompts, apart from those for each answer in it
+    tokens_per_step  tokens that an answer gets in a step
+    drift        the factor by which the mean speed may differ from this, (1, 1, 1) if there are too few steps to tell
+    """
+
+    prompt_s: float
+    generated_s: float
+    step_s: float
+    tokens_per_step: float
+    drift: Interval
+
+    def seconds(self, computed: float, generated: float) -> float:
+        """Return the seconds for these numbers of computed prompt tokens and generated tokens."""
+        return self.prompt_s * computed + self.generated_s * generated
+
+
+def speeds_of(steps: Sequence[Step], steady: slice) -> Speeds:
+    """Return the speeds of a sample.
+
+    steady  the steps with as many answers at a time as in the run. If they generate nothing, all steps are used
+    Raises ValueError if there are no steps.
+
+    The time of a step is that of its answers, as in steps without prompts, plus a part for each row of a prompt.
+    """
+    if not steps:
+        raise ValueError("speeds: no steps")
+    base, each = _step_costs([step for step in steps if not step.prompt_rows and step.answering])
+    rows = sum(step.prompt_rows for step in steps)
+    beside = sum(
+        step.seconds - (base + each * step.answering if step.answering else 0) for step in steps if step.prompt_rows
+    )
+    prompt_s = max(0.0, beside / rows) if rows else 0.0
+    full = steps[steady]
+    if not any(step.generated for step in full):
+        full = steps
+    generated = sum(step.generated for step in full)
+    answering_s = sum(step.seconds - prompt_s * step.prompt_rows for step in full)
+    generated_s = max(0.0, answering_s / generated) if generated else 0.0
+    parts = sum(step.answering for step in steps if not step.prompt_rows)
+    drawn = sum(step.generated for step in steps if not step.prompt_rows)
+    per_step = drawn / parts if parts else 1.0
+    return Speeds(prompt_s, generated_s, base, per_step, _drift(full, prompt_s, generated_s))
+
+
+def _step_costs(steps: Sequence[Step]) -> tuple[float, float]:
+    """Return the seconds of a step without prompts, and those that each of its answers adds; neither is negative."""
+    if not steps:
+        return 0.0, 0.0
+    answering = np.array([step.answering for step in steps], np.float64)
+    seconds = np.array([step.seconds for step in steps], np.float64)
+    apart = answering - answering.mean()
+    each = float(apart @ seconds / (apart @ apart)) if apart.any() else 0.0
+    each = min(max(each, 0.0), float(answering @ seconds / (answering @ answering)))
+    return max(0.0, float(seconds.mean() - each * answering.mean())), each
+
+
+def _drift(steps: Sequence[Step], prompt_s: float, generated_s: float) -> Interval:
+    """Return how far the mean speed may be off, from the ratios of measured and predicted seconds in parts of a run."""
+    part_s = sum(step.seconds for step in steps) / _PARTS
+    ratios, seconds, predicted = [], 0.0, 0.0
+    for step in steps:
+        seconds += step.seconds
+        predicted += prompt_s * step.prompt_rows + generated_s * step.generated
+        if seconds >= part_s and predicted > 0:
+            ratios.append(seconds / predicted)
+            seconds = predicted = 0.0
+    if len(ratios) < MINIMUM_ROUNDS:
+        return Interval.exact(1.0)
+    found = typical(ratios, level=LEVEL)
+    # If neighboring parts are alike, the interval is wide, but the mean is between the slowest and the fastest part.
+    low = max(found.low / found.ratio, min(1.0, *ratios))
+    return Interval(1.0, low, min(found.high / found.ratio, max(1.0, *ratios)))
+
+
+@dataclass(frozen=True, slots=True)
+class CutAnswer:
+    """An answer that was not finished when the measurement ended.
+
+    generated  its tokens so far
+    most       the most tokens that it can have
+    """
+
+    generated: int
+    most: int
+
+
+def generated_per_call(finished: Sequence[int], cut: Sequence[CutAnswer], calls: int) -> Interval:
+    """Return the mean number of generated tokens of a batch's calls, some of which were answered.
+
+    finished  the tokens of complete answers
+    cut       the other answers of the sample. The low end takes them as complete, and the high end assumes that they
+              reach their limit. The estimate assumes that an answer is as likely to end after any of its tokens
+    calls     the number of calls in the batch
+    Raises ValueError if there is no answer at all.
+    """
+    n = len(finished) + len(cut)
+    if not n:
+        raise ValueError("generated per call: no answers")
+    least = [*finished, *(one.generated for one in cut)]
+    most = [*finished, *(one.most for one in cut)]
+    low, high = sum(least) / n, sum(most) / n
+    estimate = sum(least) / len(finished) if finished else high
+    return Interval(
+        min(max(estimate, low), high),
+        max(0.0, low - half_width_of_mean(least, calls)),
+        high + half_width_of_mean(most, calls),
+    )
+
 
 BEGIN_S: Final = 20.0  # how long new calls begin
 FINISH_S: Final = 100.0  # how long the begun ones may take to finish after that
@@ -116,7 +251,7 @@ class Sampler:
             self._run(progress)
         cut = [CutAnswer(call.generated, call.most) for call in self._calls]
         steady = slice(self._steady_from or 0, self._steady_until)
-        return Sample(*(self._steps, steady, self._finished, cut, self._most_at_a_time), reading.source, reading.joules)
+        return Sample(self._steps, steady, self._finished, cut, self._most_at_a_time, reading.source, reading.joules)
 
     def _run(self, progress: Callable[[int, float], None]) -> None:
         began = self._clock()

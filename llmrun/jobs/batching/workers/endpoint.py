@@ -10,14 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
-from llmrun.engine.remote.async_client import async_client
-from llmrun.engine.remote.client import KEY_VARIABLE, request_headers
-from llmrun.engine.remote.listed_models import default_model
+from llmrun.engine.remote.client import KEY_VARIABLE, async_client, default_model, request_headers
+from llmrun.engine.remote.request import Endpoint
 from llmrun.engine.remote.stream import Teller
-from llmrun.engine.remote.url import Endpoint
 from llmrun.jobs.batching.workers.base import RefusedWorker, Reply, WorkerLost
-from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.json_body import parse_json
+from llmrun.serving.protocol.errors import InvalidField, parse_json
 
 if TYPE_CHECKING:
     import httpx2

@@ -7,18 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from llmrun.base.errors import LlmrunError, ModelNotFound, Unavailable
+from llmrun.base.errors import LlmrunError, ModelNotFound, Unavailable, shown
 from llmrun.engine.child.messages import Open
-from llmrun.engine.facts import ModelFacts
-from llmrun.formats.gguf.problems import shown
+from llmrun.engine.requests import ModelFacts
 from llmrun.jobs.batching.workers.base import CHAT, COMPLETION, Reply, WorkerLost
-from llmrun.serving.processes.limits import ServingLimits
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.served_model import Asked
+from llmrun.serving.processes.supervisor import ServingLimits
 from llmrun.serving.protocol.errors import api_error, openai_body
-from llmrun.serving.protocol.openai.models import model_body
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
-from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswer
+from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswer, model_body
 
 _Parse = Callable[[dict[str, Any], ModelFacts, int], ParsedCompletion]
 _NewAnswer = Callable[[ParsedCompletion, ModelFacts, str, int], ChatAnswer | CompletionAnswer]

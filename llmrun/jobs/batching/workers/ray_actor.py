@@ -17,14 +17,12 @@ from typing import Any, Final
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.cpu_count import default_threads
-from llmrun.engine.child.codec import codec_of, error_to_json
-from llmrun.engine.child.messages import Open
-from llmrun.engine.isolation.frames import decoded, encoded
-from llmrun.hub.local.open_models import in_use
+from llmrun.engine.child.messages import Open, codec_of, error_to_json
+from llmrun.engine.isolated_worker import decoded, encoded
+from llmrun.hub.local.safe_writes import in_use
 from llmrun.hub.upkeep.model_copies import IncomingModel, OriginalFile, find_copy
-from llmrun.jobs.batching.workers.base import WorkerLost
+from llmrun.jobs.batching.workers.base import DETAIL, FAILED, LOADING, LOST, NOTE, OK, WorkerLost
 from llmrun.jobs.batching.workers.local import LocalWorker
-from llmrun.jobs.batching.workers.ray_messages import DETAIL, FAILED, LOADING, LOST, NOTE, OK
 
 _NEWS_S: Final = 5.0  # how long a call of `news` waits, if there are none
 _MOST_NEWS: Final = 1000

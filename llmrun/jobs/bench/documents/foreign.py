@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.bench.documents import strict_json
-from llmrun.jobs.bench.documents.document import Document
-from llmrun.jobs.bench.documents.document_json import LARGEST, from_json
+from llmrun.jobs.bench.documents import document as document_module
+from llmrun.jobs.bench.documents.document import LARGEST, Document, from_json
 from llmrun.jobs.bench.documents.rows import llama_bench_rows
 
 _SPEEDS = (1e-9, 1e15)  # The range of valid speeds in tokens per second.
@@ -92,7 +91,7 @@ class UnpairedRatio(Protocol):
 
 def read_series(path: Path) -> list[Series]:
     """Read all series of a file. Raises UsageError, which names the file and the invalid line or key."""
-    text = strict_json.read_text(path)
+    text = document_module.read_text(path)
     found = [series for value, where in _values(text, f"results: {path}") for series in _series_of_value(value, where)]
     if not found:
         raise UsageError(f"results: {path}: no results found")
@@ -114,9 +113,9 @@ def _values(text: str, where: str) -> Iterator[tuple[object, str]]:
     if len(lines) > 1 and lines[0].startswith("{") and lines[0].rstrip().endswith("}"):
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield strict_json.parse(line, f"{where}: line {number}"), f"{where}: line {number}"
+                yield document_module.parse(line, f"{where}: line {number}"), f"{where}: line {number}"
         return
-    value = strict_json.parse(text, where)
+    value = document_module.parse(text, where)
     if not isinstance(value, list):
         yield value, where
         return

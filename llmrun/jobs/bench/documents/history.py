@@ -14,9 +14,7 @@ from pathlib import Path
 from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import data_folder
-from llmrun.jobs.bench.documents.document import Document
-from llmrun.jobs.bench.documents.document_json import from_json, to_json
-from llmrun.jobs.bench.documents.strict_json import parse
+from llmrun.jobs.bench.documents.document import Document, from_json, parse, to_json
 
 _FROM_THE_END = re.compile(r"last(?:~([0-9]{1,9}))?")
 

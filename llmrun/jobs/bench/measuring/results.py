@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from llmrun.backends.cpu.prefetching import way_in_words
-from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.backends.sizing import KVBytes
 from llmrun.base.amounts import counted
-from llmrun.jobs.bench.analysis.stability import are_narrow
-from llmrun.jobs.bench.analysis.statistics import MINIMUM_ROUNDS, Interval, distribution, paired_ratio, verdict_level
 from llmrun.jobs.bench.documents.document import (
+    METRICS,
     AnswerCheck,
     Distribution,
     Document,
@@ -30,12 +29,12 @@ from llmrun.jobs.bench.documents.document import (
     Totals,
     Verdict,
 )
-from llmrun.jobs.bench.documents.metrics import METRICS
-from llmrun.jobs.bench.energy import energy_of
+from llmrun.jobs.bench.measuring.asking import Sample, timeline
 from llmrun.jobs.bench.measuring.pool import OpenedFacts
 from llmrun.jobs.bench.measuring.runner import Outcome, Trial
-from llmrun.jobs.bench.measuring.sample import Sample, timeline
-from llmrun.jobs.bench.measuring.sweep import BenchTarget
+from llmrun.jobs.bench.measuring.workload import BenchTarget
+from llmrun.jobs.bench.statistics import MINIMUM_ROUNDS, Interval, are_narrow, distribution, paired_ratio, verdict_level
+from llmrun.jobs.bench.system import energy_of
 
 _OWN_FACTS = (
     "backend",

@@ -1,4 +1,4 @@
-"""Runs the configurations of a benchmark.
+"""Runs the configurations of a benchmark, including cold starts of `llmrun generate`.
 
 Each configuration warms up until its times are stable. Then all configurations take turns in rounds, until the
 confidence intervals are narrow or the time limit is reached. The order alternates (A B, B A, A B, ...), so that changes
@@ -8,22 +8,70 @@ in the machine's speed affect all configurations equally.
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from llmrun.backends.base import RPC_OFF
+from llmrun.base import child_processes
 from llmrun.base.amounts import format_seconds_briefly
-from llmrun.base.errors import LlmrunError
+from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 from llmrun.base.machine.cpu_count import default_threads
 from llmrun.base.machine.energy import EnergyMeter, nvml_sources, rapl_sources
-from llmrun.base.machine.free_memory import free_memory
-from llmrun.jobs.bench.analysis.stability import is_stable
-from llmrun.jobs.bench.measuring.cold import cold_start
-from llmrun.jobs.bench.measuring.pool import OpenedFacts, Pool, Start
-from llmrun.jobs.bench.measuring.reporter import BenchReporter
-from llmrun.jobs.bench.measuring.sample import Sample, joined
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, Configuration
-from llmrun.jobs.bench.measuring.worker_process import WorkerProcess
+from llmrun.base.machine.memory import free_memory
+from llmrun.jobs.bench.measuring.asking import Sample, joined
+from llmrun.jobs.bench.measuring.pool import BenchReporter, OpenedFacts, Pool, Start, WorkerProcess
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration
+from llmrun.jobs.bench.statistics import is_stable
+
+_PROMPT = "Why is the sky blue?"
+_LAST_WORDS = 400
+# The error classes to choose from. The exit code of `llmrun generate` determines which one is raised.
+_ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
+_KINDS = {kind.exit_code: kind for kind in _ALL}
+
+
+def cold_start(target: BenchTarget) -> Sample:
+    """Run `llmrun generate` once and return its timing. Raises the command's error if it fails."""
+    arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
+    arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
+    arguments += ["--speculate", target.draft or target.speculate, "--rpc", RPC_OFF]
+    arguments += [part for adapter in target.adapters for part in ("--lora", adapter)]
+    if target.threads is not None:
+        arguments += ["--threads", str(target.threads)]
+    with tempfile.TemporaryFile() as errors:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            child_processes.command("", *arguments, _PROMPT),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            **child_processes.in_own_group(),
+            env=child_processes.environment(),
+        )
+        try:
+            first = os.read(process.stdout.fileno(), 1) if process.stdout is not None else b""
+            cold = time.perf_counter() - started
+            process.communicate()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        seconds = time.perf_counter() - started
+        if process.returncode or not first:
+            errors.seek(0)
+            raise _failure(process.returncode, errors.read().decode(errors="replace"))
+    return Sample((), seconds, cold=cold)
+
+
+def _failure(status: int, written: str) -> LlmrunError:
+    said = [line.removeprefix("error: ") for line in written.splitlines() if line.startswith("error: ")]
+    words = shown(said[-1] if said else f"llmrun generate exited with status {status}", _LAST_WORDS)
+    return _KINDS.get(status, LlmrunError)(words)
+
 
 # The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
 # dominate their times. Longer turns would be worse, because configurations should be measured close together in time,

@@ -1,9 +1,55 @@
-"""The plan of a serving benchmark, as chosen on the command line."""
+"""The plan of a serving benchmark, as chosen on the command line, with its service-level objectives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from llmrun.base.errors import UsageError
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+_ALIASES = {"e2el": "e2e"}  # vLLM's name
+_UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0}  # As in vLLM, a number without a unit is in milliseconds.
+_LIMIT = re.compile(r"(\w+):(\d+(?:\.\d+)?|\.\d+)(ms|s|)")
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """Parse limits like `"ttft:500,itl:150"` or `"ttft:0.5s itl:150ms"`. Return metric -> limit in seconds.
+
+    Raises UsageError for an unknown metric, a limit that is not a positive number, or a metric that is given twice.
+    """
+    limits: dict[str, float] = {}
+    for part in re.split(r"[,\s]+", ",".join(texts).strip()):
+        match = _LIMIT.fullmatch(part)
+        name = _ALIASES.get(match[1], match[1]) if match else ""
+        if match is None or name not in METRICS:
+            raise UsageError(
+                f"--goodput: {part!r} is not a limit for one of {', '.join(METRICS)}",
+                hint="example: --goodput ttft:500,itl:150 (milliseconds)",
+            )
+        limit = float(match[2]) * _UNITS[match[3]]
+        if not 0 < limit < math.inf:
+            raise UsageError(f"--goodput: {part!r}: the limit must be above 0")
+        if name in limits:
+            raise UsageError(f"--goodput: {name} has two limits")
+        limits[name] = limit
+    return limits
+
+
+def meets(values: Mapping[str, float], limits: Mapping[str, float]) -> bool:
+    """Return whether a request meets all limits. A metric that a request does not have is not limited.
+
+    values  metric -> seconds; an answer of one token has neither TPOT nor ITL
+    """
+    return all(name not in values or values[name] <= limit for name, limit in limits.items())
+
+
+def goodput_words(limits: Mapping[str, float]) -> str:
+    """Format limits as `TTFT <= 500 ms, ITL <= 150 ms`."""
+    return ", ".join(f"{name.upper()} <= {limit * 1e3:g} ms" for name, limit in limits.items())
+
 
 RANDOM, SHARED_PREFIX, MIXED, OVERLOAD, CANCEL, SAME = "random", "shared-prefix", "mixed", "overload", "cancel", "same"
 WORKLOADS = (RANDOM, SHARED_PREFIX, MIXED, OVERLOAD, CANCEL)  # SAME has a flag of its own.

@@ -11,8 +11,7 @@ import numpy as np
 from llmrun.engine.remote.request import RemoteRequest, remote_request
 from llmrun.engine.requests import Request, TextPrompt
 from llmrun.jobs.bench.measuring.asking import random_words
-from llmrun.jobs.bench.serving.driver import Planned
-from llmrun.jobs.bench.serving.exchange import Leave
+from llmrun.jobs.bench.serving.driving import Leave, Planned
 from llmrun.jobs.bench.serving.plan import MIXED, SAME, SHARED_PREFIX, ServingPlan
 from llmrun.jobs.bench.serving.record import Record
 from llmrun.options.sampling_params import SamplingParams

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.archs.parts.hyperparameters import Hyperparameters
     from llmrun.model.plan.plan import Plan
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 # Heads draft only the first tokens of large vocabularies, because the output matrix takes most of the time of a draft
 # (FastMTP, arXiv:2509.18362). Qwen3.5 has 248,320 tokens, roughly in order of frequency. This is the share of a text's

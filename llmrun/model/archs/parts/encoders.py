@@ -1,15 +1,26 @@
-"""Tells from a file's header whether a model is an encoder, such as BERT, and whether it scores documents."""
+"""The parts that encoders such as BERT have in common: the embedding, norms after each block, and classification heads.
+
+The header of a file says whether a model is an encoder, and whether it scores documents.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from llmrun.base.errors import UnsupportedModel
+import numpy as np
+
+from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.base.types import Pooling
-from llmrun.formats.gguf.problems import shown
+from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH
+from llmrun.model.plan.ops.activations import Activation
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.archs.parts.hyperparameters import Hyperparameters
+    from llmrun.model.archs.parts.writer import PlanWriter
+    from llmrun.model.plan.elementary import Rope
+    from llmrun.model.plan.twin import Value
 
 # Architectures that never have a causal mask. Not all of their files have the key `attention.causal`.
 _ENCODERS: Final = frozenset(
@@ -49,3 +60,60 @@ def labels_of(file: GGUFFile) -> int:
             hint="convert the model again, with its classification head",
         )
     return labels
+
+
+_TYPE_COUNT = "tokenizer.ggml.token_type_count"
+
+
+def bert_embedding(w: PlanWriter, config: Hyperparameters, *, positions: bool) -> Value:
+    """Append the sum of the embeddings of tokens, of the first token type and, if asked, of positions, normalized."""
+    x = w.embed()
+    if "token_types.weight" in w.tensors:
+        count = w.tensors.file.integer(_TYPE_COUNT, 1, minimum=1, maximum=MOST_WIDTH)
+        types = w.tensors.vector("token_types.weight", config.width, count)
+        x = w.plan.bias(x, np.ascontiguousarray(types[: config.width]))
+    if positions:
+        w.plan.add(w.embed_positions(), to=x)
+    return w.layernorm("token_embd_norm", x)
+
+
+def bert_layers(
+    w: PlanWriter, config: Hyperparameters, x: Value, rope: Rope | None, feed_forward: Callable[[str, Value], Value]
+) -> Value:
+    """Append all layers, each of which normalizes the sum after its attention and after its feed-forward.
+
+    `feed_forward` appends a layer's feed-forward up to the last matrix, for a name such as "blk.0" and an input.
+    """
+    for layer in range(config.layers):
+        block = f"blk.{layer}"
+        q, k, v = w.queries_keys_values(block, x)
+        a = w.plan.attention(q, k, v, config.attention(), rope)
+        y = w.linear(f"{block}.attn_output", a, config.width)
+        w.plan.add(x, to=y)
+        h = w.layernorm(f"{block}.attn_output_norm", y)
+        y = w.linear(f"{block}.ffn_down", feed_forward(block, h), config.width)
+        w.plan.add(h, to=y)
+        norm = w.layernorm if layer < config.layers - 1 else w.layernorm_wanted
+        x = norm(f"{block}.layer_output_norm", y)
+    return x
+
+
+def ungated(w: PlanWriter, config: Hyperparameters) -> Callable[[str, Value], Value]:
+    """Return a feed-forward without a gate, with GELU."""
+    return lambda block, h: w.plan.activate(w.linear(f"{block}.ffn_up", h, config.feed_forward), Activation.GELU)
+
+
+def classified(w: PlanWriter, x: Value) -> Value:
+    """Append the classification head, if the file has one. Its output replaces the hidden state.
+
+    The head consists of a dense layer with tanh, an output layer, or both. Only rerankers use it.
+    """
+    labels = labels_of(w.tensors.file)
+    if not labels:
+        w.tensors.leave_out("cls.")
+        return x
+    if "cls.weight" in w.tensors:
+        x = w.plan.activate(w.linear("cls", x, x.width), Activation.TANH)
+    if "cls.output.weight" in w.tensors:
+        x = w.linear("cls.output", x, labels)
+    return x

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.formats.gguf.hyperparameters import MAX_EXPERTS
+from llmrun.formats.gguf.metadata import MAX_EXPERTS
 from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, feed_forward_of
 from llmrun.model.archs.parts.keys import MOST_LAYERS, Keys
 from llmrun.model.plan.ops.activations import Activation
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.model.archs.parts.writer import PlanWriter
-    from llmrun.model.plan.values import Routing, Value
+    from llmrun.model.plan.twin import Routing, Value
 
 _SIZE: Final = "expert_feed_forward_length"
 _GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
@@ -164,7 +164,9 @@ def routing_of(w: PlanWriter, block: str, h: Value, experts: Experts) -> Routing
     """
     logits = w.linear(f"{block}.ffn_gate_inp", h, experts.count)
     return w.plan.route(
-        *(logits, experts.used, experts.gating),
+        logits,
+        experts.used,
+        experts.gating,
         normalized=experts.normalized,
         scale=experts.scale,
         selection_bias=w.tensors.optional_vector(f"{block}.exp_probs_b.bias", experts.count),

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from llmrun.model.archs.parts.keys import Keys
     from llmrun.model.archs.parts.writer import PlanWriter
-    from llmrun.model.plan.kv_shapes import AttentionShape
-    from llmrun.model.plan.rope import Rope
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.elementary import Rope
+    from llmrun.model.plan.shapes import AttentionShape
+    from llmrun.model.plan.twin import Value
 
 _LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers share it; llama.cpp aborts with fewer
 

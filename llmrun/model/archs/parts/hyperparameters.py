@@ -7,8 +7,7 @@ from typing import Any, Final, Self
 
 from llmrun.model.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.model.archs.parts.rope_settings import RopeSettings
-from llmrun.model.plan.kv_shapes import AttentionShape
-from llmrun.model.plan.reach import ALL
+from llmrun.model.plan.shapes import ALL, AttentionShape
 
 # These limits are far above the values in real models. They prevent malicious headers from causing too much work.
 MOST_HEADS: Final = 1024

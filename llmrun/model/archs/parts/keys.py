@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.base.errors import BadGGUF, UnsupportedModel
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import BadGGUF, UnsupportedModel, shown
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

@@ -15,14 +15,13 @@ from llmrun.model.archs.parts.hyperparameters import (
     layers_ahead,
     layers_of,
 )
-from llmrun.model.archs.parts.mamba_layers import mamba
-from llmrun.model.archs.parts.recurrent_sizes import RecurrentSizes, recurrent_sizes_of
+from llmrun.model.archs.parts.recurrent_layers import RecurrentSizes, mamba, recurrent_sizes_of
 from llmrun.model.plan.ops.activations import Activation
 
 if TYPE_CHECKING:
     from llmrun.model.archs.parts.keys import Keys
     from llmrun.model.archs.parts.writer import PlanWriter
-    from llmrun.model.plan.values import Value
+    from llmrun.model.plan.twin import Value
 
 
 @dataclass(frozen=True, slots=True)

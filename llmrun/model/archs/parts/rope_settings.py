@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from llmrun.model.plan.elementary import inverse_powers, log
-from llmrun.model.plan.rope import Pairing, Rope
+from llmrun.model.plan.elementary import Pairing, Rope, inverse_powers, log
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

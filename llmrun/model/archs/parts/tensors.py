@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.base.errors import BadGGUF, UnsupportedModel
-from llmrun.formats.gguf.problems import shown
+from llmrun.base.errors import BadGGUF, UnsupportedModel, shown
 from llmrun.formats.gguf.tensors import dimensions, trimmed
-from llmrun.formats.quants.packed import GROUP_ROWS
+from llmrun.formats.quants.weight_type import GROUP_ROWS
 from llmrun.model.plan.matrix import SUPPORTED, Matrix
 
 if TYPE_CHECKING:

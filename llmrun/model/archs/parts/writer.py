@@ -9,15 +9,15 @@ import numpy as np
 from llmrun.model.archs.parts.tensors import Tensors
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.archs.parts.hyperparameters import Hyperparameters
-    from llmrun.model.plan.kv_shapes import AttentionShape
-    from llmrun.model.plan.rope import Pairing, Rope
+    from llmrun.model.plan.elementary import Pairing, Rope
+    from llmrun.model.plan.shapes import AttentionShape
 
 
 class PlanWriter:

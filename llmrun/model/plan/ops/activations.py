@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from llmrun.model.plan.builder import PlanBuilder
-from llmrun.model.plan.curves import sigmoid_reference
+from llmrun.model.plan.elementary import sigmoid_reference
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class AddLowRankEmbedding(AdapterOp):
 class LowRankWords(NamedTuple):
     """The op record of `reduce` and `look_up`, which multiply rows by the matrices A, and of `expand`, for B.
 
-    units        address of the units (layouts/adapters.py)
+    units        address of the units (layouts/records.py)
     n_units      `reduce`: groups of 16 features of all low-rank products. Otherwise, adapters that have a pair
     n_groups     `expand`: groups of 16 outputs
     columns      `reduce`: inputs, padded to a multiple of 4

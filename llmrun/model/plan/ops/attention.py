@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from llmrun.model.plan.builder import PlanBuilder
-from llmrun.model.plan.curves import soft_cap_reference
-from llmrun.model.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.model.plan.elementary import soft_cap_reference
 from llmrun.model.plan.ops.base import Op
 from llmrun.model.plan.ops.rope import RopeStore, Rotate, RotateHeads
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import AttentionShape, LayerKV
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.model.plan.rope import Rope
+    from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.twin import Run
 
 

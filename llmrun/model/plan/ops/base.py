@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from llmrun.model.plan.matrix import Matrix
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
-    from llmrun.model.plan.twin import Run
-    from llmrun.model.plan.values import Routing
+    from llmrun.model.plan.twin import Routing, Run
 
 
 class Op(ABC):

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from llmrun.model.plan.builder import PlanBuilder
-from llmrun.model.plan.kv_shapes import ConvolutionShape, LayerKV
 from llmrun.model.plan.ops.activations import Activation, activation_reference
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.state_shapes import ConvolutionState, LayerState
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import ConvolutionShape, ConvolutionState, LayerKV, LayerState
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ import numpy as np
 from llmrun.model.plan.builder import PlanBuilder
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from llmrun.model.plan.twin import Run

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from llmrun.formats.layouts.expert_tables import LEAST_SUM
+from llmrun.formats.layouts.experts import LEAST_SUM
 from llmrun.model.plan.builder import PlanBuilder
-from llmrun.model.plan.curves import sigmoid_reference, softmax_reference
+from llmrun.model.plan.elementary import sigmoid_reference, softmax_reference
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.base import Op
 from llmrun.model.plan.ops.linear import Product
-from llmrun.model.plan.values import Routing, Rows, Value
+from llmrun.model.plan.twin import Routing, Rows, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,7 +157,7 @@ class Combine(Op):
 class RouteWords(NamedTuple):
     """The op record of `route`.
 
-    `gating` is one of the constants in expert_tables.py, and `scale` is a float32. `bias` and `expert_scales` are
+    `gating` is one of the constants in layouts/experts.py, and `scale` is a float32. `bias` and `expert_scales` are
     addresses, or 0 if absent. `groups` is 0 if the experts are not grouped.
     """
 
@@ -180,7 +180,7 @@ class RouteWords(NamedTuple):
 
 
 class GroupWords(NamedTuple):
-    """The op record of `group`, which builds the tables of a routing (expert_tables.py)."""
+    """The op record of `group`, which builds the tables of a routing (layouts/experts.py)."""
 
     head: int
     head_bytes: int

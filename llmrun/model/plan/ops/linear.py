@@ -10,7 +10,7 @@ import numpy as np
 from llmrun.model.plan.builder import PlanBuilder
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.values import Rows, Value
+from llmrun.model.plan.twin import Rows, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class HeadLinear(Product):
 
 
 class QuantizeWords(NamedTuple):
-    """The op record of `quantize`. The rows at `out` have the layout described in layouts/quantized_rows.py."""
+    """The op record of `quantize`. The rows at `out` have the layout described in layouts/linear.py."""
 
     x: int
     x_stride: int
@@ -97,7 +97,7 @@ class IntegerWords(NamedTuple):
     Only `experts` has the words from `tables` to the end.
 
     groups       number of groups of 16 outputs in the matrix, or in one expert's matrix
-    x            address of the quantized rows (layouts/quantized_rows.py)
+    x            address of the quantized rows (layouts/linear.py)
     chunk        number of groups that a thread claims at a time
     adds         1 to compute out += product, 0 to compute out = product
     logits       1 if the step provides the address of the output

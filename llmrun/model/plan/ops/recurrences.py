@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from llmrun.model.plan.builder import PlanBuilder
-from llmrun.model.plan.curves import sigmoid_reference, softplus_reference
+from llmrun.model.plan.elementary import sigmoid_reference, softplus_reference
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.state_shapes import LayerState, MatrixState
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import LayerState, MatrixState
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.model.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.base import Op
-from llmrun.model.plan.rope import Pairing
+from llmrun.model.plan.shapes import AttentionShape, LayerKV
 from llmrun.model.plan.stored_kv import entered_reference
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,17 +1,178 @@
-"""Converts the events of the engine into the messages and the streams of Anthropic's API."""
+"""Converts the events of the engine into the messages and streams of Anthropic's API.
+
+The list of models and the errors of this API are written here, too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
 from llmrun.base.types import FinishReason
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, TextDelta
-from llmrun.serving.protocol.anthropic.blocks import ContentBlocks
+from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, PrefillProgress, TextDelta
 from llmrun.serving.protocol.anthropic.requests import ParsedMessage
-from llmrun.serving.protocol.openai.choices import ChatChoice
+from llmrun.serving.protocol.errors import ApiError
 from llmrun.serving.protocol.openai.messages import call_ids
+from llmrun.serving.protocol.openai.responses import ChatChoice, created_of
 from llmrun.serving.protocol.parsed import checked
+from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, typed_event
+
+# A signature proves to Anthropic's servers that one of their models wrote the thinking. No proof is needed here, but
+# some clients drop blocks without a signature.
+SIGNATURE: Final = "unsigned"
+
+StreamEvent = dict[str, Any]
+
+
+class _Form(NamedTuple):
+    """How the text of a block is written: its field in the block, the type of its deltas, and its field in them."""
+
+    field: str
+    delta: str
+    delta_field: str
+
+
+_FORMS: Final[Mapping[str, _Form]] = {
+    "thinking": _Form("thinking", "thinking_delta", "thinking"),
+    "text": _Form("text", "text_delta", "text"),
+    "tool_use": _Form("input", "input_json_delta", "partial_json"),
+}
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block of content. `head` has everything but the text."""
+
+    head: dict[str, Any]
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return str(self.head["type"])
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The block with the text so far."""
+        text = "".join(self.texts)
+        if self.kind == "tool_use":
+            return {**self.head, "input": _parsed(text)}
+        return {**self.head, _FORMS[self.kind].field: text}
+
+
+class ContentBlocks:
+    """The blocks of one message, made from the deltas of a chat completion, in the order in which the model wrote them.
+
+    One block is open at a time, because the model writes one call after the other.
+    """
+
+    def __init__(self, *, shows_thinking: bool) -> None:
+        """Create a message without content. Unless `shows_thinking` is set, blocks of thinking have no text."""
+        self._shows_thinking = shows_thinking
+        self._blocks: list[_Block] = []
+        self._calls: list[int] = []  # the numbers of the blocks of calls
+        self._is_open = False
+
+    def add(self, deltas: Iterable[Mapping[str, Any]]) -> list[StreamEvent]:
+        """Add deltas, and return the events to stream."""
+        return [event for delta in deltas for event in self._add(delta)]
+
+    def close(self) -> list[StreamEvent]:
+        """End the block that is open, and return its last events."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        last, signed = len(self._blocks) - 1, []
+        if self._blocks[last].kind == "thinking":
+            self._blocks[last].head["signature"] = SIGNATURE
+            signed = [_delta(last, {"type": "signature_delta", "signature": SIGNATURE})]
+        return [*signed, _event("content_block_stop", last)]
+
+    def whole(self) -> list[dict[str, Any]]:
+        """Return the complete content."""
+        return [block.whole for block in self._blocks]
+
+    def _add(self, delta: Mapping[str, Any]) -> list[StreamEvent]:
+        if thought := delta.get("reasoning_content"):
+            return self._text("thinking", thought if self._shows_thinking else "")
+        if text := delta.get("content"):
+            return self._text("text", text)
+        events: list[StreamEvent] = []
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                events += self._begin({"type": "tool_use", "id": call["id"], "name": call["function"]["name"]})
+                self._calls.append(len(self._blocks) - 1)
+            events += self._piece(self._calls[call["index"]], call["function"]["arguments"])
+        return events
+
+    def _text(self, kind: str, text: str) -> list[StreamEvent]:
+        """Add text to the open block if it is of this kind, or else to a new one."""
+        continues = self._is_open and self._blocks[-1].kind == kind
+        unsigned = {"signature": ""} if kind == "thinking" else {}
+        events = [] if continues else self._begin({"type": kind, **unsigned})
+        return [*events, *self._piece(len(self._blocks) - 1, text)]
+
+    def _begin(self, head: dict[str, Any]) -> list[StreamEvent]:
+        events = self.close()
+        block = _Block(head)
+        self._blocks.append(block)
+        self._is_open = True
+        return [*events, _event("content_block_start", len(self._blocks) - 1, content_block=block.whole)]
+
+    def _piece(self, number: int, text: str) -> list[StreamEvent]:
+        if not text:
+            return []
+        block = self._blocks[number]
+        block.texts.append(text)
+        form = _FORMS[block.kind]
+        return [_delta(number, {"type": form.delta, form.delta_field: text})]
+
+
+def _event(kind: str, number: int, **fields: Any) -> StreamEvent:
+    return {"type": kind, "index": number, **fields}
+
+
+def _delta(number: int, delta: Mapping[str, Any]) -> StreamEvent:
+    return _event("content_block_delta", number, delta=delta)
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object. It is empty if they are incomplete or invalid.
+
+    Incomplete arguments could do harm, such as the first half of a shell command.
+    """
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+VERSION_HEADER: Final = "anthropic-version"  # only Anthropic's clients send it, with every request
+
+
+def anthropic_models(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the body of OpenAI's /v1/models. All models are on one page."""
+    models = [anthropic_model(each) for each in body["data"]]
+    ids = [model["id"] for model in models]
+    return {"data": models, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+
+
+def anthropic_model(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the body of OpenAI's /v1/models/{id}."""
+    context = body.get("max_model_len")  # known only for loaded models
+    return {
+        "type": "model",
+        "id": body["id"],
+        "display_name": body["id"],
+        "created_at": datetime.fromtimestamp(created_of(body), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": context,
+        "max_tokens": context,
+    }
 
 
 class MessageAnswer:
@@ -96,3 +257,43 @@ def _counts(computed: int, cached: int, generated: int, thinking: int) -> dict[s
         "output_tokens": generated,
         "output_tokens_details": {"thinking_tokens": thinking},
     }
+
+
+_INVALID: Final = "invalid_request_error"  # the type of all other client errors, too
+# Anthropic's status for overload is 529. Ours is 503, which proxies and monitoring know, and its clients retry both.
+_KINDS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# The runner of tools in Anthropic's client asks the server to keep the conversation. After an error with this code, it
+# sends the whole conversation itself.
+_NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
+_PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+# The end of the message of ContextExceeded.by_prompt
+_TOO_LONG: Final = re.compile(r"([\d,]+) tokens plus one for the answer exceed the limit of ([\d,]+)(.*)")
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error, which is also the last event of a stream that failed."""
+    kind = _KINDS.get(error.status, _INVALID if error.status < 500 else "api_error")
+    details = {"details": _NO_THREADS} if error.param == "thread" else {}
+    return {"type": "error", "error": {"type": kind, "message": _message(error), **details}}
+
+
+def _message(error: ApiError) -> str:
+    """Return the message of an error. For a prompt that is too long, it has Anthropic's form.
+
+    Claude Code recognizes this form, reads the two numbers, and then shortens the conversation.
+    """
+    found = _TOO_LONG.search(error.message) if error.code == "context_length_exceeded" else None
+    if found is None:
+        return error.message
+    tokens, limit = (number.replace(",", "") for number in found.groups()[:2])
+    return f"prompt is too long: {tokens} tokens > {limit} maximum{found[3]}"
+
+
+ANTHROPIC: Final = WireFormat(EVENT_STREAM, typed_event, _PING, b"", anthropic_body, anthropic_body)

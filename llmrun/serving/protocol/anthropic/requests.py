@@ -1,22 +1,317 @@
-"""Converts the bodies of Anthropic's /v1/messages into requests for the engine."""
+"""Converts the bodies of Anthropic's /v1/messages into requests for the engine.
+
+The system prompt, the messages and the tools take the form of chat completions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Final
 
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import ChatPrompt, Request
-from llmrun.serving.protocol.anthropic.messages import read_conversation
-from llmrun.serving.protocol.anthropic.thinking import Thinking, read_format, read_thinking
-from llmrun.serving.protocol.anthropic.tools import read_tools
-from llmrun.serving.protocol.errors import unsupported
+from llmrun.engine.constraint.base import ResponseFormat
+from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, ModelFacts, Request
+from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.fields import Fields, missing, seen
-from llmrun.serving.protocol.openai.options import read_stop, refuse_values, require_chats
-from llmrun.serving.protocol.openai.sampling import read_sampling, read_seed
-from llmrun.serving.protocol.openai.tools import ToolOptions
+from llmrun.serving.protocol.openai import options as common
+from llmrun.serving.protocol.openai.messages import (
+    BETWEEN_PARTS,
+    ToolOptions,
+    check_any,
+    check_takes_tools,
+    read_chosen,
+    read_definition,
+    read_list,
+)
+from llmrun.serving.protocol.openai.options import (
+    json_schema_format,
+    read_sampling,
+    read_seed,
+    read_stop,
+    refuse_values,
+    require_chats,
+)
 from llmrun.serving.protocol.parsed import Parsed
+
+KINDS: Final = ("enabled", "disabled", "adaptive")
+DISPLAYS: Final = ("summarized", "omitted")
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+# Fields of chat completions -> their names here
+_NAMES: Final = {
+    "enable_thinking": "thinking",
+    "thinking_budget_tokens": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The thinking options of a Request, and whether the answer has the text of the thinking."""
+
+    options: common.ThinkingOptions
+    shown: bool
+
+
+def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> Thinking:
+    """Read `thinking` and the effort in `output_config`. Raises InvalidField.
+
+    Without `thinking`, the model does not think if this can be switched off: many programs expect that the answer
+    begins with its text.
+    """
+    wanted = fields.fields("thinking") or Fields({"type": "disabled"}, "thinking")
+    kind = wanted.word("type", KINDS)
+    if kind is None:
+        raise missing(wanted.path("type"))
+    shown = wanted.word("display", DISPLAYS) != "omitted"
+    budget = wanted.integer("budget_tokens", 1) if kind == "enabled" else None
+    effort = config.word("effort", EFFORTS)
+    known: dict[str, Any] = {"enable_thinking": kind != "disabled", "thinking_budget_tokens": budget}
+    if kind != "disabled":
+        known["reasoning_effort"] = effort
+    elif effort is not None:
+        known["chat_template_kwargs"] = {"reasoning_effort": effort}  # does not turn thinking on
+    options = common.read_thinking(Fields(known, "thinking"), facts)
+    return Thinking(replace(options, without_effect=tuple(_NAMES[name] for name in options.without_effect)), shown)
+
+
+def read_format(fields: Fields, config: Fields) -> ResponseFormat | None:
+    """Read the format in `output_config`, or in the older field `output_format`. Raises InvalidField."""
+    found = [_json_format(place, name) for place, name in ((config, "format"), (fields, "output_format"))]
+    formats = [each for each in found if each is not None]
+    if len(formats) > 1:
+        raise InvalidField("output_format", "cannot be combined with output_config.format", hint="send only one format")
+    return formats[0] if formats else None
+
+
+def _json_format(place: Fields, name: str) -> ResponseFormat | None:
+    wanted = place.fields(name)
+    if wanted is None:
+        return None
+    if wanted.word("type", ("json_schema",)) is None:
+        raise missing(wanted.path("type"))
+    schema = wanted.object("schema")
+    if schema is None:
+        raise missing(wanted.path("schema"))
+    return json_schema_format(schema, wanted.path("schema"))
+
+
+CHOICES: Final = ("auto", "any", "tool", "none")
+_SCHEMA: Final = "input_schema"
+_QUIET: Final = ("cache_control", "eager_input_streaming")  # prefixes are cached and arguments streamed anyway
+
+
+def read_tools(fields: Fields, facts: ModelFacts) -> ToolOptions:
+    """Read `tools` and `tool_choice`. Raises InvalidField."""
+    tools: dict[str, Mapping[str, Any]] = {}
+    for tool in read_list(fields):
+        kind = tool.text("type")
+        if kind not in (None, "custom"):
+            hint = f"define a tool with a name and its {_SCHEMA}"
+            raise unsupported(tool.path("type"), f"only custom tools are supported, got {seen(kind)}", hint=hint)
+        name = read_definition(tool, _SCHEMA, tools)
+        if tool.peek(_SCHEMA) is None:
+            raise missing(tool.path(_SCHEMA))
+        for quiet in _QUIET:
+            tool.value(quiet)
+        kept = {key: tool.peek(key) for key in ("description", "strict") if tool.peek(key) is not None}
+        tools[name] = {"type": "function", "function": {"name": name, **kept, "parameters": tool.peek(_SCHEMA)}}
+    check_takes_tools(tools, facts)
+    choice, parallel = _read_choice(fields, tools)
+    return ToolOptions([*tools.values()] or None, choice, parallel)
+
+
+def _read_choice(fields: Fields, tools: Mapping[str, object]) -> tuple[str, bool]:
+    """Return `tool_choice` in the form of ChatPrompt, and whether one answer may have several calls."""
+    choice = fields.fields("tool_choice")
+    if choice is None:
+        return AUTO, True
+    parallel = not choice.boolean("disable_parallel_tool_use")
+    kind = choice.word("type", CHOICES)
+    if kind is None:
+        raise missing(choice.path("type"))
+    if kind == "tool":
+        return read_chosen(choice, tools), parallel
+    if kind == "any":
+        check_any(tools)
+    return {"auto": AUTO, "any": REQUIRED, "none": NONE}[kind], parallel
+
+
+ROLES: Final = ("user", "assistant", "system")
+# Claude Code begins its system prompt with this line for Anthropic's accounting. It may differ in every request,
+# and then no request could reuse a cached prefix.
+BILLING: Final = "x-anthropic-billing-header"
+_BILLING: Final = re.compile(rf"{BILLING}:(?:\s*\w+=[^;\n]*;)*\s*")
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages of a ChatPrompt. `ignored` has the names of parts of the system prompt that were left out."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    ignored: tuple[str, ...]
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is the beginning of the answer, which the model continues."""
+        return bool(self.messages[-1]["role"] == "assistant")
+
+
+def read_conversation(fields: Fields) -> Conversation:
+    """Read `system` and `messages`. Raises InvalidField.
+
+    Consecutive messages of the same role become one, as in Anthropic's API. The results of tools become messages of
+    their own. Many templates allow a system message only at the beginning, so later ones become part of a user message,
+    in the tags that Claude Code uses for such reminders.
+    """
+    given = fields.item_fields("messages")
+    if given is None:
+        raise missing("messages")
+    if not given:
+        raise InvalidField("messages", "expected at least one message, got an empty list")
+    system = _read_texts(fields, "system")
+    kept = [text for text in map(_without_billing, system) if text]
+    first = [{"role": "system", "content": BETWEEN_PARTS.join(kept)}] if kept else []
+    read = chain.from_iterable(map(_read_message, given))
+    found = tuple(_merged(_reminding(chain(first, read))))
+    if found[-1].get("tool_calls"):
+        raise InvalidField("messages", "the last message calls tools, but their results are missing")
+    return Conversation(found, (BILLING,) if any(map(_BILLING.match, system)) else ())
+
+
+def _without_billing(text: str) -> str:
+    return _BILLING.sub("", text, count=1) if _BILLING.match(text) else text
+
+
+def _reminding(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield the messages, with parts of the user's in place of system messages that are not at the beginning."""
+    is_begun = False
+    for message in messages:
+        if message["role"] != "system":
+            is_begun = True
+        elif is_begun:
+            message = {"role": "user", "content": f"<system-reminder>\n{message['content']}\n</system-reminder>"}
+        yield message
+
+
+def _merged(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield the messages, with one in place of consecutive ones of the same role."""
+    for role, group in groupby(messages, itemgetter("role")):
+        if role == "tool":
+            yield from group
+        else:
+            yield _one(list(group))
+
+
+def _one(messages: Sequence[Message]) -> Message:
+    merged = dict(messages[0])
+    for name in ("content", "reasoning_content"):
+        if texts := [message[name] for message in messages if message.get(name)]:
+            merged[name] = BETWEEN_PARTS.join(texts)
+    if calls := [call for message in messages for call in message.get("tool_calls", ())]:
+        merged["tool_calls"] = calls
+    return merged
+
+
+def _read_message(message: Fields) -> Iterable[Message]:
+    role = message.word("role", ROLES)
+    if role is None:
+        raise missing(message.path("role"))
+    if message.peek("content") is None:
+        raise missing(message.path("content"))
+    if role == "assistant":
+        return [_read_answer(message)]
+    if role == "system":
+        return [{"role": role, "content": BETWEEN_PARTS.join(_read_texts(message, "content"))}]
+    return _read_user_message(message)
+
+
+def _read_user_message(message: Fields) -> list[Message]:
+    """Return the results of tools in a user message, and then its text."""
+    texts, results = [], []
+    for block in _blocks(message, "content"):
+        if isinstance(block, Fields) and _kind_of(block) == "tool_result":
+            results.append(_read_result(block))
+        else:
+            texts.append(_read_text(block))
+    if results and not texts:
+        return results
+    return [*results, {"role": "user", "content": BETWEEN_PARTS.join(texts)}]
+
+
+def _read_result(block: Fields) -> Message:
+    text = BETWEEN_PARTS.join(_read_texts(block, "content"))
+    # Chat templates have no field for errors.
+    if block.boolean("is_error") and not text.lower().startswith("error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": block.needed_text("tool_use_id"), "content": text}
+
+
+def _read_answer(message: Fields) -> Message:
+    texts, thoughts, calls = [], [], []
+    for block in _blocks(message, "content"):
+        kind = _kind_of(block) if isinstance(block, Fields) else "text"
+        if isinstance(block, Fields) and kind == "thinking":
+            thoughts.append(block.needed_text("thinking"))
+            block.text("signature")
+        elif isinstance(block, Fields) and kind == "tool_use":
+            calls.append(_read_call(block))
+        elif kind != "redacted_thinking":  # encrypted; only Anthropic can read it
+            texts.append(_read_text(block))
+    found: Message = {"role": "assistant", "content": BETWEEN_PARTS.join(texts)}
+    if any(thoughts):
+        found["reasoning_content"] = BETWEEN_PARTS.join(thoughts)
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _read_call(block: Fields) -> Message:
+    name, arguments = block.needed_text("name"), block.object("input")
+    if not name:
+        raise InvalidField(block.path("name"), "empty")
+    if arguments is None:
+        raise missing(block.path("input"))
+    return {
+        "id": block.needed_text("id"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _read_texts(fields: Fields, name: str) -> list[str]:
+    """Return the texts of a field that is missing, a string, or a list of blocks of text."""
+    return [*map(_read_text, _blocks(fields, name))]
+
+
+def _blocks(fields: Fields, name: str) -> list[str | Fields]:
+    value = fields.value(name)
+    if value is None or type(value) is str:
+        return [] if value is None else [value]
+    if type(value) is not list:
+        raise fields.wrong(name, "a string or a list of blocks")
+    return [*(fields.item_fields(name) or ())]
+
+
+def _kind_of(block: Fields) -> str:
+    block.value("cache_control")  # prefixes are cached anyway
+    kind = block.text("type")
+    if kind is None:
+        raise missing(block.path("type"))
+    return kind
+
+
+def _read_text(block: str | Fields) -> str:
+    if isinstance(block, str):
+        return block
+    if (kind := _kind_of(block)) != "text":
+        raise unsupported(block.place, f"blocks of the type {seen(kind)} are not supported here", hint="send text")
+    return block.needed_text("text")
+
 
 # Unsupported fields that would change the answer -> the values that are accepted, and advice
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {

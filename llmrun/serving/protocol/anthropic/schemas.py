@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llmrun.serving.protocol.anthropic.blocks import SIGNATURE
-from llmrun.serving.protocol.anthropic.messages import ROLES
-from llmrun.serving.protocol.anthropic.requests import KNOWN_EDIT
-from llmrun.serving.protocol.anthropic.thinking import DISPLAYS, EFFORTS, KINDS
-from llmrun.serving.protocol.anthropic.tools import CHOICES
-from llmrun.serving.protocol.openai.request_schemas import sampling_fields, stop_strings
-from llmrun.serving.protocol.openai.tools import MOST_TOOLS, NAME
-from llmrun.serving.protocol.schemas import (
-    BOOLEAN,
-    COUNT,
-    NO_EFFECT,
-    OPTIONAL_TEXT,
-    TEXT,
-    Schema,
-    fixed_object,
-    ref,
-)
+from llmrun.serving.protocol.anthropic.answers import SIGNATURE
+from llmrun.serving.protocol.anthropic.requests import CHOICES, DISPLAYS, EFFORTS, KINDS, KNOWN_EDIT, ROLES
+from llmrun.serving.protocol.openai.messages import MOST_TOOLS, NAME
+from llmrun.serving.protocol.openai.schemas import sampling_fields, stop_strings
+from llmrun.serving.protocol.wire import BOOLEAN, COUNT, NO_EFFECT, OPTIONAL_TEXT, TEXT, Schema, fixed_object, ref
 
 _OBJECT: Final[Schema] = {"type": "object"}
 _STOP_REASONS: Final = ("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded")

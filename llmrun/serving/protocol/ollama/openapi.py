@@ -1,16 +1,27 @@
-"""The part of the OpenAPI document about Ollama's API."""
+"""The part of the OpenAPI document about Ollama's API, and the routes of this API that the server does not have."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from llmrun.serving.protocol.ollama.missing import MISSING
-from llmrun.serving.protocol.ollama.options import LEVELS
-from llmrun.serving.protocol.ollama.wire import MEDIA_TYPE
-from llmrun.serving.protocol.openai.answer_schemas import token_logprobs
+from llmrun.serving.protocol.ollama.answers import MEDIA_TYPE
+from llmrun.serving.protocol.ollama.requests import LEVELS
 from llmrun.serving.protocol.openai.options import MOST_LOGPROBS
-from llmrun.serving.protocol.openai.request_schemas import sampling_fields, stop_strings, tool_fields
-from llmrun.serving.protocol.schemas import BOOLEAN, COUNT, TEXT, Schema, fixed_object, ref
+from llmrun.serving.protocol.openai.schemas import sampling_fields, stop_strings, token_logprobs, tool_fields
+from llmrun.serving.protocol.wire import BOOLEAN, COUNT, TEXT, Schema, fixed_object, ref
+
+_PULL: Final = "run `llmrun pull NAME` on the server's machine"
+# Missing routes -> the error, and what to do instead
+MISSING: Final[Mapping[str, str]] = {
+    "/api/pull": f"models cannot be downloaded over HTTP: {_PULL}",
+    "/api/create": "models cannot be created over HTTP: add a preset to models.toml on the server's machine",
+    "/api/delete": "models cannot be deleted over HTTP: run `llmrun rm NAME` on the server's machine",
+    "/api/copy": "models cannot be copied over HTTP: add a preset to models.toml on the server's machine",
+    "/api/push": "models cannot be published",
+    "/api/blobs/{digest}": f"files cannot be uploaded: {_PULL}",
+}
+
 
 _TIME: Final[Schema] = {"type": "string", "format": "date-time"}
 _NANOSECONDS: Final[Schema] = {**COUNT, "description": "In nanoseconds."}

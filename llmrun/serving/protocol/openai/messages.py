@@ -1,10 +1,23 @@
-"""Reads the messages of a conversation."""
+"""Reads what the model is given: the messages and tools of a chat, and the prompts of a completion."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from llmrun.base.errors import ContextExceeded
+from llmrun.engine.requests import (
+    AUTO,
+    LONGEST_TOOL_NAME,
+    NONE,
+    REQUIRED,
+    FillPrompt,
+    ModelFacts,
+    TextPrompt,
+    TokenPrompt,
+)
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.fields import Fields, missing, seen
 
@@ -114,3 +127,224 @@ def _read_call(call: Fields) -> dict[str, Any]:
     call_id = call.text("id")
     found = {"type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
     return found if call_id is None else {"id": call_id, **found}
+
+
+MOST_TOOLS: Final = 128  # as in OpenAI's API
+NAME: Final = rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}"
+_WORDS: Final = (NONE, AUTO, REQUIRED)
+_FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")
+_FUNCTIONS_ONLY: Final = "only functions are supported"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """The tools of a ChatPrompt, which describes the fields."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    choice: str
+    parallel: bool
+
+    @property
+    def may_be_called(self) -> bool:
+        return self.tools is not None and self.choice != NONE
+
+
+def read_tools(fields: Fields, facts: ModelFacts, *, flat: bool = False) -> ToolOptions:
+    """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidField.
+
+    flat  whether they have the form of the Responses API, where a function is not an object inside the tool
+    """
+    tools = _read_definitions(fields, flat)
+    check_takes_tools(tools, facts)
+    parallel = fields.boolean("parallel_tool_calls")
+    choice, allowed = _read_choice(fields, tools, flat)
+    chosen = [tool for name, tool in tools.items() if name in allowed]
+    return ToolOptions(chosen or None, choice, parallel is not False)
+
+
+def read_list(fields: Fields) -> Sequence[Fields]:
+    """Return the items of `tools`. Raises InvalidField."""
+    given = fields.item_fields("tools") or []
+    if len(given) > MOST_TOOLS:
+        raise InvalidField("tools", f"{len(given):,} tools are too many; the limit is {MOST_TOOLS}")
+    return given
+
+
+def read_definition(tool: Fields, schema: str, others: Container[str]) -> str:
+    """Return the name of a tool and check the other fields of its definition. Raises InvalidField.
+
+    schema  the name of the field with the JSON schema of the arguments
+    others  the names of the tools before this one
+    """
+    name = tool.needed_text("name")
+    if not re.fullmatch(NAME, name):
+        words = f"expected 1 to {LONGEST_TOOL_NAME} letters, digits, underscores and hyphens, got {seen(name)}"
+        raise InvalidField(tool.path("name"), words)
+    if name in others:
+        raise InvalidField(tool.path("name"), f"two tools have the name {name}")
+    tool.text("description")
+    tool.object(schema)
+    tool.boolean("strict")
+    return name
+
+
+def check_takes_tools(tools: Mapping[str, object], facts: ModelFacts) -> None:
+    """Raise InvalidField if there are tools but the model does not support them."""
+    if tools and not facts.takes_tools:
+        raise unsupported("tools", "this model does not support tools", hint="use a model that was trained for them")
+
+
+def read_reference(reference: Fields, tools: Container[str]) -> str:
+    """Return the name of the tool to which the field `name` refers. Raises InvalidField."""
+    name = reference.needed_text("name")
+    if name not in tools:
+        raise InvalidField(reference.path("name"), f"no tool has the name {seen(name)}")
+    return name
+
+
+def read_chosen(choice: Fields, tools: Container[str]) -> str:
+    """Return the name of the tool that must be called, as `tool_choice` of a ChatPrompt. Raises InvalidField."""
+    name = read_reference(choice, tools)
+    if name in _WORDS:
+        raise unsupported(choice.path("name"), f"a tool with the name {name} cannot be chosen")
+    return name
+
+
+def check_any(tools: Mapping[str, object]) -> None:
+    """Raise InvalidField if a tool call is required but there are no tools."""
+    if not tools:
+        raise InvalidField("tool_choice", "a tool call is required, but there are no tools")
+
+
+def _read_definitions(fields: Fields, flat: bool) -> dict[str, Mapping[str, Any]]:
+    """Return the definitions of tools by name."""
+    tools: dict[str, Mapping[str, Any]] = {}
+    for tool in read_list(fields):
+        if tool.text("type") not in (None, "function"):
+            raise unsupported(tool.path("type"), _FUNCTIONS_ONLY)
+        function = tool if flat else _nested(tool)
+        name = read_definition(function, "parameters", tools)
+        # Templates also get the unknown fields of an object `function`, but not those of a tool.
+        tools[name] = {"type": "function", "function": function.given(_FUNCTION_FIELDS if flat else None)}
+    return tools
+
+
+def _nested(tool: Fields) -> Fields:
+    """Return the fields of the object `function`."""
+    function = tool.fields("function")
+    if function is None:
+        raise missing(tool.path("function"))
+    return function
+
+
+def _read_choice(fields: Fields, tools: Mapping[str, object], flat: bool) -> tuple[str, frozenset[str]]:
+    """Return `tool_choice` in the form of ChatPrompt, and the names of the tools that may be called."""
+    everything = frozenset(tools)
+    value = fields.value("tool_choice")
+    if value is None:
+        return AUTO, everything
+    if type(value) is str:
+        if value not in _WORDS:
+            raise fields.wrong("tool_choice", "one of none, auto, required, or an object")
+        if value == REQUIRED:
+            check_any(tools)
+        return value, everything
+    choice = fields.fields("tool_choice")
+    kind = choice.text("type") if choice is not None else None
+    if choice is None or kind is None:
+        raise missing("tool_choice.type")
+    if kind == "allowed_tools":
+        return _read_allowed(choice, tools, flat)
+    if kind != "function":
+        raise unsupported("tool_choice.type", _FUNCTIONS_ONLY)
+    return read_chosen(_function_of(choice, flat), tools), everything
+
+
+def _read_allowed(choice: Fields, tools: Mapping[str, object], flat: bool) -> tuple[str, frozenset[str]]:
+    """Read a choice among some of the tools."""
+    allowed = choice if flat else choice.fields("allowed_tools")
+    if allowed is None:
+        raise missing(choice.path("allowed_tools"))
+    mode = allowed.word("mode", (AUTO, REQUIRED)) or AUTO
+    names = frozenset(read_reference(_function_of(item, flat), tools) for item in allowed.item_fields("tools") or ())
+    if not names:
+        raise InvalidField(allowed.path("tools"), "expected at least one tool")
+    return mode, names
+
+
+def _function_of(reference: Fields, flat: bool) -> Fields:
+    """Return the fields with the name in {"type": "function", "function": {"name": ...}}, or in its flat form."""
+    reference.word("type", ("function",))
+    return reference if flat else _nested(reference)
+
+
+_WANTED: Final = "a string, a list of strings, a list of token IDs, or a list of such lists"
+
+
+def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt | FillPrompt, ...]:
+    """Return the prompts in `prompt`, of which there is at least one. Raises InvalidField and ContextExceeded.
+
+    If there is a `suffix`, the answer fills the gap between each prompt and the suffix.
+
+    A list of tokens that cannot fit is refused here, because sending millions of numbers to the engine's process would
+    hold up all other requests.
+    """
+    prompts = text_prompts(fields, "prompt", facts)
+    longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
+    if longest >= facts.info.context_size:
+        raise ContextExceeded.by_prompt(longest, facts.info.context_size, hint="shorten the prompt")
+    suffix = fields.text("suffix")
+    return tuple(_filled(prompt, suffix, facts) for prompt in prompts) if suffix else prompts
+
+
+def require_filling(facts: ModelFacts, param: str) -> None:
+    """Raise InvalidField for a field that asks to fill in the middle if the model cannot do so."""
+    if not facts.fills:
+        raise unsupported(param, "this model cannot fill in the middle", hint="its vocabulary has no tokens for it")
+
+
+def _filled(prompt: TextPrompt | TokenPrompt, suffix: str, facts: ModelFacts) -> FillPrompt:
+    require_filling(facts, "suffix")
+    if isinstance(prompt, TokenPrompt):
+        raise unsupported("suffix", "supported only for prompts that are text")
+    return FillPrompt(prompt.text, suffix)
+
+
+def text_prompts(fields: Fields, name: str, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the texts and lists of tokens in a required field. Raises InvalidField."""
+    value = fields.value(name)
+    if value is None:
+        raise missing(name)
+    if type(value) is str:
+        return (TextPrompt(value),)
+    if type(value) is not list or not value:
+        raise fields.wrong(name, _WANTED)
+    if type(value[0]) is int:
+        return (_tokens(value, name, facts),)
+    return tuple(_prompt(item, f"{name}[{number}]", facts) for number, item in enumerate(value))
+
+
+def read_tokens(fields: Fields, name: str, facts: ModelFacts) -> tuple[int, ...]:
+    """Return a required list of token IDs. Raises InvalidField."""
+    value = fields.items(name)
+    if value is None:
+        raise missing(fields.path(name))
+    return tuple(_tokens(value, fields.path(name), facts).tokens)
+
+
+def _prompt(item: Any, place: str, facts: ModelFacts) -> TextPrompt | TokenPrompt:
+    if type(item) is str:
+        return TextPrompt(item)
+    if type(item) is list and item:
+        return _tokens(item, place, facts)
+    raise InvalidField(place, f"expected a string or a list of token IDs, got {seen(item)}", code="invalid_type")
+
+
+def _tokens(ids: list[Any], place: str, facts: ModelFacts) -> TokenPrompt:
+    for number, token in enumerate(ids):
+        if type(token) is not int:
+            raise InvalidField(f"{place}[{number}]", f"expected a token ID, got {seen(token)}", code="invalid_type")
+        if not 0 <= token < facts.info.vocabulary_size:
+            last = facts.info.vocabulary_size - 1
+            raise InvalidField(f"{place}[{number}]", f"expected a token ID from 0 to {last}, got {seen(token)}")
+    return TokenPrompt(tuple(ids))

@@ -1,23 +1,330 @@
-"""Reads the fields that chat completions and completions have in common, and refuses those without a counterpart."""
+"""Reads the fields that chat completions and completions have in common, and refuses those without a counterpart.
+
+These fields are the sampling parameters with logit_bias and the seed, the format of the answer in the notations of
+OpenAI, llama.cpp and vLLM, thinking, and the LoRA adapters, which have the form of llama-server's API.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from llmrun.engine.facts import ModelFacts
-from llmrun.options.sampling_params import SamplingParams
+from llmrun.base.sampling_texts import ListOfTexts
+from llmrun.base.types import LARGEST_SCALE
+from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.requests import ModelFacts
+from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
+from llmrun.options.settings import RULES
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.fields import Fields, seen
-from llmrun.serving.protocol.openai.adapters import read_adapters
-from llmrun.serving.protocol.openai.sampling import read_sampling, read_seed
+from llmrun.serving.protocol.fields import MOST_INTEGER, Fields, agreed, missing, seen
+
+
+def read_adapters(fields: Fields, facts: ModelFacts) -> dict[str, float] | None:
+    """Return the scales of adapters by name, or None if the request does not choose adapters. Raises InvalidField.
+
+    An item has the number of an adapter (`id`, as in llama-server) or its name. Adapters without an item are not used.
+    """
+    items = fields.item_fields("lora")
+    if items is None:
+        return None
+    adapters, scales = facts.info.adapters, dict[str, float]()
+    for item in items:
+        number, name = item.integer("id", 0), item.text("name")
+        if (number is None) == (name is None):
+            raise InvalidField(item.path("id"), "expected either the id or the name of an adapter")
+        known = [adapter.name for adapter in adapters]
+        if number is not None:
+            name = known[number] if number < len(known) else None
+        if name not in known:
+            words = f"the model has no such adapter; it has {len(known)}: {', '.join(known) or 'none'}"
+            raise InvalidField(item.path("id" if number is not None else "name"), words)
+        scale = item.number("scale", -LARGEST_SCALE, LARGEST_SCALE)
+        if scale is None:
+            raise missing(item.path("scale"))
+        if name in scales:
+            raise InvalidField(item.place, f"{name} is listed twice")
+        scales[name] = scale
+    return scales
+
+
+def adapters_body(facts: ModelFacts) -> list[dict[str, Any]]:
+    """Return the body of GET /lora-adapters. The paths are left out, because clients must not learn them."""
+    return [
+        {
+            "id": number,
+            "name": adapter.name,
+            "scale": adapter.scale,
+            **({"alora_invocation_tokens": [*adapter.invocation]} if adapter.invocation else {}),
+        }
+        for number, adapter in enumerate(facts.info.adapters)
+    ]
+
+
+_MOST_BIAS: Final = 100.0
+_LARGEST_SEED: Final = 2**64 - 1
+_RANDOM_SEED: Final = -1  # as in llama.cpp
+_SEEDS: Final = 1 << 31  # JavaScript's numbers are exact up to 2**53, but some clients read 32 bits
+_LONGEST_TEXTS: Final = 10_000  # characters of a list of texts
+_SAMPLERS_JOINT: Final = ";"
+
+
+def read_sampling(fields: Fields, facts: ModelFacts) -> SamplingParams:
+    """Return the sampling of a request, apart from its seed. Raises InvalidField."""
+    changed: dict[str, Any] = {}
+    for name, parameter in SAMPLING.items():
+        value = _read_parameter(fields, name, parameter)
+        if value is not None:
+            changed[name] = value
+    bias = {**facts.default_sampling.logit_bias, **_read_logit_bias(fields, facts)}
+    if fields.boolean("ignore_eos"):
+        if not facts.end_tokens:
+            raise unsupported(fields.path("ignore_eos"), "not supported for this model")
+        bias |= dict.fromkeys(facts.end_tokens, -math.inf)
+    return replace(facts.default_sampling, **changed, logit_bias=bias)
+
+
+def read_seed(fields: Fields, otherwise: int) -> int:
+    """Return the seed of a request, or `otherwise` if it sets none. Raises InvalidField."""
+    seed = fields.integer("seed", _RANDOM_SEED, _LARGEST_SEED)
+    return otherwise if seed in (None, _RANDOM_SEED) else seed
+
+
+def seed_from(text: str) -> int:
+    """Return a seed that is derived from a text, such as the random ID of a call."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) % _SEEDS
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of a choice: the request's seed for choice 0, and otherwise SplitMix64 of both.
+
+    A later version must not change this, because clients rely on answers that can be repeated.
+    """
+    if choice == 0:
+        return seed
+    mixed = (seed + choice * 0x9E3779B97F4A7C15) & _LARGEST_SEED
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _LARGEST_SEED
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _LARGEST_SEED
+    return mixed ^ (mixed >> 31)
+
+
+def _read_parameter(fields: Fields, name: str, parameter: SamplingParameter) -> Any:
+    """Return the value of a parameter, or None. It may be given under several names if the values are equal."""
+    found: dict[str, Any] = {}
+    for field in parameter.wire or (name,):
+        value = _read_value(fields, field, name, parameter)
+        if value is not None:
+            found[fields.path(field)] = value
+    return agreed(found)
+
+
+def _read_value(fields: Fields, field: str, name: str, parameter: SamplingParameter) -> Any:
+    if parameter.texts is not None:
+        return _read_texts(fields, field, name, parameter.texts)
+    if parameter.kind is float:
+        return fields.number(field, parameter.minimum, parameter.maximum)
+    if name == "top_k" and fields.value(field) == -1:
+        return 0  # vLLM's way to disable it
+    most = MOST_INTEGER if math.isinf(parameter.maximum) else int(parameter.maximum)
+    return fields.integer(field, int(parameter.minimum), most)
+
+
+def _read_texts(fields: Fields, field: str, name: str, texts: ListOfTexts) -> str | None:
+    """Return a list of texts in the notation of SamplingParams. It may also be given in that notation."""
+    value = fields.value(field)
+    if value is None:
+        return None
+    text = value
+    if type(value) is list and all(type(each) is str for each in value):
+        text = _SAMPLERS_JOINT.join(value) if name == "samplers" else json.dumps(value, ensure_ascii=False)
+    if type(text) is not str:
+        raise InvalidField(fields.path(field), f"expected a list of strings, got {seen(value)}", code="invalid_type")
+    if len(text) > _LONGEST_TEXTS:
+        raise InvalidField(fields.path(field), f"longer than {_LONGEST_TEXTS:,} characters")
+    try:
+        RULES[name].check(text)
+    except ValueError:
+        raise InvalidField(
+            fields.path(field), f"expected {texts.words}, got {seen(text)}", hint=texts.advice(text)
+        ) from None
+    return text
+
+
+def _read_logit_bias(fields: Fields, facts: ModelFacts) -> Mapping[int, float]:
+    """Return the bias of tokens by their IDs. A bias of -100 bans a token, as in OpenAI's API."""
+    given = fields.object("logit_bias") or {}
+    found: dict[int, float] = {}
+    entries = Fields(given, fields.path("logit_bias"))
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < facts.info.vocabulary_size):
+            words = f"token IDs from 0 to {facts.info.vocabulary_size - 1}"
+            raise InvalidField(fields.path("logit_bias"), f"expected {words} as keys, got {seen(key)}")
+        bias = entries.number(key, -_MOST_BIAS, _MOST_BIAS)
+        if bias is not None:
+            found[int(key)] = -math.inf if bias == -_MOST_BIAS else bias
+    return found
+
+
+_TYPES: Final = ("text", "json_object", "json_schema")
+# vLLM's fields, of which the older ones begin with "guided_" and the newer ones are in an object
+_OLD, _NEW = "guided_", "structured_outputs"
+
+
+def read_format(fields: Fields) -> ResponseFormat | None:
+    """Return the format of the answer, or None for any text. Raises InvalidField, also for several formats."""
+    return _only([*_openai(fields.fields("response_format")), *_others(fields)])
+
+
+def read_text_format(fields: Fields, text: Fields) -> ResponseFormat | None:
+    """Return the format in `text.format` of the Responses API, or None for any text. Raises InvalidField."""
+    return _only([*_openai(text.fields("format"), flat=True), *_others(fields)])
+
+
+def _only(found: list[ResponseFormat]) -> ResponseFormat | None:
+    """Return the only format, or None. Raises InvalidField if there are several."""
+    if len(found) > 1:
+        raise InvalidField(found[1].origin, f"cannot be combined with {found[0].origin}", hint="send only one format")
+    return found[0] if found else None
+
+
+def _others(fields: Fields) -> Iterator[ResponseFormat]:
+    """Yield the formats in the notations of llama.cpp and vLLM."""
+    yield from _llama(fields)
+    yield from _vllm(fields, _OLD)
+    structured = fields.fields(_NEW)
+    if structured is not None:
+        yield from _vllm(structured, "")
+        if structured.boolean("json_object"):
+            yield ResponseFormat(FormatKind.JSON_OBJECT, origin=structured.path("json_object"))
+
+
+def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFormat]:
+    """Yield a format in OpenAI's notation. With `flat`, its schema is not inside an object `json_schema`."""
+    if wanted is None:
+        return
+    kind = wanted.text("type")
+    if kind is None:
+        raise missing(wanted.path("type"))
+    if kind not in _TYPES:
+        raise unsupported(wanted.path("type"), f"expected one of {', '.join(_TYPES)}, got {seen(kind)}")
+    if kind == "json_object":
+        # llama.cpp's servers also take a schema here.
+        schema = wanted.value("schema")
+        if schema is None:
+            yield ResponseFormat(FormatKind.JSON_OBJECT, origin=wanted.place)
+        else:
+            yield json_schema_format(schema, wanted.path("schema"))
+    elif kind == "json_schema":
+        described = wanted if flat else wanted.fields("json_schema")
+        if described is None:
+            raise missing(wanted.path("json_schema"))
+        described.text("name")
+        described.text("description")
+        described.boolean("strict")  # every schema is enforced
+        if described.peek("schema") is None:
+            raise missing(described.path("schema"))
+        yield json_schema_format(described.value("schema"), described.path("schema"))
+
+
+def _llama(fields: Fields) -> Iterator[ResponseFormat]:
+    if grammar := fields.text("grammar"):
+        yield ResponseFormat(FormatKind.GRAMMAR, grammar, origin="grammar")
+    schema = fields.value("json_schema")
+    if schema is not None:
+        yield json_schema_format(schema, "json_schema")
+
+
+def _vllm(fields: Fields, prefix: str) -> Iterator[ResponseFormat]:
+    json_name, choice_name = f"{prefix}json", f"{prefix}choice"
+    schema = fields.value(json_name)
+    if schema is not None:
+        yield json_schema_format(schema, fields.path(json_name))
+    for name, kind in ((f"{prefix}regex", FormatKind.REGEX), (f"{prefix}grammar", FormatKind.GRAMMAR)):
+        if text := fields.text(name):
+            yield ResponseFormat(kind, text, origin=fields.path(name))
+    choices = fields.items(choice_name)
+    if choices is not None:
+        yield _choice(choices, fields.path(choice_name))
+
+
+def json_schema_format(schema: Any, origin: str) -> ResponseFormat:
+    """Return the format for a schema, which may also be given as JSON text."""
+    if type(schema) is str:
+        return ResponseFormat(FormatKind.JSON_SCHEMA, schema, origin=origin)
+    if type(schema) not in (dict, bool):
+        raise InvalidField(origin, f"expected a JSON schema, got {seen(schema)}", code="invalid_type")
+    return ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), origin=origin)
+
+
+def _choice(choices: list[Any], origin: str) -> ResponseFormat:
+    if not choices:
+        raise InvalidField(origin, "expected at least one choice, got an empty list")
+    for number, choice in enumerate(choices):
+        if type(choice) is not str or not choice:
+            raise InvalidField(f"{origin}[{number}]", f"expected a string that is not empty, got {seen(choice)}")
+    return ResponseFormat(FormatKind.CHOICE, choices=tuple(choices), origin=origin)
+
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+BUDGETS: Final = ("thinking_budget_tokens", "thinking_budget", "think_budget")
+_OFF: Final = EFFORTS[0]
+_NO_LIMIT: Final = -1
+_VARIABLES: Final = "chat_template_kwargs"
+_SWITCHES: Final = ("enable_thinking", "thinking")  # the names that most templates use
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingOptions:
+    """The thinking options of a Request, and the variables of its ChatPrompt.
+
+    without_effect  the names of the fields that have no effect because the model cannot think
+    """
+
+    think: bool | None
+    budget: int | None
+    variables: Mapping[str, Any]
+    without_effect: tuple[str, ...]
+
+
+def read_thinking(fields: Fields, facts: ModelFacts, reasoning: Fields | None = None) -> ThinkingOptions:
+    """Read the fields about thinking. Raises InvalidField, also if two of them contradict each other.
+
+    reasoning  the object of the Responses API that has the effort, which is a field of its own in chat completions
+    """
+    variables = dict(fields.object(_VARIABLES) or {})
+    if reasoning is None:
+        effort_name, effort = "reasoning_effort", fields.word("reasoning_effort", EFFORTS)
+    else:
+        effort_name, effort = "reasoning.effort", reasoning.word("effort", EFFORTS)
+    wishes: dict[str, bool] = {}  # by the field that asks for thinking or for none
+    if effort is not None:
+        wishes[effort_name] = effort != _OFF
+    switch = fields.boolean("enable_thinking")
+    if switch is not None:
+        wishes["enable_thinking"] = switch
+    for name in _SWITCHES:
+        if type(variables.get(name)) is bool:
+            wishes[f"{_VARIABLES}.{name}"] = variables[name]
+    think = agreed(wishes)
+    if effort is not None and effort != _OFF:
+        variables.setdefault("reasoning_effort", effort)  # some templates write the effort into the prompt
+    limits = {name: value for name in BUDGETS if (value := fields.integer(name, _NO_LIMIT)) is not None}
+    budget = agreed(limits)
+    if budget == _NO_LIMIT:
+        limits, budget = {}, None
+    if facts.thinks:
+        return ThinkingOptions(think, budget, variables, ())
+    in_vain = (*wishes, *limits) if think else (*limits,)
+    return ThinkingOptions(None if think else think, None, variables, in_vain)
+
 
 MOST_CHOICES: Final = 128
 MOST_STOPS: Final = 32
 LONGEST_STOP: Final = 256  # characters; a long stop string takes time at every token
 MOST_LOGPROBS: Final = 20
-_NO_LIMIT: Final = -1  # as in llama.cpp
 _TO_LEGACY: Final = "use `tools` and `tool_choice` instead"
 
 # Fields that change the answer and are not supported, with the values that are harmless and advice.

@@ -7,26 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmrun.engine.constraint.base import ResponseFormat
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
+from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Request, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.openai.formats import read_format
-from llmrun.serving.protocol.openai.messages import read_messages
+from llmrun.serving.protocol.openai.messages import ToolOptions, read_messages, read_prompts, read_tools
 from llmrun.serving.protocol.openai.options import (
     MOST_CHOICES,
     MOST_LOGPROBS,
     Options,
+    ThinkingOptions,
+    choice_seed,
+    read_format,
     read_options,
+    read_thinking,
     refuse_in_chats,
     refuse_in_completions,
     require_chats,
 )
-from llmrun.serving.protocol.openai.prompts import read_prompts
-from llmrun.serving.protocol.openai.sampling import choice_seed
-from llmrun.serving.protocol.openai.thinking import ThinkingOptions, read_thinking
-from llmrun.serving.protocol.openai.tools import ToolOptions, read_tools
 from llmrun.serving.protocol.parsed import Parsed
 
 

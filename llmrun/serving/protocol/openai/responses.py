@@ -1,20 +1,268 @@
-"""Converts the events of the engine into the bodies and chunks of chat completions and completions."""
+"""Converts the events of the engine into the bodies and chunks of chat completions and completions.
+
+This includes log-probabilities in the two forms of OpenAI's API, token counts and timings. The list of models is
+written here, too.
+"""
 
 from __future__ import annotations
 
+import codecs
+import hashlib
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from llmrun.base.types import FinishReason
-from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, TextDelta, TokenLogprobs
-from llmrun.serving.protocol.openai.choices import ChatChoice
-from llmrun.serving.protocol.openai.logprobs import CompletionLogprobs, LogprobLimit, chat_logprobs
+from llmrun.base.types import FinishReason, Timings, TokenLogprob
+from llmrun.engine.remote.client import OWNER
+from llmrun.engine.requests import (
+    ChatPrompt,
+    Event,
+    Finished,
+    ModelFacts,
+    PrefillProgress,
+    TextDelta,
+    TokenLogprobs,
+    ToolCallDelta,
+)
+from llmrun.options.sampling_params import SAMPLING
+from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.openai.messages import call_ids
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
-from llmrun.serving.protocol.openai.usage import timings, usage
 from llmrun.serving.protocol.parsed import checked
+
+_MOST: Final = 2_000_000  # the log-probabilities of one answer, 150 bytes each
+_NEVER: Final = -9999.0  # OpenAI's value for very unlikely tokens; JSON has no infinity
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """Return the `logprobs` of a chat completion's choice, for tokens in the order of the answer."""
+    content = [{**token_entry(token.chosen), "top_logprobs": [*map(token_entry, token.top)]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+class LogprobLimit:
+    """Limits the log-probabilities that are kept for one answer."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def count(self, tokens: Sequence[TokenLogprobs]) -> None:
+        """Count the log-probabilities of the next tokens. Raises InvalidField if there are too many."""
+        self._n += sum(1 + len(token.top) for token in tokens)
+        if self._n > _MOST:
+            words = f"the answer has more than {_MOST:,} log-probabilities"
+            raise InvalidField("logprobs", words, hint="ask for fewer, or set max_tokens")
+
+
+class CompletionLogprobs:
+    """Writes the `logprobs` of one choice of a completion, piece by piece.
+
+    `text_offset` is where the text of a token begins in the text of all tokens. Only stop strings, which are not part
+    of the answer, make that text longer than the answer.
+    """
+
+    def __init__(self) -> None:
+        self._offset = 0  # characters
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def written(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Return the `logprobs` of the next tokens."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._utf8.decode(token.chosen.text))
+        return {
+            "tokens": [_spelled(token.chosen.text) for token in tokens],
+            "token_logprobs": [_finite(token.chosen.logprob) for token in tokens],
+            "top_logprobs": [_table(token) for token in tokens] if any(token.top for token in tokens) else None,
+            "text_offset": offsets,
+        }
+
+
+def token_entry(token: TokenLogprob) -> dict[str, Any]:
+    """Return a token with its log-probability."""
+    text = token.text.decode("utf-8", "replace")
+    return {"token": text, "logprob": _finite(token.logprob), "bytes": [*token.text]}
+
+
+def _table(token: TokenLogprobs) -> dict[str, float]:
+    """Return text -> logprob for the likeliest tokens and the chosen one, as OpenAI's API does.
+
+    If several tokens have the same text, the likeliest one is kept.
+    """
+    table: dict[str, float] = {}
+    for each in (*token.top, token.chosen):
+        table.setdefault(_spelled(each.text), _finite(each.logprob))
+    return table
+
+
+def _spelled(text: bytes) -> str:
+    r"""Return the text of a token, or OpenAI's notation for incomplete characters, such as bytes:\xe2\x80."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _NEVER
+
+
+def usage(finished: Sequence[Finished], n: int) -> dict[str, Any]:
+    """Return `usage` for the choices of a call, of which each `n` have the same prompt.
+
+    A prompt counts once, however many choices it has. Its cached tokens are those of the choice that reused the
+    fewest, because the others also reuse what that one computed.
+    """
+    timings = [each.timings for each in finished]
+    firsts = timings[::n]
+    cached = [min(each.cached_tokens for each in timings[at : at + n]) for at in range(0, len(timings), n)]
+    prompt, completion = sum(each.prompt_tokens for each in firsts), sum(each.generated_tokens for each in timings)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
+        "completion_tokens_details": {"reasoning_tokens": sum(each.thinking_tokens for each in finished)},
+    }
+
+
+def timings(finished: Sequence[Finished]) -> dict[str, Any]:
+    """Return `timings` as llama-server does. For several choices, tokens are added up, and times are the longest."""
+    each = [one.timings for one in finished]
+    prompt_n = sum(one.prompt_tokens - one.cached_tokens for one in each)
+    predicted_n = sum(one.generated_tokens for one in each)
+    later_n = sum(max(0, one.generated_tokens - 1) for one in each)  # the first tokens belong to the prompts' time
+    prompt_s = max((one.prefill_s for one in each), default=0.0)
+    predicted_s = max((one.decode_s for one in each), default=0.0)
+    return {
+        "cache_n": sum(one.cached_tokens for one in each),
+        "prompt_n": prompt_n,
+        "prompt_ms": _ms(prompt_s),
+        "prompt_per_token_ms": _ms(prompt_s / prompt_n) if prompt_n else 0.0,
+        "prompt_per_second": _rate(prompt_n, prompt_s),
+        "predicted_n": predicted_n,
+        "predicted_ms": _ms(predicted_s),
+        "predicted_per_token_ms": _ms(predicted_s / later_n) if later_n else 0.0,
+        "predicted_per_second": _rate(later_n, predicted_s),
+        **_drafts(each),
+    }
+
+
+def _drafts(timings: Sequence[Timings]) -> dict[str, int]:
+    """Return the counts of drafted tokens, if there are any."""
+    drafted = sum(one.drafted_tokens for one in timings)
+    return {"draft_n": drafted, "draft_n_accepted": sum(one.accepted_tokens for one in timings)} if drafted else {}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return round(tokens / seconds, 3) if seconds > 0 else 0.0
+
+
+_ID_LETTERS: Final = 24  # as in OpenAI's IDs
+
+Delta = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Call:
+    index: int  # among the calls that the client knows
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
+class ChatChoice:
+    """The message of one choice so far.
+
+    Text that may still turn out to be thinking is held back, because a client cannot take it back.
+    """
+
+    def __init__(self, known_ids: Iterable[str]) -> None:
+        """Create an empty message. `known_ids` are those of earlier tool calls in the conversation."""
+        self._answer: list[str] = []
+        self._thoughts: list[str] = []
+        self._held: list[str] = []
+        self._calls: dict[int, _Call] = {}  # by the engine's index
+        self._ids = set(known_ids)
+
+    def take(self, delta: TextDelta) -> list[Delta]:
+        """Add the next piece of the answer, and return what to send, in order."""
+        thought = delta.reasoning
+        if delta.unopened:
+            thought = "".join(self._held) + thought
+            self._held = []
+        deltas = []
+        if thought:
+            self._thoughts.append(thought)
+            deltas.append({"reasoning_content": thought})
+        self._held.append(delta.text)
+        if not delta.tentative:
+            deltas += self.release()
+        for piece in delta.tool_calls:
+            deltas += self._take_call(piece)
+        return deltas
+
+    def release(self) -> list[Delta]:
+        """Return the text that was held back. Called when it is certain to be part of the answer, or at its end."""
+        text = "".join(self._held)
+        self._held = []
+        if not text:
+            return []
+        self._answer.append(text)
+        return [{"content": text}]
+
+    def message(self) -> dict[str, Any]:
+        """Return the complete message."""
+        content = "".join(self._answer)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        if self._calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                _written_call(call.id, call.name, "".join(call.arguments)) for call in self._calls.values()
+            ]
+        return message
+
+    def _take_call(self, piece: ToolCallDelta) -> list[Delta]:
+        """Add a piece of a tool call. A call that is cut off keeps its incomplete arguments, as in OpenAI's API."""
+        call = self._calls.get(piece.index)
+        if call is None:
+            call = _Call(len(self._calls), self._unused_id(piece.id), piece.name, [piece.arguments])
+            self._calls[piece.index] = call
+            return [{"tool_calls": [{"index": call.index, **_written_call(call.id, call.name, piece.arguments)}]}]
+        if not piece.arguments:
+            return []
+        call.arguments.append(piece.arguments)
+        return [{"tool_calls": [{"index": call.index, "function": {"arguments": piece.arguments}}]}]
+
+    def _unused_id(self, given: str) -> str:
+        """Return this ID of a call, or another one if an earlier call has it.
+
+        The engine's IDs are kept where possible. They are the same for the same seed, and some templates write them
+        into the prompt, where another ID would keep the next request from reusing the cached prefix.
+        """
+        found = given
+        for number in itertools.count():
+            if found and found not in self._ids:
+                break
+            letters = hashlib.sha256(f"{given} {len(self._ids)} {number}".encode()).hexdigest()
+            found = f"call_{letters[:_ID_LETTERS]}"
+        self._ids.add(found)
+        return found
+
+
+def _written_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
 
 _CHUNK: Final = "chat.completion.chunk"
 
@@ -236,3 +484,39 @@ class CompletionAnswer(_Answer):
 def _completion_reason(event: Finished) -> str:
     """Return the finish reason. Completions have no tool calls."""
     return "length" if event.reason is FinishReason.LENGTH else "stop"
+
+
+# In the year 9999; not the last day, which other time zones could not show.
+FOREVER_S: Final = 253_370_764_800.0
+
+
+def created_of(model: Mapping[str, Any]) -> int:
+    """Return the Unix time in an entry of /v1/models, or 0 if another server gives none that is valid."""
+    created = model.get("created")
+    return created if type(created) is int and 0 <= created < FOREVER_S else 0
+
+
+def models_body(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the body of /v1/models, from the bodies of the models."""
+    return {"object": "list", "data": [*models]}
+
+
+def unloaded_model_body(name: str, created: int) -> dict[str, Any]:
+    """Return the body of /v1/models/{id} for a model that is not loaded. `created` is a Unix time in seconds."""
+    return {"id": name, "object": "model", "created": created, "owned_by": OWNER}
+
+
+def model_body(facts: ModelFacts, created: int) -> dict[str, Any]:
+    """Return the body of /v1/models/{id} for a loaded model.
+
+    `max_model_len` is vLLM's name for the size of the context. The last three fields are llmrun's own. Servers that
+    agree in them and in the context give the same answers.
+    """
+    sampling = {name: getattr(facts.default_sampling, name) for name in SAMPLING}
+    return {
+        **unloaded_model_body(facts.name, created),
+        "max_model_len": facts.info.context_size,
+        "system_fingerprint": facts.fingerprint,
+        "default_sampling": sampling,
+        "batch_invariant": facts.info.batch_invariant,
+    }

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llmrun.serving.protocol.openai.answer_schemas import token_logprobs
-from llmrun.serving.protocol.openai.options import MOST_LOGPROBS
-from llmrun.serving.protocol.openai.request_schemas import common_fields, thinking_fields
-from llmrun.serving.protocol.openai.thinking import EFFORTS
-from llmrun.serving.protocol.openai.tools import MOST_TOOLS, NAME
-from llmrun.serving.protocol.openai_responses.conversation import ITEM_TYPES, ROLES
-from llmrun.serving.protocol.openai_responses.requests import LOGPROBS, REFUSED_IN_RESPONSES
-from llmrun.serving.protocol.schemas import (
-    COUNT,
-    FINGERPRINT,
-    NUMBER,
-    OPTIONAL_TEXT,
-    TEXT,
-    Schema,
-    fixed_object,
-    ref,
-)
+from llmrun.serving.protocol.openai.messages import MOST_TOOLS, NAME
+from llmrun.serving.protocol.openai.options import EFFORTS, MOST_LOGPROBS
+from llmrun.serving.protocol.openai.schemas import common_fields, thinking_fields, token_logprobs
+from llmrun.serving.protocol.openai_responses.requests import ITEM_TYPES, LOGPROBS, REFUSED_IN_RESPONSES, ROLES
+from llmrun.serving.protocol.wire import COUNT, FINGERPRINT, NUMBER, OPTIONAL_TEXT, TEXT, Schema, fixed_object, ref
 
 _STATUS: Final[Schema] = {"enum": ["in_progress", "completed", "incomplete"]}
 _OPTIONAL_COUNT: Final[Schema] = {"type": ["integer", "null"]}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.model.plan.kv_shapes import AttentionShape
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import AttentionShape
+from llmrun.model.plan.twin import Value
 from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_adapters
 from tests.support.kernels.races import needless_barriers, races
 from tests.support.kernels.random_adapters import with_random_adapters

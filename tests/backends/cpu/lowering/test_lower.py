@@ -13,13 +13,13 @@ from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of
 from llmrun.model.archs import llama
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.experts import Gating
 from llmrun.model.plan.ops.linear import FloatWords, IntegerWords
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.rope import Pairing, Rope
-from llmrun.model.plan.values import Value
+from llmrun.model.plan.shapes import AttentionShape
+from llmrun.model.plan.twin import Value
 from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_adapters
 from tests.support.kernels.races import accesses, needless_barriers, races, word_of
 from tests.support.kernels.random_adapters import with_random_adapters

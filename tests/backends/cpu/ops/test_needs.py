@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.backends.cpu.lowering.lower import kv_shapes
-from llmrun.backends.cpu.lowering.needs import Needs, StepShape, kv_position_bytes
+from llmrun.backends.cpu.lower import kv_shapes
+from llmrun.backends.cpu.lowering import Needs, StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.linear import quantizing_needs
 from llmrun.backends.cpu.ops.registry import needs_of, needs_of_step
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.formats.layouts.kv_blocks import BLOCK
-from llmrun.formats.layouts.kv_types import KV_CHOICES
+from llmrun.formats.layouts.kv import BLOCK, KV_CHOICES
 from llmrun.model.archs import llama
-from llmrun.model.plan.kv_shapes import AttentionShape, LayerKV
 from llmrun.model.plan.ops.activations import Activation, Gated
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.embedding import Embed
@@ -25,7 +23,8 @@ from llmrun.model.plan.ops.norms import RmsNorm
 from llmrun.model.plan.ops.rope import RopeStore, Rotate
 from llmrun.model.plan.ops.rows import Concat, Scale, Slice
 from llmrun.model.plan.plan import Plan
-from llmrun.model.plan.values import Routing, Rows, Value
+from llmrun.model.plan.shapes import AttentionShape, LayerKV
+from llmrun.model.plan.twin import Routing, Rows, Value
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.kernels.runs import random_matrix
 
@@ -34,7 +33,7 @@ KV = LayerKV(SHAPE, 0, 0)
 X, WANTED = Value(64), Value(64, Rows.WANTED)
 # Bytes of 32 weights of a row: 16 + 2 for Q4_0, 32 + 2 for Q8_0.
 Q4_0, Q8_0, F32 = (random_matrix(kind, 48, 64, name=kind) for kind in ("q4_0", "q8_0", "f32"))
-ACTIVATIONS = 2 * 48  # 64 columns are two blocks of 48 bytes (layouts/quantized_rows.py)
+ACTIVATIONS = 2 * 48  # 64 columns are two blocks of 48 bytes (layouts/linear.py)
 
 
 def needs(op: object, rows: int = 1, start: int = 0, wanted: int = 1, kv_type: str = "f16") -> Needs:

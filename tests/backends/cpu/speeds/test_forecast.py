@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.cpu.lowering.needs import StepShape
+from llmrun.backends.cpu.lowering import StepShape
 from llmrun.backends.cpu.ops.registry import needs_of_step
 from llmrun.backends.cpu.speeds import forecast
-from llmrun.backends.cpu.speeds.figures import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.speeds.forecast import Forecast, drawing_seconds, forecast_on_cpu, step_seconds
 from llmrun.backends.cpu.speeds.machine import Speeds
+from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs.registry import plan_of_header
 from llmrun.model.plan.plan import Plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmrun.backends.cpu.speeds import limits
+from llmrun.backends.cpu.speeds import measured
 from llmrun.formats.layouts.arena import address_of, allocate
-from llmrun.formats.layouts.limits import ReadWords, independent_sums
+from llmrun.formats.layouts.records import ReadWords, independent_sums
 from llmrun.kernels.code.dots import multiplies_pairs
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
@@ -23,7 +23,7 @@ def test_reading_touches_every_line_once(level: str, streams: int, ahead: int) -
     words = ReadWords(
         address_of(memory), 12, chunk_bytes=4096, results=address_of(result), streams=streams, ahead=ahead
     )
-    run_kernel(limits.READ, words, {}, level=level, threads=2)
+    run_kernel(measured.READ, words, {}, level=level, threads=2)
     assert (result[0] ^ result[1] == np.bitwise_xor.reduce(memory)).all()
 
 
@@ -34,7 +34,7 @@ def test_multiplying_makes_every_product(level: str) -> None:
     weights = allocate(64 * n_sums, "weights of a test").reshape(n_sums, 16, 4)
     weights[:] = np.random.default_rng(2).integers(0, 16, weights.shape)
     result = allocate(64 * n_sums, "results of a test").view(np.int32).reshape(n_sums, 16)
-    run_kernel(limits.MULTIPLY, [rounds, address_of(weights), address_of(result)], {}, level=level)
+    run_kernel(measured.MULTIPLY, [rounds, address_of(weights), address_of(result)], {}, level=level)
     activations = np.arange(rounds, dtype=np.int32).view(np.int8).reshape(rounds, 4).sum(0, dtype=np.int64)
     if multiplies_pairs(level):  # the weights are 8 columns of 8 outputs, and each product counts for two rows
         products = (weights.reshape(n_sums, 8, 8).astype(np.int64) * np.tile(activations, 2)).sum(-1).repeat(2, -1)
@@ -45,6 +45,6 @@ def test_multiplying_makes_every_product(level: str) -> None:
 
 
 def test_both_limits_are_rates_of_a_computer() -> None:
-    here = limits.MachineLimits(1, memory_bytes=1 << 26)
+    here = measured.MachineLimits(1, memory_bytes=1 << 26)
     assert 1e8 < here.read_bandwidth() < 1e13
     assert 1e8 < here.multiply_rate() < 1e14

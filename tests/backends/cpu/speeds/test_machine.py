@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llmrun.backends.cpu.speeds import machine
-from llmrun.backends.cpu.speeds.figures import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.speeds.machine import Speeds
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed
+from llmrun.model.plan.shapes import AttentionShape
 
 LINEAR = LinearSpeed(1e9, 1e-6, (1.0, 2.0, 3.0))
 ROW = RowSpeed((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))

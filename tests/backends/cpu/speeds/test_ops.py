@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 import pytest
 
-from llmrun.backends.cpu.speeds import ops
-from llmrun.backends.cpu.speeds.figures import WIDTHS, RowSpeed, between
-from llmrun.backends.cpu.speeds.ops import OpSpeeds
-from llmrun.backends.cpu.weights.packed import PackedMatrix
-from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.backends.cpu.speeds import machine
+from llmrun.backends.cpu.speeds.machine import OpSpeeds
+from llmrun.backends.cpu.speeds.measured import WIDTHS, RowSpeed, between
+from llmrun.backends.cpu.weights import PackedMatrix
 from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.shapes import AttentionShape
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> OpSpeeds:
     sizes = {"_REGION": 8 << 20, "_LARGE": 1 << 20, "_SMALL": 1 << 16, "_N_LARGE": 4, "_N_SMALL": 8}
     for name, value in (sizes | {"_WARM_SECONDS": 0.001, "_SECONDS": 0.003, "WIDTHS": (64, 512, 8192)}).items():
-        monkeypatch.setattr(ops, name, value)
+        monkeypatch.setattr(machine, name, value)
     return OpSpeeds(1)
 
 
@@ -69,8 +69,8 @@ def test_every_matrix_of_a_trial_has_all_of_its_bytes(monkeypatch: pytest.Monkey
         whole.extend(matrix.data.nbytes == matrix.layout.n_bytes for matrix in packed.values())
         raise ZeroDivisionError
 
-    monkeypatch.setattr(ops, "_REGION", region)
-    monkeypatch.setattr(ops, "lower", watched)
+    monkeypatch.setattr(machine, "_REGION", region)
+    monkeypatch.setattr(machine, "lower", watched)
     with pytest.raises(ZeroDivisionError):
         OpSpeeds(1).attention(AttentionShape(32, 1, 576, value_size=512), "f16")
     assert len(whole) > 16

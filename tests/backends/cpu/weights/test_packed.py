@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.weights.filling import fill
-from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix, packing_kernels, reserve
+from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix, fill, packing_kernels, reserve
 from llmrun.base.errors import ModelFileError
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.packed_types import PACKED_TYPES, WIDENED_TYPES
-from llmrun.formats.quants.packed import Scales
+from llmrun.formats.layouts.linear import PACKED_TYPES, WIDENED_TYPES
 from llmrun.formats.quants.registry import BY_NAME
+from llmrun.formats.quants.weight_type import Scales
 from llmrun.model.plan.matrix import SUPPORTED, Matrix
 from llmrun.model.plan.twin import dequantized
 from tests.support.kernels.runs import (

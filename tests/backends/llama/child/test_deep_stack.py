@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from llmrun.backends.llama.child.deep_stack import call_with_stack
+from llmrun.backends.llama.worker import call_with_stack
 from tests.support.cli.commands import ROOT
 
 
@@ -37,7 +37,7 @@ def test_the_stack_is_as_large_as_was_asked_for_and_those_of_later_threads_are_a
 
 def test_where_there_is_no_room_for_it_the_stack_is_smaller() -> None:
     code = (
-        "import resource\nfrom llmrun.backends.llama.child.deep_stack import call_with_stack\n"
+        "import resource\nfrom llmrun.backends.llama.worker import call_with_stack\n"
         "resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
         "print(call_with_stack(1 << 40, lambda: 'done'))"
     )

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.backends.base import OpenOptions
+from llmrun.backends.base import BLOCK_PART, SEQUENCE_PART, OpenOptions, SavedPart
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.saved_parts import BLOCK_PART, SEQUENCE_PART, SavedPart
 from llmrun.base.errors import BackendCrashed, Cancelled, KVFull, LlmrunError
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.recurrent import tiny_recurrent

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.lora.passes import in_order, passes_of
+from llmrun.backends.llama.lora import in_order, passes_of
 from llmrun.base.errors import UnsupportedModel
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.formats.gguf.reader import open_gguf

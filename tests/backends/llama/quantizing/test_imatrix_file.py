@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.llama.quantizing.imatrix_file import Entry, Imatrix, read_imatrix, write_imatrix
+from llmrun.backends.llama.imatrix_file import Entry, Imatrix, read_imatrix, write_imatrix
 from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound
 from tests.support.gguf.gguf_files import write_gguf
 from tests.support.models.tiny_models import tiny_model

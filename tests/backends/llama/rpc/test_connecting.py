@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.llama import build_command
+from llmrun.backends.llama import build_command, rpc_devices
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.backends.llama.rpc import connecting
-from llmrun.backends.llama.rpc.connecting import build_problem, check_servers, devices_with, use_servers
-from llmrun.backends.llama.rpc.servers import RpcServer
+from llmrun.backends.llama.rpc_devices import build_problem, check_servers, devices_with, use_servers
+from llmrun.backends.llama.rpc_servers import RpcServer
 from llmrun.base.errors import BackendCrashed, LlmrunError, NetworkError, UsageError
-from llmrun.base.machine.gpus import Gpu
+from llmrun.base.machine.system import Gpu
 
 SERVERS = [RpcServer("box:50052", "10.0.0.2:50052"), RpcServer("10.0.0.3:1", "10.0.0.3:1")]
 NAMES = "box:50052,10.0.0.3:1"
@@ -54,9 +53,9 @@ class Worker:
 def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
     made = Worker()
     monkeypatch.setattr(LlamaProcess, "ask", lambda process, *asked, **fields: made.answer(process, *asked, **fields))
-    monkeypatch.setattr(connecting, "find_servers", lambda text, *, anyway: SERVERS)
-    monkeypatch.setattr(connecting, "is_installed", lambda: True)
-    monkeypatch.setattr(connecting, "gpus", lambda: ())
+    monkeypatch.setattr(rpc_devices, "find_servers", lambda text, *, anyway: SERVERS)
+    monkeypatch.setattr(rpc_devices, "is_installed", lambda: True)
+    monkeypatch.setattr(rpc_devices, "gpus", lambda: ())
     return made
 
 
@@ -94,7 +93,7 @@ def test_a_build_without_rpc_gets_the_command_that_rebuilds_it(
 ) -> None:
     """The command also keeps the support for the GPUs of this machine."""
     worker.rpc = False
-    monkeypatch.setattr(connecting, "gpus", lambda: gpus)
+    monkeypatch.setattr(rpc_devices, "gpus", lambda: gpus)
     error = refusal(process)
     assert isinstance(error, UsageError)
     assert str(error) == "--rpc: the installed llama.cpp was built without RPC"
@@ -107,7 +106,7 @@ def test_a_build_without_rpc_gets_the_command_that_rebuilds_it(
 def test_without_llama_cpp_the_hint_installs_it_with_rpc(
     worker: Worker, process: LlamaProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "is_installed", lambda: False)
+    monkeypatch.setattr(rpc_devices, "is_installed", lambda: False)
     error = refusal(process)
     assert str(error) == "--rpc: llama.cpp is not installed"
     assert error.hint.startswith(f'install it: CMAKE_ARGS="-DGGML_RPC=on" {PIP} --no-cache-dir ')
@@ -180,7 +179,7 @@ def test_a_server_that_does_not_answer_is_given_up(
 
     monkeypatch.setattr(LlamaProcess, "ask", hang)
     monkeypatch.setattr(LlamaProcess, "kill", lambda process: killed.set())
-    monkeypatch.setattr(connecting, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(rpc_devices, "_ANSWER_S", 0.05)
     error = refusal(process)
     assert isinstance(error, NetworkError)
     assert str(error) == "the RPC server box:50052 did not answer within 0.05 s"

@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("only Linux has all of these options", allow_module_level=True)
 
-from llmrun.backends.llama.rpc.keepalive import keep_connections_alive
+from llmrun.backends.llama.rpc_devices import keep_connections_alive
 
 
 def test_open_connections_are_checked() -> None:

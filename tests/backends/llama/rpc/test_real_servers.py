@@ -24,10 +24,10 @@ if sys.platform == "win32":
 
 from llmrun.backends.base import AUTO, Backend
 from llmrun.backends.llama import process as llama_process
+from llmrun.backends.llama import rpc_devices
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
-from llmrun.backends.llama.rpc import connecting
-from llmrun.backends.llama.rpc.connecting import build_problem, devices_with
+from llmrun.backends.llama.rpc_devices import build_problem, devices_with
 from llmrun.base.errors import BackendCrashed, NetworkError, UsageError
 from tests.support.backends.offloading import assert_agree, assert_usable_after_a_stop, logits_of_smollm2, open_llama
 from tests.support.backends.seam_contract import FullCacheContract, SeamContract, batch_of, rows
@@ -192,7 +192,7 @@ def test_a_server_takes_the_next_client_after_one_that_was_killed(tmp_path: Path
 def test_a_second_client_is_told_that_a_server_has_only_one(
     tmp_path: Path, server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(rpc_devices, "_ANSWER_S", 1.0)
     path = tiny_model(tmp_path, "F32")
     first = open_llama(path, rpc=server.name)
     try:
@@ -205,7 +205,7 @@ def test_a_second_client_is_told_that_a_server_has_only_one(
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(rpc_devices, "_ANSWER_S", 1.0)
     with fake_server(silent) as name, pytest.raises(NetworkError, match=f"{name} did not answer within 1 s"):
         open_llama(tiny_model(tmp_path, "F32"), rpc=name)
 
@@ -226,7 +226,7 @@ def test_a_server_that_hangs_up_is_not_one_of_this_version(tmp_path: Path) -> No
 
 def test_another_kind_of_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An HTTP server waits for the end of a line that never comes."""
-    monkeypatch.setattr(connecting, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(rpc_devices, "_ANSWER_S", 1.0)
 
     def http(connection: Any) -> None:
         line = b""

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from llmrun.backends.llama import rpc_servers
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.backends.llama.rpc import servers as rpc_servers
-from llmrun.backends.llama.rpc.servers import RpcServer, find_servers, lost_connection
+from llmrun.backends.llama.rpc_servers import RpcServer, find_servers, lost_connection
 from llmrun.base.errors import BackendCrashed, NetworkError, UsageError
 from tests.support.servers.rpc_server import closed_port
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 
-from llmrun.cli.chatting.archive.export import to_json, to_markdown
+from llmrun.cli.chatting.archive import to_json, to_markdown
 from llmrun.cli.chatting.events import (
     AnswerBegan,
     AnswerEnded,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.cli.chatting.archive import last_turn as module
-from llmrun.cli.chatting.archive.last_turn import last_turn
+from llmrun.cli.chatting import archive as module
+from llmrun.cli.chatting.archive import last_turn
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, QuestionAsked, ToolAnswered, ToolCalled
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.cli.chatting.archive.overview import listed, model_name, table
+from llmrun.cli.chatting.archive import conversation_table, listed_conversations, model_name
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import QuestionAsked, Undone
-from llmrun.cli.chatting.record import ConversationRecord
+from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.store import Store
-from llmrun.cli.console import columns
+from llmrun.cli.console import output
 
 
 @pytest.fixture
@@ -34,21 +34,21 @@ def test_the_newest_come_first_and_empty_ones_are_left_out(store: Store) -> None
     empty = ConversationRecord(store, new_conversation("m"))
     empty.add(QuestionAsked("gone", ""))
     empty.add(Undone())
-    assert [one.name for one in listed(store)] == ["new-one", "old-one"]
+    assert [one.name for one in listed_conversations(store)] == ["new-one", "old-one"]
     empty.close()
 
 
 def test_a_table_shows_no_control_sequence(store: Store) -> None:
     begun(store, "\x1b[31mred\n\x9b", 0)
-    lines = table(listed(store), now=7200)
+    lines = conversation_table(listed_conversations(store), now=7200)
     assert lines[1].split() == ["31mred", "2", "hours", "ago", "fox", "1", "␛[31mred", "<9B>"]
 
 
 def test_a_narrow_terminal_loses_columns_and_keeps_the_names(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     begun(store, "a question with rather many words in it", 0)
-    monkeypatch.setattr(columns, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(columns, "columns", lambda: 70)
-    lines = table(listed(store), now=60)
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(output, "columns", lambda: 70)
+    lines = conversation_table(listed_conversations(store), now=60)
     assert lines[0].split() == ["NAME", "WHEN", "TURNS"]
     assert lines[1].startswith("a-question-with-rather-many-words")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from llmrun.cli.chatting.archive.past_calls import answer_rows, round_rows
-from llmrun.cli.chatting.archive.search import matching
+from llmrun.cli.chatting.archive import answer_rows, matching_lines, round_rows
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
 from llmrun.cli.chatting.events import (
     AnswerBegan,
@@ -18,7 +17,7 @@ from llmrun.cli.chatting.events import (
     ToolAnswered,
     ToolCalled,
 )
-from llmrun.cli.chatting.record import ConversationRecord
+from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.store import Store
 from tests.support.cli.chats import environment, session
 from tests.support.cli.commands import llmrun
@@ -61,9 +60,9 @@ def test_every_row_of_a_call_is_printable(history: list[Event]) -> None:
 
 
 def test_calls_and_results_are_found() -> None:
-    assert ["blue" in line.text for line in matching(conversation(), ["BLUE"])] == [True]
-    assert [line.text for line in matching(conversation(), ["sky"])] == ["second sky"]
-    assert matching(conversation(), ["see", "done"]) == []
+    assert ["blue" in line.text for line in matching_lines(conversation(), ["BLUE"])] == [True]
+    assert [line.text for line in matching_lines(conversation(), ["sky"])] == ["second sky"]
+    assert matching_lines(conversation(), ["see", "done"]) == []
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting.archive.search import MOST_LINES, Hit, Line, lines_of, matching, search_store, words_of
+from llmrun.cli.chatting.archive import MOST_LINES, Hit, Line, hit_lines, matching_lines, search_store, words_of
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, QuestionAsked, Undone
-from llmrun.cli.chatting.record import ConversationRecord
+from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.store import Store
 from llmrun.cli.console.terminal import width
 
@@ -25,7 +25,7 @@ def held(*exchanges: tuple[str, str]) -> Conversation:
 
 
 def found(conversation: Conversation, *words: str) -> list[str]:
-    return [line.text for line in matching(conversation, words)]
+    return [line.text for line in matching_lines(conversation, words)]
 
 
 def test_a_message_must_have_all_words_and_its_lines_with_any_are_shown() -> None:
@@ -64,16 +64,16 @@ def test_words_are_split_at_blanks_outside_quotes(argument: str, words: list[str
 @pytest.mark.push
 @given(st.text(min_size=1, max_size=60), st.text("ab 日\u0301\x1b", min_size=1, max_size=3), st.integers(1, 60))
 def test_a_line_is_cut_to_its_columns_and_keeps_nothing_dangerous(text: str, word: str, most: int) -> None:
-    hit = Hit("name", 0.0, matching(held((text, "")), [word]))
-    for line in [*lines_of(hit, most)][1:]:
+    hit = Hit("name", 0.0, matching_lines(held((text, "")), [word]))
+    for line in [*hit_lines(hit, most)][1:]:
         shown = "".join(piece for piece, _ in line)
         assert width(shown) <= max(most, 5)
         assert "\x1b" not in shown
 
 
 def test_a_match_far_to_the_right_is_still_shown() -> None:
-    hit = Hit("name", 0.0, matching(held(("x" * 500 + " needle " + "y" * 500, "")), ["needle"]))
-    _, line = lines_of(hit, 60)
+    hit = Hit("name", 0.0, matching_lines(held(("x" * 500 + " needle " + "y" * 500, "")), ["needle"]))
+    _, line = hit_lines(hit, 60)
     assert ("needle", True) in line
     shown = "".join(text for text, _ in line)
     assert shown.startswith("  > …xxx")
@@ -83,7 +83,7 @@ def test_a_match_far_to_the_right_is_still_shown() -> None:
 
 def test_many_lines_are_counted() -> None:
     hit = Hit("name", 0.0, [Line(True, (f"{n}",)) for n in range(MOST_LINES + 2)])
-    lines = ["".join(text for text, _ in line) for line in lines_of(hit, 80, "just now")]
+    lines = ["".join(text for text, _ in line) for line in hit_lines(hit, 80, "just now")]
     assert lines[0] == "name  just now"
     assert lines[-1] == "    … 2 more lines"
 

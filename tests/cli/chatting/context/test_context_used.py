@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from llmrun.cli.chatting.context.context_used import ContextUsed
-from llmrun.cli.chatting.context.prompting import Prompting
+from llmrun.cli.chatting.context import ContextUsed, Prompting
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, Event, ModelChanged, QuestionAsked, ToolAnswered, ToolCalled
 from llmrun.engine.base import Answering

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.cli.chatting.context.left_out import ROOM, room_for_answer, turns_to_leave_out
+from llmrun.cli.chatting.context import ROOM, room_for_answer, turns_to_leave_out
 
 
 def left_out(sizes: list[int], already: int, context: int, max_tokens: int | None = None) -> int:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base.errors import ContextExceeded
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
-from llmrun.cli.chatting.record import ConversationRecord
+from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.engine.requests import Event, Request
 from llmrun.options.settings import Settings

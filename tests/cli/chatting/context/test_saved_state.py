@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.cli.chatting.context.saved_state import ConversationState
+from llmrun.backends.scripted import ScriptedBackend
+from llmrun.cli.chatting.context import ConversationState
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from tests.support.engine.answers import answer_all

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound
 from llmrun.cli.answers.model_in_use import ModelLost
 from llmrun.cli.chatting.commands import completions

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import Cancelled, LlmrunError, UsageError
-from llmrun.cli.chatting.tools.call_view import call_rows, full_rows, result_row
-from llmrun.cli.chatting.tools.calls import NOBODY_ASKED, REFUSED, ToolCalls
-from llmrun.cli.chatting.tools.question import ask
-from llmrun.cli.chatting.tools.slash import tool_choices, tools
+from llmrun.cli.chatting.tool_call_view import call_rows, full_rows, result_row
+from llmrun.cli.chatting.tool_turns import NOBODY_ASKED, REFUSED, ToolCalls, ask, tool_choices, tools
 from llmrun.engine.tools.tool import ToolInfo, ToolResult
 from llmrun.engine.tools.toolbox import Toolbox
 from tests.support.tools.boxes import fake_server, opened, python_command
@@ -176,7 +174,7 @@ def test_keys_typed_before_the_question_do_not_answer_it(terminal: tuple[int, in
     os.write(user, b"y\n")
     with os.fdopen(program, "rb") as stream:
         assert os.read(user, 3) == b"y\r\n"  # the echo shows that the keys have arrived
-        monkeypatch.setattr("llmrun.cli.chatting.tools.question.out.prompt", lambda text: os.write(user, b"n\n"))
+        monkeypatch.setattr("llmrun.cli.chatting.tool_turns.out.prompt", lambda text: os.write(user, b"n\n"))
         assert ask("run it? ", stream) == "n"
 
 

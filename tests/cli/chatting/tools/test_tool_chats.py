@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import Batch, FinishReason, Timings
+from llmrun.cli.chatting import tool_turns
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerEnded, QuestionAsked, ToolAnswered, ToolCalled
-from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
+from llmrun.cli.chatting.saying import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store
-from llmrun.cli.chatting.tools import turns
 from llmrun.engine.requests import Finished, TextDelta, ToolCallDelta
 from llmrun.options.settings import Settings
 from tests.support.cli.chats import Session, environment, journals, session, words
@@ -52,7 +52,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Answer the questions about calls with the strings of this list."""
     typed: list[str] = []
-    monkeypatch.setattr(turns, "ask", lambda question: typed.pop(0))
+    monkeypatch.setattr(tool_turns, "ask", lambda question: typed.pop(0))
     return typed
 
 
@@ -241,7 +241,7 @@ def test_a_stopped_call_can_be_followed_by_retry(tmp_path: Path, answers: list[s
     backend = tool_backend(("Go?", call("unsafe")), (RESULT, "Stopped, I see."), ("Bye?", "Bye."))
     with opened(UNSAFE) as box, session(tmp_path, backend=backend, toolbox=box.toolbox) as found:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(turns, "ask", interrupted)
+            patch.setattr(tool_turns, "ask", interrupted)
             found.run("Go?")
         assert found.said == [("Go?", "")]
         found.run("/retry", "Bye?")

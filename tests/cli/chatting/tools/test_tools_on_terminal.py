@@ -73,7 +73,12 @@ def chatting(folder: Path) -> Iterator[pexpect.spawn[bytes]]:
     """Yield a chat with tools at its first prompt; afterwards, check that the terminal's modes are restored."""
     script = tool_script_file(folder, *SCRIPT)
     process = on_terminal(
-        *("chat", "--backend", "scripted", script, "--tools", str(tools_file(folder))),
+        "chat",
+        "--backend",
+        "scripted",
+        script,
+        "--tools",
+        str(tools_file(folder)),
         LLMRUN_DATA_DIR=str(folder),
         NO_COLOR="1",
     )

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
+from llmrun.cli.chatting import tool_turns
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerEnded, QuestionAsked, ToolCalled
-from llmrun.cli.chatting.record import ConversationRecord
+from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
-from llmrun.cli.chatting.tools import turns
-from llmrun.cli.chatting.tools.calls import REFUSED
-from llmrun.cli.chatting.tools.turns import ToolTurns
+from llmrun.cli.chatting.tool_turns import REFUSED, ToolTurns
 from llmrun.engine.requests import ToolCall
-from llmrun.engine.tools.declared import CommandDeclaration
+from llmrun.engine.tools.tools_file import CommandDeclaration
 from tests.support.cli.chats import ListedTurns
 from tests.support.tools.boxes import opened, python_command
 
@@ -109,19 +108,19 @@ def test_an_unknown_tool_is_a_result(record: ConversationRecord) -> None:
 
 
 def test_a_refused_call_lets_the_model_go_on(record: ConversationRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "ask", typed("n", "y"))
+    monkeypatch.setattr(tool_turns, "ask", typed("n", "y"))
     assert results(record, ("unsafe", "{}"), ("unsafe", "{}")) == ([REFUSED, "ran\n"], True)
 
 
 def test_the_end_of_input_refuses(record: ConversationRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "ask", typed(None))
+    monkeypatch.setattr(tool_turns, "ask", typed(None))
     assert results(record, ("unsafe", "{}")) == ([REFUSED], True)
 
 
 def test_ctrl_c_in_the_question_stops_all_calls(
     record: ConversationRecord, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(turns, "ask", typed(interrupt))
+    monkeypatch.setattr(tool_turns, "ask", typed(interrupt))
     assert results(record, ("unsafe", "{}"), ("program", "{}")) == ([STOPPED, STOPPED], False)
     assert "stopped: tool unsafe; /retry lets the model continue" in capsys.readouterr().err
 

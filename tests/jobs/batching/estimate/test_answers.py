@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from llmrun.jobs.batching.estimate.answers import CutAnswer, generated_per_call
+from llmrun.jobs.batching.estimate.sampling import CutAnswer, generated_per_call
 
 
 def test_answers_to_all_calls_are_exact() -> None:

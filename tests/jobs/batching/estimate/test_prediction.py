@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.jobs.batching.estimate.prediction import ApiPrice, Workload, run_seconds
-from llmrun.jobs.batching.estimate.speeds import Speeds
-from llmrun.jobs.bench.analysis.intervals import Interval
+from llmrun.jobs.batching.estimate.estimating import ApiPrice, Workload, run_seconds
+from llmrun.jobs.batching.estimate.sampling import Speeds
+from llmrun.jobs.bench.intervals import Interval
 
 SPEEDS = Speeds(0.001, 0.002, 0.016, 1.0, Interval(1.0, 1.0, 1.0))
 LOAD_S = 3.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.jobs.batching.estimate.prefixes import PrefixCounter, common_prefix
+from llmrun.jobs.batching.estimate.counting import PrefixCounter, common_prefix
 
 PROMPTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=20)
 

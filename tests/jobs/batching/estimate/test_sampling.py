@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.machine.energy import EnergyMeter
 from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import describe
 from llmrun.engine.engine import Engine
-from llmrun.jobs.batching.estimate.reading import CallReader
+from llmrun.jobs.batching.estimate.counting import CallReader
 from llmrun.jobs.batching.estimate.sampling import Limits, Sample, Sampler
 from llmrun.jobs.batching.requests import Call
 from llmrun.jobs.batching.workers.base import CHAT, COMPLETION

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmrun.jobs.batching.estimate.speeds import Step, speeds_of
+from llmrun.jobs.batching.estimate.sampling import Step, speeds_of
 
 BASE_S, EACH_S, ROW_S = 0.010, 0.001, 0.002
 

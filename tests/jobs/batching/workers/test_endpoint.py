@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
-from llmrun.engine.remote.url import parse_endpoint
-from llmrun.jobs.batching.identity import identify
+from llmrun.engine.remote.request import parse_endpoint
+from llmrun.jobs.batching.driver import identify
 from llmrun.jobs.batching.workers import endpoint
 from llmrun.jobs.batching.workers.base import CHAT, COMPLETION, RefusedWorker, Reply, WorkerLost
 from llmrun.jobs.batching.workers.endpoint import EndpointWorker

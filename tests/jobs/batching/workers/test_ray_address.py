@@ -11,8 +11,7 @@ import pytest
 
 from llmrun.base.errors import LlmrunError, NetworkError, UsageError
 from llmrun.jobs.batching.workers.ray_address import check_ray, check_token, find_address, host_of, is_loopback, is_ray
-from llmrun.jobs.batching.workers.ray_cluster import RayCluster
-from llmrun.jobs.batching.workers.ray_process import RayProcess
+from llmrun.jobs.batching.workers.ray_cluster import RayCluster, RayProcess
 
 VARIABLES = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TMPDIR")
 

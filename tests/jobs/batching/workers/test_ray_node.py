@@ -12,11 +12,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError, ModelFileError, UsageError
-from llmrun.engine.isolation.frames import encoded
-from llmrun.jobs.batching.workers import ray_node
-from llmrun.jobs.batching.workers.base import WorkerLost
-from llmrun.jobs.batching.workers.ray_messages import FAILED, OK
-from llmrun.jobs.batching.workers.ray_node import RayNode
+from llmrun.engine.isolated_worker import encoded
+from llmrun.jobs.batching.workers import ray_driver
+from llmrun.jobs.batching.workers.base import FAILED, OK, WorkerLost
+from llmrun.jobs.batching.workers.ray_driver import RayNode
 
 pytestmark = pytest.mark.push
 
@@ -53,7 +52,7 @@ class FakeActor:
 def opened(answers: Answers, monkeypatch: pytest.MonkeyPatch, *, calls: int = 0, needs_token: bool = False) -> Any:
     """Open a node, and call it as often. Returns the last result."""
     monkeypatch.setattr(RayNode, "_new_actor", lambda self, node: FakeActor(answers))
-    monkeypatch.setattr(ray_node, "SILENCE_S", 0.2)
+    monkeypatch.setattr(ray_driver, "SILENCE_S", 0.2)
 
     async def run() -> Any:
         node = RayNode("ray:10.0.0.6", lambda *news: None)

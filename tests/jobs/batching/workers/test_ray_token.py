@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import NetworkError
-from llmrun.jobs.batching.workers.ray_process import RayProcess
+from llmrun.jobs.batching.workers.ray_cluster import RayProcess
 from tests.support.batching.ray_clusters import TestCluster, cluster, open_with_token
 
 pytestmark = pytest.mark.night

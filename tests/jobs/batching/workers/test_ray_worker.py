@@ -12,8 +12,7 @@ from llmrun.base.errors import UsageError
 from llmrun.engine.child.messages import Open
 from llmrun.hub.progress_reporter import Silent
 from llmrun.jobs.batching.workers.base import CHAT, RefusedWorker, Reply, WorkerLost
-from llmrun.jobs.batching.workers.ray_cluster import ModelToSend, RayCluster, RayWorker, Shows
-from llmrun.jobs.batching.workers.ray_process import RayProcess
+from llmrun.jobs.batching.workers.ray_cluster import ModelToSend, RayCluster, RayProcess, RayWorker, Shows
 
 
 def node(name: str, host: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from llmrun.jobs.bench.analysis.intervals import Interval, half_width_of_mean, mean_of_series, proportion
+from llmrun.jobs.bench.intervals import Interval, half_width_of_mean, mean_of_series, proportion
 
 BATCHES = 300
 

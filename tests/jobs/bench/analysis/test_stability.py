@@ -1,11 +1,11 @@
-"""Tests of when warm-up ends and when rounds end (llmrun/jobs/bench/analysis/stability.py)."""
+"""Tests of when warm-up ends and when rounds end (llmrun/jobs/bench/statistics.py)."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from llmrun.jobs.bench.analysis.stability import MAXIMUM_WARMUPS, WINDOW, are_narrow, is_stable
+from llmrun.jobs.bench.statistics import MAXIMUM_WARMUPS, WINDOW, are_narrow, is_stable
 
 
 def warmups(values: list[float]) -> int:

@@ -1,4 +1,4 @@
-"""Tests of distributions, ratios and their intervals (llmrun/jobs/bench/analysis/statistics.py)."""
+"""Tests of distributions, ratios and their intervals (llmrun/jobs/bench/statistics.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.jobs.bench.analysis.statistics import (
+from llmrun.jobs.bench.statistics import (
     ENOUGH_ROUNDS,
     MINIMUM_ROUNDS,
     Interval,

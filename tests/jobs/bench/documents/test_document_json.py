@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.jobs.bench.documents import strict_json
-from llmrun.jobs.bench.documents.document import FORMAT, Document
-from llmrun.jobs.bench.documents.document_json import from_json, to_json
+from llmrun.jobs.bench.documents import document as document_module
+from llmrun.jobs.bench.documents.document import FORMAT, Document, from_json, to_json
 from tests.support.bench.stored_documents import document, documents
 
 JSON_VALUES = st.recursive(
@@ -40,7 +39,7 @@ def refusal(value: object) -> str:
 @given(documents())
 def test_any_document_comes_back_exactly(made: Document) -> None:
     text = json.dumps(to_json(made), allow_nan=False)
-    assert from_json(strict_json.parse(text, "new.json"), "new.json") == made
+    assert from_json(document_module.parse(text, "new.json"), "new.json") == made
 
 
 def test_the_json_has_the_shape_of_the_document() -> None:
@@ -199,7 +198,7 @@ def test_a_fact_nested_for_ever_is_refused() -> None:
 )
 def test_text_that_is_not_strict_json_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        strict_json.parse(text, "old.json")
+        document_module.parse(text, "old.json")
     assert str(caught.value).startswith("old.json: ")
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
@@ -210,7 +209,7 @@ def test_a_file_that_cannot_be_read_as_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name in ("binary", "missing", "nul\0in it", "."):
         with pytest.raises(UsageError, match="results: "):
-            strict_json.read_text(tmp_path / name)
+            document_module.read_text(tmp_path / name)
 
 
 def test_what_json_cannot_hold_is_refused_when_it_is_written() -> None:

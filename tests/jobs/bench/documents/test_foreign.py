@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.bench.documents.document_json import to_json
+from llmrun.jobs.bench.documents.document import to_json
 from llmrun.jobs.bench.documents.foreign import (
     Comparison,
     Series,

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.jobs.bench.documents.document import AnswerCheck, Document, Verdict
-from llmrun.jobs.bench.documents.words import answer_sentences, metric_words, result_names, verdict_sentence
+from llmrun.jobs.bench.documents.document import (
+    AnswerCheck,
+    Document,
+    Verdict,
+    answer_sentences,
+    metric_words,
+    result_names,
+    verdict_sentence,
+)
 from tests.support.bench.documents import sweep, two_backends
 
 

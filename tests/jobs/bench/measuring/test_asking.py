@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import Cancelled, ContextExceeded, LlmrunError
 from llmrun.engine.drafting.lookup import LookupDrafter, LookupSource
 from llmrun.engine.engine import Engine

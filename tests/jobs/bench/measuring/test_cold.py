@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import LlmrunError
-from llmrun.jobs.bench.measuring.cold import cold_start
-from llmrun.jobs.bench.measuring.sweep import BenchTarget
+from llmrun.jobs.bench.measuring.runner import cold_start
+from llmrun.jobs.bench.measuring.workload import BenchTarget
 
 pytestmark = pytest.mark.push
 

@@ -9,11 +9,8 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit
 from llmrun.jobs.bench.measuring import pool as pool_module
-from llmrun.jobs.bench.measuring.pool import Pool, rooms
-from llmrun.jobs.bench.measuring.reporter import BenchReporter
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, Configuration, Room
-from llmrun.jobs.bench.measuring.worker_process import WorkerProcess
-from llmrun.jobs.bench.measuring.workload import chats, synthetic
+from llmrun.jobs.bench.measuring.pool import BenchReporter, Pool, WorkerProcess, rooms
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration, Room, chats, synthetic
 from tests.support.bench.scripts import SHORT, Notes, configuration_of, target_of
 
 

@@ -11,14 +11,12 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit
 from llmrun.base.types import Timings
-from llmrun.jobs.bench.documents.document import AnswerCheck
-from llmrun.jobs.bench.documents.document_json import from_json, to_json
+from llmrun.jobs.bench.documents.document import AnswerCheck, from_json, to_json
+from llmrun.jobs.bench.measuring.asking import Sample
 from llmrun.jobs.bench.measuring.pool import OpenedFacts
 from llmrun.jobs.bench.measuring.results import document, is_precise, verdicts
 from llmrun.jobs.bench.measuring.runner import Outcome, Trial
-from llmrun.jobs.bench.measuring.sample import Sample
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, Configuration
-from llmrun.jobs.bench.measuring.workload import Workload, cold_starts, synthetic
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration, Workload, cold_starts, synthetic
 
 PLAIN = synthetic(100, 11, 0, 1)
 FACTS = {

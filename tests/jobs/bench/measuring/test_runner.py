@@ -11,12 +11,10 @@ import pytest
 
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError
 from llmrun.jobs.bench.measuring import runner
-from llmrun.jobs.bench.measuring.reporter import BenchReporter
+from llmrun.jobs.bench.measuring.asking import Sample
+from llmrun.jobs.bench.measuring.pool import BenchReporter, WorkerProcess
 from llmrun.jobs.bench.measuring.runner import Effort, Runner, Trial
-from llmrun.jobs.bench.measuring.sample import Sample
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, Room
-from llmrun.jobs.bench.measuring.worker_process import WorkerProcess
-from llmrun.jobs.bench.measuring.workload import Workload
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Room, Workload
 from tests.support.bench.scripts import Notes, configuration_of, target_of
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llmrun.base.types import Timings
-from llmrun.jobs.bench.measuring.sample import Sample, joined, timeline
+from llmrun.jobs.bench.measuring.asking import Sample, joined, timeline
 
 FIRST = Timings(
     load_s=9.0,

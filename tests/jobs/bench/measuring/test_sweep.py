@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.bench.measuring.sweep import (
+from llmrun.jobs.bench.measuring.workload import (
     MOST_CONFIGURATIONS,
     BenchTarget,
     configurations,
     local_targets,
     numbers,
     remote_target,
+    synthetic,
     words,
 )
-from llmrun.jobs.bench.measuring.workload import synthetic
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, Room
-from llmrun.jobs.bench.measuring.target import open_target
+from llmrun.jobs.bench.measuring.worker import open_target
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Room
 
 
 @pytest.mark.parametrize("scales", [(), (0.5, 1.0)])

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from llmrun.base.errors import BackendCrashed, BadGGUF, LlmrunError, ModelFileError, UsageError
-from llmrun.jobs.bench.measuring.sweep import BenchTarget, Room
-from llmrun.jobs.bench.measuring.worker_process import WorkerProcess
-from llmrun.jobs.bench.measuring.workload import synthetic
+from llmrun.jobs.bench.measuring.pool import WorkerProcess
+from llmrun.jobs.bench.measuring.workload import BenchTarget, Room, synthetic
 from tests.support.bench.scripts import SHORT, Notes, target_of
 
 pytestmark = pytest.mark.push

@@ -10,11 +10,11 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
-from llmrun.backends.cpu.lowering.needs import Needs, StepShape
+from llmrun.backends.cpu.lowering import Needs, StepShape
 from llmrun.backends.cpu.ops.registry import needs_of_step
-from llmrun.backends.model_needs import needs_of_plan
+from llmrun.backends.fitting import needs_of_plan
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.jobs.bench.profiling.profile import OpProfile, Profile, SpeedLimits, Spent, StepProfile, profile
+from llmrun.jobs.bench.profiling import OpProfile, Profile, SpeedLimits, Spent, StepProfile, profile
 from llmrun.model.plan.plan import Plan
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama

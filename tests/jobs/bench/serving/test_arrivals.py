@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.jobs.bench.serving.arrivals import arrival_times
+from llmrun.jobs.bench.serving.driving import arrival_times
 
 RATES = st.floats(0.01, 1000)
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from llmrun.engine.remote.url import parse_endpoint
-from llmrun.jobs.bench.serving.busyness import unfinished, wait_until_idle
-from llmrun.jobs.bench.serving.sender import Sender
+from llmrun.engine.remote.request import parse_endpoint
+from llmrun.jobs.bench.serving.driving import Sender
+from llmrun.jobs.bench.serving.session import unfinished, wait_until_idle
 from tests.support.servers.fake_model import FakeModel
 from tests.support.servers.hostile_server import response, serving
 

@@ -10,9 +10,8 @@ import threading
 
 import pytest
 
-from llmrun.engine.remote.url import parse_endpoint
-from llmrun.jobs.bench.serving.driver import Driver, Planned, retry_after
-from llmrun.jobs.bench.serving.sender import Sender
+from llmrun.engine.remote.request import parse_endpoint
+from llmrun.jobs.bench.serving.driving import Driver, Planned, Sender, retry_after
 from tests.support.servers.fake_model import FakeModel
 from tests.support.servers.hostile_server import HELLO, Asked, HangUp, response, serving
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.engine.remote.stream import Usage
-from llmrun.jobs.bench.serving.figures import duration_of, figures, request_times, spread
+from llmrun.jobs.bench.serving.record import duration_of, figures, request_times, spread
 from tests.support.bench.serving import record, rejected
 
 

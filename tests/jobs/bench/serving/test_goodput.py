@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.bench.serving.goodput import goodput_words, meets, parse_goodput
+from llmrun.jobs.bench.serving.plan import goodput_words, meets, parse_goodput
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.jobs.bench.serving.promises import judge_predicted_waits, judge_retry_after
+from llmrun.jobs.bench.serving.checks import judge_predicted_waits, judge_retry_after
 from tests.support.bench.serving import accepted, record, rejected
 
 

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from llmrun.base.errors import ModelNotFound, NetworkError
-from llmrun.jobs.bench.serving import cancelling
+from llmrun.jobs.bench.serving import checks
 from llmrun.jobs.bench.serving.plan import CANCEL, MIXED, OVERLOAD, SAME, SHARED_PREFIX, Rate, ServingPlan
-from llmrun.jobs.bench.serving.report import to_row
-from llmrun.jobs.bench.serving.runs import ServingResult, measure_serving
-from llmrun.jobs.bench.serving.words import heading, sentences, times_rows
+from llmrun.jobs.bench.serving.runs import ServingResult, heading, measure_serving, sentences, times_rows, to_row
 from tests.support.bench.serving import Silent
 from tests.support.servers.fake_model import FakeModel
 from tests.support.servers.hostile_server import response, serving
@@ -98,7 +96,7 @@ def test_clients_leave_in_every_phase() -> None:
 
 @pytest.mark.push
 def test_requests_that_run_on_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancelling, "GRACE_S", 0.0)
+    monkeypatch.setattr(checks, "GRACE_S", 0.0)
     model = FakeModel(slots=1, prefill_s=0.05, step_s=0.01, forgets=True)
     found = measured(model, workload=CANCEL, requests=6, generate=10).cancelling
     assert found is not None

@@ -10,12 +10,10 @@ import time
 import pytest
 
 from llmrun.base.errors import NetworkError
+from llmrun.engine.remote.request import parse_endpoint
 from llmrun.engine.remote.stream import Teller
-from llmrun.engine.remote.url import parse_endpoint
-from llmrun.jobs.bench.serving.driver import Planned, Sent, Try
-from llmrun.jobs.bench.serving.exchange import Exchange, Leave
+from llmrun.jobs.bench.serving.driving import Exchange, Leave, Planned, Sender, Sent, Try
 from llmrun.jobs.bench.serving.record import Record, parsed
-from llmrun.jobs.bench.serving.sender import Sender
 from tests.support.servers.hostile_server import (
     DONE,
     HELLO,
@@ -193,7 +191,7 @@ def test_a_server_that_goes_away_fails_only_the_request() -> None:
 
 
 def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.jobs.bench.serving.sender._MOST_BYTES", 1000)
+    monkeypatch.setattr("llmrun.jobs.bench.serving.driving._MOST_BYTES", 1000)
 
     def script(asked: Asked, connection: socket.socket) -> None:
         connection.sendall(stream_head())

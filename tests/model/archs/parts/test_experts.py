@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmrun.base.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.model.plan import reference
-from llmrun.model.plan.curves import sigmoid_reference, softmax_reference
+from llmrun.model.plan.elementary import sigmoid_reference, softmax_reference
 from llmrun.model.plan.ops import experts
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.convolution import Convolve

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.serving.protocol.anthropic.messages import read_conversation
+from llmrun.serving.protocol.anthropic.requests import read_conversation
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.fields import Fields
 from tests.support.protocol.anthropic_answers import TOOL, USER, message, prompt_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from llmrun.serving.protocol.anthropic.models import anthropic_model, anthropic_models
-from llmrun.serving.protocol.openai.models import model_body, models_body, unloaded_model_body
+from llmrun.serving.protocol.anthropic.answers import anthropic_model, anthropic_models
+from llmrun.serving.protocol.openai.responses import model_body, models_body, unloaded_model_body
 from tests.support.protocol.answers import FACTS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from llmrun.base.errors import BackendCrashed, InvalidAnswer, Unavailable
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, Failed, PrefillProgress, ToolCallDelta
 from llmrun.serving.protocol.errors import api_error
-from llmrun.serving.protocol.ollama.wire import OLLAMA
+from llmrun.serving.protocol.ollama.answers import OLLAMA
 from tests.support.protocol.answers import TOOL, called, chosen, ended, said
 from tests.support.protocol.ollama import chat_answer, generate_answer, streamed, whole
 

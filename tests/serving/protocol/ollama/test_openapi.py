@@ -12,7 +12,8 @@ from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, ToolCallDelta
 from llmrun.serving.protocol.errors import InvalidField, api_error
 from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.ollama.models import (
+from llmrun.serving.protocol.ollama.answers import (
+    OLLAMA,
     LoadedModel,
     OllamaModel,
     abilities_of,
@@ -22,7 +23,6 @@ from llmrun.serving.protocol.ollama.models import (
     tags_body,
     version_body,
 )
-from llmrun.serving.protocol.ollama.wire import OLLAMA
 from llmrun.serving.protocol.openapi import document
 from tests.serving.protocol.test_openapi import SCHEMAS, invalid, validate
 from tests.support.protocol.answers import FACTS, TOOL, called, chosen, ended, said

@@ -15,8 +15,7 @@ from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.ollama.options import read_keep_alive
-from llmrun.serving.protocol.ollama.requests import only_unloads_chat, only_unloads_generate
+from llmrun.serving.protocol.ollama.requests import only_unloads_chat, only_unloads_generate, read_keep_alive
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from tests.support.protocol.answers import FACTS, SEED, TOOL, USER
 from tests.support.protocol.ollama import chat, generate

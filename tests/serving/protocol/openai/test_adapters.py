@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmrun.base.types import Adapter
-from llmrun.serving.protocol.openai.adapters import adapters_body
+from llmrun.serving.protocol.openai.options import adapters_body
 from tests.support.protocol.answers import FACTS, chat, completion, infill
 from tests.support.protocol.refusals import refused
 from tests.support.protocol.response_answers import response

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.engine.engine import Engine
 from llmrun.serving.protocol.openai.responses import ChatAnswer
 from tests.support.protocol.answers import FACTS, USER, assembled, chat, official_chat, run

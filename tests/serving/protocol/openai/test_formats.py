@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.grammars import check_format, schema_of
+from llmrun.engine.constraint.matcher import check_format, schema_of
 from tests.support.protocol.answers import TOOL, chat, completion
 from tests.support.protocol.refusals import refused
 

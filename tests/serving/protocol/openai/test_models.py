@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openai.types import Model
 
-from llmrun.serving.protocol.openai.models import model_body, models_body, unloaded_model_body
+from llmrun.serving.protocol.openai.responses import model_body, models_body, unloaded_model_body
 from tests.support.protocol.answers import FACTS, extras
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.grammars import schema_of
+from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.remote.request import remote_request
 from llmrun.engine.remote.stream import Chunk, Teller, read_chunks
 from llmrun.engine.requests import ChatPrompt, Event, FillPrompt, Request, TextPrompt, TokenPrompt, ToolCallDelta
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
-from llmrun.serving.protocol.json_body import parse_json
+from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from tests.support.protocol.answers import (
     FACTS,

@@ -10,8 +10,8 @@ import pytest
 from llmrun.base.errors import ContextExceeded
 from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt, TokenPrompt, check_request
 from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.openai.options import choice_seed
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
-from llmrun.serving.protocol.openai.sampling import choice_seed
 from tests.support.protocol.answers import FACTS, TOOL, USER, chat, completion
 from tests.support.protocol.refusals import refused
 

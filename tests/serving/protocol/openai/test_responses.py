@@ -213,7 +213,7 @@ def test_logprobs_have_bytes() -> None:
 
 
 def test_the_logprobs_of_an_answer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.serving.protocol.openai.logprobs._MOST", 5)
+    monkeypatch.setattr("llmrun.serving.protocol.openai.responses._MOST", 5)
     answer = chat_answer(logprobs=True, top_logprobs=1, n=2)
     piece = said("a", logprobs=(chosen(b"a", -0.5, (b"a", -0.5)),))
     answer.feed(0, piece)

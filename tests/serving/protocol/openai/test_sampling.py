@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.openai.sampling import choice_seed, seed_from
+from llmrun.serving.protocol.openai.options import choice_seed, seed_from
 from tests.support.protocol.answers import FACTS, SEED, chat, completion
 from tests.support.protocol.refusals import refused
 

@@ -10,8 +10,7 @@ from llmrun.base.errors import BackendCrashed, ContextExceeded, Overloaded, Unav
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, Failed, PrefillProgress, ToolCallDelta
 from llmrun.serving.protocol.errors import InvalidField, api_error
-from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer
-from llmrun.serving.protocol.openai_responses.wire import RESPONSES
+from llmrun.serving.protocol.openai_responses.answers import RESPONSES, ResponseAnswer
 from tests.support.protocol.answers import FACTS, as_json, called, chosen, ended, said
 from tests.support.protocol.response_answers import (
     FLAT_TOOL,
@@ -181,7 +180,7 @@ def test_tokens_that_were_thinking_have_no_logprobs() -> None:
 
 
 def test_too_many_logprobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.serving.protocol.openai.logprobs._MOST", 3)
+    monkeypatch.setattr("llmrun.serving.protocol.openai.responses._MOST", 3)
     answer = response_answer(**WITH_LOGPROBS)
     answer.feed(0, said("a", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),)))
     with pytest.raises(InvalidField, match="log-probabilities"):

@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.engine.requests import ChatPrompt
 from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.openai_responses.conversation import read_conversation
+from llmrun.serving.protocol.openai_responses.requests import read_conversation
 from tests.support.protocol.answers import FACTS, chat
 from tests.support.protocol.refusals import refused
 from tests.support.protocol.response_answers import answered, response, response_answer, said_and_called

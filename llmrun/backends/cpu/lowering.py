@@ -1,0 +1,316 @@
+"""The state that all ops share while a plan is lowered, and the cost of ops in bytes read and multiply-adds computed.
+
+The state consists of memory for values, the addresses of weights and caches, and the records written so far. Profiles
+and rooflines compare measured times with the costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrun.backends.cpu.weights import PackedMatrix
+from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate, round_up
+from llmrun.formats.layouts.kv import BLOCK
+from llmrun.model.plan.ops.adapters import AdapterOp
+from llmrun.model.plan.ops.linear import Linear
+from llmrun.model.plan.ops.rows import ConcatWords
+from llmrun.model.plan.shapes import KVShape, LayerKV, LayerState
+from llmrun.model.plan.twin import Routing, Rows, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.formats.layouts.experts import Tables
+    from llmrun.model.plan.plan import Plan
+    from llmrun.model.plan.shapes import Reach
+
+FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The cost of one or more ops.
+
+    weight_bytes      bytes of packed weights, which are read from memory once per step, however many rows it has
+    kv_bytes          bytes that ops read from or write to the KV cache, once per step
+    activation_bytes  bytes of activations read and written; they stay in the CPU caches, so memory bandwidth does not
+                      limit them
+    products          number of int8 multiply-adds
+    float_products    number of float32 multiply-adds, from float weights and attention
+    """
+
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    activation_bytes: int = 0
+    products: int = 0
+    float_products: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+    def __add__(self, other: Needs) -> Needs:
+        return Needs(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Needs)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step that runs `rows` tokens of one sequence from position `start`, and returns logits for `wanted` of them.
+
+    Hidden states are returned for the same rows.
+    """
+
+    rows: int
+    start: int = 0
+    wanted: int = 1
+
+    def of(self, value: Value) -> int:
+        """Return the number of rows that a value has in this step."""
+        return self.wanted if value.rows in (Rows.WANTED, Rows.SCORED) else self.rows * value.copies
+
+    def float_bytes(self, *values: Value) -> int:
+        """Return the size in bytes of values stored as float32."""
+        return sum(self.of(value) * value.width * FLOAT for value in values)
+
+
+def kv_position_bytes(shape: KVShape, kv_type: str) -> int:
+    """Return the number of bytes that one layer's KV cache uses per position."""
+    return shape.block_bytes(kv_type) // BLOCK
+
+
+LANES = 16
+REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
+_PRIVATE_INPUTS = (
+    records.FLAG_PRIVATE_INPUT,
+    records.FLAG_PRIVATE_SECOND,
+    records.FLAG_PRIVATE_THIRD,
+    records.FLAG_PRIVATE_FOURTH,
+    records.FLAG_PRIVATE_FIFTH,
+)
+
+STEP_COUNTS = {  # the words of the step record with the numbers of rows
+    Rows.ALL: records.STEP_ROWS,
+    Rows.WANTED: records.STEP_WANTED,
+    Rows.SCORED: records.STEP_SCORED,
+    Rows.CHOSEN: records.STEP_CHOSEN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Rows of activations in memory.
+
+    A private buffer is written by a replicated op, so in a step of one row each thread has its own copy.
+    """
+
+    address: int
+    stride: int  # bytes from one row to the next
+    private: bool
+
+
+@dataclass(slots=True)
+class OpRecord:
+    """A kernel call before it is written to memory. `words` is a NamedTuple from plan/ops that is stored at OP_ARGS."""
+
+    kernel: KernelName
+    rows: int
+    flags: int
+    words: Sequence[int]
+    # The input, if this record is a matrix product that does not add to an existing output, or else None. If the next
+    # record is a matrix product with the same input, no barrier is needed between the two.
+    independent_input: Value | None = None
+    of_adapters: bool = False  # only needed if a row of the step uses a LoRA adapter
+
+
+@dataclass(slots=True)
+class Lowered:
+    """Records that are ready to run, and the memory that they refer to."""
+
+    records: NDArray[np.int64]  # [ops, OP_WORDS]
+    counters: NDArray[np.int64]  # [ops, 8]; each claim counter has its own cache line
+    kernels: list[KernelName]  # the kernel of each record
+    origins: list[int]  # for each record, the index of its op in the plan
+    written: list[list[tuple[Value, Buffer]]]  # for each op, the values in buffers that it writes
+    logits_width: int  # the vocabulary size, padded to whole vectors; 0 if the model has no logits
+    hidden: NDArray[np.float32] | None  # [rows, hidden size]: where the last step left the plan's hidden state
+    given: NDArray[np.float32] | None  # [rows, hidden size]: where a step finds the hidden states that it is given
+    experts_used: int  # number of rows that a CHOSEN value has for each row of the step
+    of_adapters: NDArray[np.bool_]  # [ops]: the records that are only needed if a row of the step uses a LoRA adapter
+    reaches: list[Reach]  # the plan's
+    keep: list[object] = field(default_factory=list)
+    plain: NDArray[np.int64] = field(init=False, repr=False)  # a copy of the other records, once they are linked
+
+    def link(self) -> None:
+        """Load the kernels and write their addresses to the records. Call this before the first run."""
+        loaded = load_kernels(self.kernels)
+        self.records[:, records.OP_KERNEL // records.WORD] = [loaded[name].address for name in self.kernels]
+        self.plain = self.records[~self.of_adapters]
+
+
+class RowMemory:
+    """An allocator of row buffers for values. Released memory is reused only after a barrier that all threads pass.
+
+    Values whose width is not a multiple of the vector size are never released, because their padding must stay zero.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[int]] = {}
+        self._released: list[tuple[int, int]] = []
+        self.memory: list[NDArray[np.uint8]] = []
+
+    def take(self, n_bytes: int) -> int:
+        """Allocate `n_bytes` bytes and return their address. `n_bytes` must be a multiple of the cache line size."""
+        waiting = self._free.get(n_bytes)
+        if waiting:
+            return waiting.pop()
+        self.memory.append(allocate(n_bytes, "activations"))
+        return address_of(self.memory[-1])
+
+    def give_back(self, address: int, n_bytes: int) -> None:
+        self._released.append((address, n_bytes))
+
+    def barrier(self) -> None:
+        for address, n_bytes in self._released:
+            self._free.setdefault(n_bytes, []).append(address)
+        self._released.clear()
+
+
+class Lowering:
+    """The state of lowering a plan to records, op by op.
+
+    `shared` maps names to objects that all ops of one family use.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        packed: Mapping[str, PackedMatrix],
+        kv: Sequence[NDArray[np.uint8]],
+        states: Sequence[NDArray[np.uint8]],
+        kv_type: str,
+        max_rows: int,
+        n_threads: int,
+    ) -> None:
+        self.plan, self.packed, self.kv, self.kv_type, self.states = plan, packed, kv, kv_type, states
+        self._sums_of_products = {
+            op.out for op in plan.ops if isinstance(op, AdapterOp) or (isinstance(op, Linear) and op.adds)
+        }
+        self.max_rows, self.n_threads = max_rows, n_threads
+        self.buffers: dict[Value, Buffer] = {}
+        self.quantized: dict[Value, Buffer] = {}  # their layout: layouts/linear.py
+        self.tables: dict[Routing, Tables] = {}
+        self.keep: list[object] = []
+        self.shared: dict[str, Any] = {}
+        self.rows = RowMemory()
+        self.records: list[OpRecord] = []
+        # The addresses that replicated ops have read since the last barrier of a step of one row.
+        self._read: set[int] = set()
+
+    def most_rows(self, value: Value) -> int:
+        """Return how many rows to allocate for a value. In a step of one row, each thread may have its own copy."""
+        return max(self.max_rows, self.n_threads) * value.copies
+
+    def take(self, value: Value, row_bytes: int) -> int:
+        """Allocate memory for the rows of a value and return its address.
+
+        `row_bytes` must be a multiple of the cache line size.
+        """
+        return self.rows.take(self.most_rows(value) * row_bytes)
+
+    def place(self, value: Value, *, private: bool) -> Buffer:
+        stride = round_up(value.width * FLOAT, records.CACHE_LINE)
+        buffer = Buffer(self.take(value, stride), stride, private)
+        self.buffers[value] = buffer
+        return buffer
+
+    def is_private_sum(self, value: Value) -> bool:
+        """Return whether each thread has its own copy of a sum in a step of one row.
+
+        Private copies save barriers, but they are possible only if row-wise ops alone compute the value and add to it.
+        If matrix products are added to the value, the threads share it, because each thread computes a part of it.
+        """
+        return value not in self._sums_of_products
+
+    def give_back(self, value: Value) -> None:
+        buffer = self.buffers.pop(value, None)
+        if buffer is None:
+            return
+        self.rows.give_back(buffer.address, self.most_rows(value) * buffer.stride)
+        self.give_integers_back(value)
+
+    def give_integers_back(self, value: Value) -> None:
+        """Release the quantized form of a value after its last use or when the value changes."""
+        quantized = self.quantized.pop(value, None)
+        if quantized is not None:
+            self.rows.give_back(quantized.address, self.most_rows(value) * quantized.stride)
+
+    def buffer_of(self, value: Value) -> Buffer:
+        """Return the buffer of a value. The logits have address 0 because each step supplies their memory."""
+        if value is self.plan.logits:
+            return Buffer(0, round_up(value.width, LANES) * FLOAT, private=False)
+        return self.buffers[value]
+
+    def emit(
+        self, kernel: KernelName, value: Value, flags: int, words: Sequence[int], *, of_adapters: bool = False
+    ) -> OpRecord:
+        """Append a record that processes the rows of a value."""
+        record = OpRecord(kernel, STEP_COUNTS[value.rows], flags, words, of_adapters=of_adapters)
+        self.records.append(record)
+        if not flags & records.FLAG_REPLICATED and not of_adapters:
+            self._read.clear()
+        return record
+
+    def note_reads(self, *addresses: int) -> None:
+        """Note what the last record reads, if threads do not wait after it in a step of one row."""
+        if self.records[-1].flags & records.FLAG_REPLICATED:
+            self._read.update(addresses)
+
+    def wait_for_readers(self, address: int, value: Value) -> None:
+        """Add a barrier, before memory that the threads share is written, if replicated ops may still read it.
+
+        The barrier is that of a record that copies nothing, as many times as `value` has rows.
+        """
+        if address in self._read:
+            nothing = ConcatWords(*[0] * len(ConcatWords._fields))
+            self.emit(KernelName.of("rows.rowwise", "concat"), value, 0, nothing)
+
+    def kept_vector(self, values: NDArray[np.float32]) -> int:
+        """Copy a vector, float32[n], padded with zeros to whole SIMD vectors, and return the address of the copy."""
+        padded = np.zeros(round_up(values.size, LANES), np.float32)
+        padded[: values.size] = values
+        self.keep.append(padded)
+        return address_of(padded)
+
+    def same_row(self, values: NDArray[np.float32]) -> Buffer:
+        """Return a buffer in which every row is `values`, float32[n]."""
+        return Buffer(self.kept_vector(values), 0, private=False)
+
+    def cache_of(self, kv: LayerKV) -> tuple[int, int]:
+        """Return (address of a layer's first block, bytes per block)."""
+        memory = self.kv[kv.group]
+        return address_of(memory[kv.layer]), memory.shape[2]
+
+    def state_of(self, state: LayerState) -> tuple[int, int]:
+        """Return (address of a layer's state of the first sequence, bytes per sequence)."""
+        memory = self.states[state.group]
+        return address_of(memory[state.layer]), memory.shape[2]
+
+    def tables_of(self, kv: LayerKV) -> int:
+        """Return the index of a layer's block tables in a step's list of tables, which is ordered by window."""
+        return self.plan.windows.index(kv.shape.window)
+
+
+def float_word(value: float) -> int:
+    """Encode a float32 in the low half of a word."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def private_inputs(*buffers: Buffer) -> int:
+    """Return the flags that mark which of an op's inputs are private. `buffers` are the inputs in order."""
+    return sum(flag for flag, buffer in zip(_PRIVATE_INPUTS, buffers, strict=False) if buffer.private)

@@ -1,0 +1,149 @@
+"""Saves the sequences of a llama.cpp context in the child process (worker.py), and loads them again.
+
+A saved sequence can take gigabytes, so it gets memory for a single transfer. Unlike the memory of forward passes, this
+memory is freed as soon as neither process maps it. It is created after the child process was started, so the child
+cannot inherit its file descriptor. A socket carries the descriptor instead. On Windows, the memory has a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from llmrun.backends.llama.messages import SharedMemory
+from llmrun.base.errors import LlmrunError
+
+if TYPE_CHECKING:
+    import mmap
+    import socket
+
+_NUMBER_BYTES = 8
+
+
+class MemorySender:
+    """The parent's end. The child passes `handle` to MemoryReceiver."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self.handle = ""
+        if sys.platform != "win32":
+            import socket
+
+            self._ours, self._theirs = socket.socketpair()
+            self.handle = str(self._theirs.fileno())
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The file descriptors that the child must inherit."""
+        return (int(self.handle),) if self.handle else ()
+
+    def child_started(self) -> None:
+        """Close the child's end in this process."""
+        if sys.platform != "win32":
+            self._theirs.close()
+
+    def map(self, n_bytes: int) -> tuple[mmap.mmap, str]:
+        """Map new memory. Returns the mapping and the name to pass to `MemoryReceiver.map`.
+
+        The child must map memory in the order in which it was created, but it may skip some. Raises LlmrunError.
+        """
+        try:
+            with contextlib.closing(SharedMemory.create()) as memory:
+                mapping = memory.map(n_bytes)
+                if sys.platform == "win32":
+                    return mapping, memory.handle
+                return mapping, self._send(int(memory.handle))
+        except OSError as error:
+            raise LlmrunError(f"cannot share {n_bytes:,} bytes of memory with llama.cpp: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close both ends. This is idempotent."""
+        if sys.platform != "win32":
+            self._ours.close()
+            self._theirs.close()
+
+    if sys.platform != "win32":
+
+        def _send(self, descriptor: int) -> str:
+            import socket
+
+            self._sent += 1
+            with contextlib.suppress(ConnectionError):  # The child has died; the next request will report it.
+                socket.send_fds(self._ours, [self._sent.to_bytes(_NUMBER_BYTES)], [descriptor])
+            return str(self._sent)
+
+
+class MemoryReceiver:
+    """The child's end."""
+
+    def __init__(self, handle: str) -> None:
+        self._handle = handle
+        self._socket: socket.socket | None = None
+
+    def map(self, name: str, n_bytes: int) -> mmap.mmap:
+        """Map the memory with this name, which the parent has created."""
+        if sys.platform == "win32":
+            return SharedMemory.attached(name).map(n_bytes)
+        import socket  # Most child processes need no transfer, and importing this takes 2 ms.
+
+        if self._socket is None:
+            self._socket = socket.socket(fileno=int(self._handle))
+        while True:
+            number, descriptors, _, _ = socket.recv_fds(self._socket, _NUMBER_BYTES, 1)
+            with contextlib.closing(SharedMemory.attached(str(descriptors[0]))) as memory:
+                # Memory with another number belongs to a request that Ctrl-C prevented from being sent.
+                if number == int(name).to_bytes(_NUMBER_BYTES):
+                    return memory.map(n_bytes)
+
+
+_ALL = 0  # save everything that belongs to a sequence
+
+
+class SavedSequences:
+    """The sequences of a context, through llama.cpp's functions for saved states."""
+
+    def __init__(self, llama: Any, context: Any) -> None:
+        self._llama = llama
+        self._context = context
+        self._cache = llama.llama_get_memory(context)
+
+    def size(self, seq: int) -> int:
+        """Return the size of a saved sequence in bytes, or 0 if llama.cpp cannot save it."""
+        size: int = self._llama.llama_state_seq_get_size_ext(self._context, seq, _ALL)
+        return size
+
+    def save(self, seq: int, memory: mmap.mmap) -> int:
+        """Write a sequence to memory. Returns the number of bytes, or 0 if the memory is too small."""
+        data = (ctypes.c_uint8 * len(memory)).from_buffer(memory)
+        written: int = self._llama.llama_state_seq_get_data_ext(self._context, data, len(memory), seq, _ALL)
+        return written
+
+    def load(self, seq: int, memory: mmap.mmap) -> bool:
+        """Load a sequence that is empty. Returns False if llama.cpp does not understand all of the data.
+
+        Call `empty` if the result is not acceptable. Malicious data can crash the process.
+        """
+        data = (ctypes.c_uint8 * len(memory)).from_buffer(memory)
+        read = self._llama.llama_state_seq_set_data_ext(self._context, data, len(memory), seq, _ALL)
+        if read not in (0, self.size(seq)):
+            _give_up("some cells of a loaded sequence cannot be found again")
+        return bool(read == len(memory))
+
+    def empty(self, seq: int, empty_size: int) -> None:
+        """Remove all data of a sequence. End the process if some is left.
+
+        llama.cpp cannot remove what it loaded for negative positions. It would become part of later sequences.
+
+        empty_size  the size of an empty sequence
+        """
+        self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
+        if self.size(seq) != empty_size or self._llama.llama_memory_seq_pos_max(self._cache, seq) != -1:
+            _give_up("a loaded sequence cannot be removed")
+
+
+def _give_up(why: str) -> None:
+    os.write(2, f"llama.cpp: error: {why}\n".encode())
+    os.abort()

@@ -1,0 +1,292 @@
+"""The memory of this machine: what a process can still allocate, its limits, its peak use, and the memory modules.
+
+In containers and elsewhere, Linux's control groups limit this process. The limits of a group also apply to the groups
+inside it, so all groups count, from this process's own to the outermost visible one. Version 2 has one tree of groups.
+Version 1 has a tree for each controller. Many systems mount both.
+
+The type and speed of the memory modules come from the firmware's SMBIOS tables (structures of type 17). Only root may
+read these tables. Where udev is installed, it reads them at boot and makes the values available to all users.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import psutil
+
+from llmrun.base.machine.processor import number_of, text_of
+
+_GROUP = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)  # /proc/self/cgroup
+# /proc/self/mountinfo; optional fields end with a hyphen.
+_MOUNT = re.compile(r"^\S+ \S+ \S+ (/\S*) (/\S*) .*? - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
+_UNLIMITED = 1 << 60  # without a memory limit, version 1 reports the largest multiple of the page size
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A group whose memory is limited. All values are in bytes.
+
+    used   all memory of the group, including files in the page cache
+    files  page cache, for example of a model that was just downloaded; the kernel frees it when memory is needed
+    """
+
+    limit: int
+    used: int
+    files: int
+
+    @property
+    def free(self) -> int:
+        return max(0, self.limit - self.used + self.files)
+
+
+def processor_quota(root: Path = Path("/")) -> float | None:
+    """Return the CPU time that this process may use, in processors, or None if there is no limit."""
+    texts = [text_of(group / "cpu.max") for group in _groups("", root)]
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    texts += [" ".join(text_of(group / name) or "" for name in names) for group in _groups("cpu", root)]
+    quotas = [_quota(text or "") for text in texts]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
+    """Return the groups of this process whose memory is limited."""
+    found = []
+    for group in _groups("", root):
+        # Above memory.high, the kernel slows a group down until it is hardly usable.
+        limits = [number_of(group / name) for name in ("memory.max", "memory.high")]
+        found.append(_memory_group(limits, group / "memory.current", group / "memory.stat", ""))
+    for group in _groups("memory", root):
+        limits = [number_of(group / "memory.limit_in_bytes")]
+        found.append(_memory_group(limits, group / "memory.usage_in_bytes", group / "memory.stat", "total_"))
+    return [group for group in found if group is not None]
+
+
+def _memory_group(limits: list[int | None], usage: Path, stat: Path, prefix: str) -> MemoryGroup | None:
+    known = [limit for limit in limits if limit is not None and limit < _UNLIMITED]
+    if not known:
+        return None
+    counts = dict(line.partition(" ")[::2] for line in (text_of(stat) or "").splitlines())
+    pages = (counts.get(f"{prefix}{state}_file", "") for state in ("active", "inactive"))
+    files = sum(int(count) for count in pages if count.isdecimal())
+    return MemoryGroup(min(known), number_of(usage) or 0, files)
+
+
+def _quota(text: str) -> float | None:
+    """Return QUOTA / PERIOD. The quota is "max" (version 2) or -1 (version 1) if there is none."""
+    words = text.split()
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's groups, the innermost first.
+
+    controller  the name of a controller of version 1, or empty for version 2
+    """
+    path = _path_of_group(controller, root)
+    if path is None:
+        return
+    for mounted, point in _mounts(controller, root):
+        inside = path.is_relative_to(mounted) and ".." not in path.parts
+        # Otherwise, the group is outside the mount, as in a container that sees the host's paths.
+        folder = point / path.relative_to(mounted) if inside else point
+        while folder != point:
+            if folder.is_dir():
+                yield folder
+            folder = folder.parent
+        yield point
+
+
+def _path_of_group(controller: str, root: Path) -> PurePosixPath | None:
+    for controllers, path in _GROUP.findall(text_of(root / "proc/self/cgroup") or ""):
+        if controller in controllers.split(","):  # "".split(",") is [""], the tree of version 2
+            return PurePosixPath(path)
+    return None
+
+
+def _mounts(controller: str, root: Path) -> Iterator[tuple[PurePosixPath, Path]]:
+    """Yield (the group at the root of the mount, the folder where it is mounted)."""
+    for group, point, kind, options in _MOUNT.findall(text_of(root / "proc/self/mountinfo") or ""):
+        if kind == "cgroup2" if not controller else kind == "cgroup" and controller in options.split(","):
+            yield PurePosixPath(group), root / point.replace("\\040", " ").lstrip("/")
+
+
+def free_memory(*, reserved: int = 0, root: Path = Path("/")) -> int | None:
+    """Return the bytes available without swapping, up to the limits of this process. Returns None if unknown.
+
+    The limits are those of control groups, such as a container's, and of the address space (`ulimit -v`).
+
+    reserved  bytes that are promised to others, but not in use yet; they do not count as free
+    root      the directory that contains Linux's system files
+    """
+    bounds = [_meminfo_bytes("MemAvailable", root), *(group.free for group in memory_groups(root)), _address_space()]
+    return min((max(0, bound - reserved) for bound in bounds if bound is not None), default=None)
+
+
+def whole_memory(root: Path = Path("/")) -> int | None:
+    """Return this machine's memory in bytes, or the container's limit if that is lower. Returns None if unknown."""
+    bounds = [_meminfo_bytes("MemTotal", root), *(group.limit for group in memory_groups(root))]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def address_space_limit() -> int | None:
+    """Return the limit on this process's address space in bytes (`ulimit -v`), or None if it is unlimited."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _address_space() -> int | None:
+    """Return how much of the address space is left, or None if it is unlimited."""
+    limit = address_space_limit()
+    if limit is None:
+        return None
+    import psutil
+
+    return max(0, limit - psutil.Process().memory_info().vms)
+
+
+def _meminfo_bytes(wanted: str, root: Path) -> int | None:
+    for line in (text_of(root / "proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        number = value.split()[:1]
+        if name == wanted and number and number[0].isdecimal():
+            return int(number[0]) << 10
+    return None
+
+
+_M_MMAP_THRESHOLD: Final = -3  # malloc.h
+_LARGE: Final = 1 << 20
+
+
+def return_freed_memory() -> None:
+    """Return memory that was freed. glibc would keep much of it for later, in each thread that has allocated some.
+
+    Takes a few milliseconds. Nothing happens without glibc, because other libraries have no such function.
+    """
+    if (trim := _glibc("malloc_trim")) is not None:
+        trim(0)
+
+
+def return_large_blocks_at_once() -> None:
+    """From now on, return blocks of 1 MiB and more as soon as they are freed.
+
+    Otherwise, glibc keeps blocks of up to 32 MiB in its heap after it has seen such sizes. Small blocks between
+    them then keep it from shrinking: after five minutes of hostile requests, a server had 204 MB instead of 118 MB.
+    The limit is above the 256 KiB that asyncio allocates for each read, which would take 5 us longer.
+    """
+    if (mallopt := _glibc("mallopt")) is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+
+
+def _glibc(name: str) -> Any:
+    """Return a function of glibc, or None."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), name, None)
+
+
+_PROCESSES = Path("/proc")
+
+
+def peak_memory() -> int:
+    """Return the peak memory use in bytes, including child processes that are still running.
+
+    If the system does not record the peak of a process, its current memory use is counted instead.
+    """
+    own = psutil.Process()
+    return _peak(own) + sum(_peak(child) for child in own.children(recursive=True))
+
+
+def _peak(process: psutil.Process) -> int:
+    if sys.platform == "linux":
+        # getrusage would be wrong, because on Linux its peak includes the parent's memory at the time of exec.
+        try:
+            lines = (_PROCESSES / str(process.pid) / "status").read_text().splitlines()
+        except OSError:
+            return 0  # the process ended in the meantime
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    try:
+        memory = process.memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(getattr(memory, "peak_wset", memory.rss))
+
+
+_UDEV = re.compile(r"^E:MEMORY_DEVICE_(\d+)_([A-Z_]+)=(.*)$", re.MULTILINE)
+_MEMORY_DEVICE = 17
+_END = 127
+_KINDS = {24: "DDR3", 26: "DDR4", 27: "LPDDR", 28: "LPDDR2", 29: "LPDDR3", 30: "LPDDR4", 34: "DDR5", 35: "LPDDR5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One memory module. `speed` is the configured speed in millions of transfers per second, or 0 if unknown."""
+
+    kind: str  # for example "DDR5"; empty if unknown
+    speed: int
+
+
+def memory_facts(root: Path = Path("/")) -> dict[str, str | int | None]:
+    """Return `memory_modules` (a count), `memory_type` and `memory_mts` (the slowest speed), each None if unknown."""
+    modules = _udev_modules(text_of(root / "run/udev/data/+dmi:id") or "") or _smbios_modules(root)
+    return {
+        "memory_modules": len(modules) or None,
+        "memory_type": "/".join(sorted({module.kind for module in modules if module.kind})) or None,
+        "memory_mts": min((module.speed for module in modules if module.speed), default=None),
+    }
+
+
+def _udev_modules(text: str) -> list[Module]:
+    slots: dict[str, dict[str, str]] = {}
+    for slot, name, value in _UDEV.findall(text):
+        slots.setdefault(slot, {})[name] = value
+    return [
+        Module(
+            slot.get("TYPE", ""),
+            _integer(slot.get("CONFIGURED_SPEED_MTS", "")) or _integer(slot.get("SPEED_MTS", "")),
+        )
+        for slot in slots.values()
+        if slot.get("PRESENT") != "0"
+    ]
+
+
+def _integer(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def _smbios_modules(root: Path) -> list[Module]:
+    try:
+        table = (root / "sys/firmware/dmi/tables/DMI").read_bytes()
+    except OSError:
+        return []
+    modules, start = [], 0
+    while start + 4 <= len(table):
+        kind, length = table[start], table[start + 1]
+        body = table[start : start + length]
+        if kind == _END or len(body) != length or length < 4:
+            break
+        if kind == _MEMORY_DEVICE and length >= 0x17 and struct.unpack_from("<H", body, 0x0C)[0]:  # size 0: empty slot
+            (rated,) = struct.unpack_from("<H", body, 0x15)
+            configured = struct.unpack_from("<H", body, 0x20)[0] if length >= 0x22 else 0
+            modules.append(Module(_KINDS.get(body[0x12], ""), _known(configured) or _known(rated)))
+        start = table.find(b"\0\0", start + length) + 2  # an empty string ends the structure's strings
+        if start < 2:
+            break
+    return modules
+
+
+def _known(speed: int) -> int:
+    return 0 if speed == 0xFFFF else speed

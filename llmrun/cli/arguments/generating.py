@@ -1,0 +1,154 @@
+"""Flags and checks of `generate`: filling in the middle, several samples, --prompt-cache and --record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from llmrun.backends.base import AUTO
+from llmrun.base.errors import UsageError
+from llmrun.cli.arguments.options import one_of
+from llmrun.cli.arguments.parsing import checked_text, read_text
+from llmrun.engine.remote.request import is_endpoint
+from llmrun.options.settings import RULES
+
+if TYPE_CHECKING:
+    from llmrun.options.settings import Settings
+
+Suffix = Annotated[
+    str | None, typer.Option("--suffix", metavar="TEXT", help="Fill the gap between the prompt and this text.")
+]
+SuffixFile = Annotated[
+    Path | None,
+    typer.Option("--suffix-file", metavar="FILE", help="Fill the gap between the prompt and this file."),
+]
+
+
+def read_suffix(text: str | None, file: Path | None) -> str | None:
+    """Return the text after the gap, or None if nothing is to be filled in. Raises UsageError."""
+    if text is not None and file is not None:
+        raise UsageError("--suffix: cannot be combined with --suffix-file")
+    if file is not None:
+        return read_text(file, "--suffix-file", exact=True)
+    return None if text is None else checked_text(text, "--suffix")
+
+
+MEAN_LOGPROB: Final = "mean-logprob"
+VOTE: Final = "vote"
+_CHOICES: Final = (MEAN_LOGPROB, VOTE)
+_MOST: Final = 64
+
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", metavar="N", min=1, max=_MOST, help="Generate N answers, with seeds SEED to SEED+N-1."),
+]
+BestOf = Annotated[
+    str | None,
+    typer.Option(
+        "--best-of",
+        metavar="RULE",
+        help="Print only the best sample, by mean-logprob or vote.",
+        autocompletion=one_of(*_CHOICES),
+    ),
+]
+Null = Annotated[bool, typer.Option("-0", "--null", help="End each sample with a NUL byte, and print no headings.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesWanted:
+    """The samples that the user asked for.
+
+    best_of  the rule that chooses the sample to print, or None to print all
+    null     end each sample with a NUL byte instead of separating them by headings
+    """
+
+    count: int
+    best_of: str | None
+    null: bool
+
+
+def parse_samples(
+    count: int | None, best_of: str | None, *, null: bool, as_json: bool, seed: int | None
+) -> SamplesWanted | None:
+    """Check the flags, and return None if the user wants a single answer. Raises UsageError."""
+    if best_of is not None and best_of not in _CHOICES:
+        raise UsageError(f"invalid value for --best-of: '{best_of}', choose from {', '.join(_CHOICES)}")
+    if count is None:
+        for flag, given in (("--best-of", best_of is not None), ("--null", null)):
+            if given:
+                raise UsageError(f"{flag}: needs --samples N, the number of answers to generate")
+        return None
+    if null and as_json:
+        raise UsageError("--null: cannot be combined with --json, which already separates the samples")
+    if seed is not None:
+        try:
+            RULES["seed"].check(seed + count - 1)
+        except ValueError:
+            raise UsageError(f"--seed: the last of {count} seeds is not {RULES['seed'].words}") from None
+    return SamplesWanted(count, best_of, null)
+
+
+_FLAG = "--prompt-cache"
+_HINT = "name a new file, or one that --prompt-cache has written"
+
+
+def check_prompt_cache(path: Path, model: str) -> None:
+    """Raise UsageError for a remote model, and for a file that is not ours to overwrite."""
+    if is_endpoint(model):
+        raise UsageError(f"{_FLAG}: not supported for models on a server", hint="leave it out")
+    if not path.parent.is_dir():
+        raise UsageError(f"{_FLAG}: {path}: there is no folder {path.parent}", hint="create it first")
+    from llmrun.engine.saved_state.budget import may_overwrite
+
+    try:
+        is_ours = may_overwrite(path)
+    except OSError as error:
+        raise UsageError(f"{_FLAG}: {path}: {error.strerror}", hint=_HINT) from error
+    if not is_ours:
+        raise UsageError(f"{_FLAG}: {path}: this file has other contents and is not overwritten", hint=_HINT)
+
+
+CPU = "cpu"
+
+
+def check_recordable(path: Path, settings: Settings, *, several: bool, cached: bool) -> None:
+    """Raise UsageError if the run cannot be recorded, before a model is opened.
+
+    several  whether the command generates more than one answer
+    cached   whether the command may load a part of the prompt, which a recording could not contain
+    """
+    if several:
+        raise UsageError("--record: cannot be combined with --samples", hint="record one answer, with its --seed")
+    if cached:
+        raise UsageError("--record: cannot be combined with --prompt-cache", hint="the answers are the same without it")
+    if is_endpoint(settings.model):
+        raise UsageError("--record: only models on this machine can be recorded, not models on a server")
+    if settings.backend not in (AUTO, CPU):
+        raise UsageError(
+            f"--record: only the CPU engine can repeat a run bit for bit, not --backend {settings.backend}",
+            hint="add --backend cpu",
+        )
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--record: cannot write {path}: {'is a folder' if path.is_dir() else 'no such folder'}")
+    if not _may_overwrite(path):
+        raise UsageError(
+            f"--record: {path}: this file has other contents and is not overwritten",
+            hint="name a new file, or a recording",
+        )
+
+
+def _may_overwrite(path: Path) -> bool:
+    """Return whether a file is a recording, empty or missing. Devices and pipes are not."""
+    from llmrun.jobs.recording import FORMAT
+
+    if not path.is_file():
+        return not path.exists()
+    beginning = f'{{"format": "{FORMAT}"'.encode()
+    try:
+        with path.open("rb") as file:
+            return file.read(len(beginning)) in (beginning, b"")
+    except OSError as error:
+        raise UsageError(f"--record: {path}: {error.strerror}") from error

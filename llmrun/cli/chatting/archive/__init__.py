@@ -1,1 +1,0 @@
-"""The parts of `llmrun conversations` and /search that list, export and search saved conversations."""

@@ -1,0 +1,398 @@
+"""Builds the requests of a chat from its conversation, and fits them into the model's context.
+
+If a prompt does not fit, the oldest turns are left out. The module also counts the tokens of a conversation, explains
+why an answer was cut off, checks what a model can do with tools and past tool calls, and holds the settings of the
+model or preset in use.
+
+The KV cache of a conversation is saved beside its file, so that `--continue` need not compute it again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
+from llmrun.base.folders import prefixes_folder
+from llmrun.base.types import FinishReason
+from llmrun.cli.chatting.events import FORGET, ON_FULL, STOP, Value, chosen_format
+from llmrun.cli.chatting.store import state_path
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import visible_line
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import ChatPrompt, Request
+from llmrun.engine.saved_state.budget import Budget
+from llmrun.engine.saved_state.one_file import SavedFile
+from llmrun.engine.tools.tool import Limits
+from llmrun.options.settings import RULES, with_values
+
+if TYPE_CHECKING:
+    from llmrun.cli.answers.thinking import Wish
+    from llmrun.cli.chatting.conversation import Conversation, Exchange
+    from llmrun.cli.chatting.saying import ConversationRecord
+    from llmrun.engine.base import Answering
+    from llmrun.engine.requests import Finished
+    from llmrun.engine.tools.toolbox import Toolbox
+    from llmrun.options.sampling_params import SamplingParams
+    from llmrun.options.settings import Settings
+
+
+@dataclass(slots=True)
+class Prompting:
+    """The template variables and the tools that all prompts of a chat share.
+
+    variables     extra variables for the chat template
+    toolbox       the tools of the chat, or None
+    offers_tools  whether the prompts include the tools
+    preset        the variables of the preset in use; those of the chat take precedence
+    """
+
+    variables: Mapping[str, Any]
+    toolbox: Toolbox | None = None
+    offers_tools: bool = True
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> ChatPrompt:
+        tools = self.toolbox.definitions if self.toolbox is not None and self.offers_tools else None
+        variables = {**self.preset, **self.variables}
+        return ChatPrompt(
+            messages, tools or None, add_generation_prompt=add_generation_prompt, template_kwargs=variables
+        )
+
+
+ROOM: Final = 512  # tokens reserved for an answer without a length limit; most answers are shorter
+_MOST_ROOM = 1 / 4  # maximum share of the context to reserve, because a small context needs room for the prompt
+# The share of the context that the prompt may fill after turns are dropped. Dropping many turns at the same time saves
+# time, because each change at the beginning of the prompt forces a new prefill.
+_KEPT = 1 / 2
+
+
+def room_for_answer(context: int, max_tokens: int | None) -> int:
+    """Return how many tokens of the context to reserve for the answer."""
+    return max(1, min(max_tokens or ROOM, ROOM, int(_MOST_ROOM * context)))
+
+
+def turns_to_leave_out(
+    turns: int, already: int, tokens_from: Callable[[int], int], *, context: int, max_tokens: int | None
+) -> int:
+    """Return how many of the oldest turns to leave out.
+
+    If leaving out `already` turns makes enough room for the answer, return `already`. Otherwise, leave out more turns
+    until the prompt fills at most half of the context. The last turn is the question itself and is never left out.
+
+    tokens_from  returns the number of tokens in the prompt if it begins with the turn at the given index
+    """
+    already = min(already, turns - 1)
+    if tokens_from(already) + room_for_answer(context, max_tokens) <= context:
+        return already
+    most = int(_KEPT * context)
+    return bisect_left(range(turns - 1), True, lo=already, key=lambda first: tokens_from(first) <= most)
+
+
+UNDO_OR_CLEAR = "/undo removes the last turn, /clear starts over"
+FORGET_HINT = f"/set {ON_FULL} {FORGET} continues without the oldest turns"
+
+
+@dataclass(slots=True)
+class PromptWindow:
+    """The turns of a conversation that are part of the prompt.
+
+    prompting  turns messages into a prompt
+    left_out   how many of the oldest turns are left out. This number grows in large steps, because each step changes
+               the beginning of the prompt and forces a new prefill
+    """
+
+    prompting: Prompting
+    left_out: int = 0
+
+    def prompt(self, conversation: Conversation, first: int = 0) -> ChatPrompt:
+        """Return the prompt, starting at the turn with index `first`. The system prompt is always included."""
+        return self.prompting.prompt(conversation.messages_from(first))
+
+    def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
+        """Return the request without the oldest turns that do not fit in the context.
+
+        If not even the question fits, no more turns are left out, and the engine will refuse the request.
+        """
+        turns, size = len(conversation.exchanges), engine.info.context_size
+        count = min(self.left_out, turns - 1)
+        alone = self._tokens(engine, conversation, request, turns - 1)
+        if alone is not None and alone < size:
+            count = turns_to_leave_out(
+                turns,
+                self.left_out,
+                lambda first: self._tokens(engine, conversation, request, first) or 0,
+                context=size,
+                max_tokens=request.max_tokens,
+            )
+        return self._without(count, conversation, request)
+
+    def fitted_better(self, engine: Answering, conversation: Conversation, request: Request) -> Request | None:
+        """Return the request with half of its turns. Call this after a server has reported that its context is full.
+
+        Returns None if no more turns can be left out, or if tokens are counted locally, because `fitted` has then
+        already removed enough turns.
+        """
+        last = len(conversation.exchanges) - 1
+        if self.left_out >= last or self._tokens(engine, conversation, request, last) is not None:
+            return None
+        return self._without((self.left_out + last + 1) // 2, conversation, request)
+
+    def refusal(
+        self, engine: Answering, conversation: Conversation, request: Request, error: ContextExceeded
+    ) -> ContextExceeded:
+        """Return the error to raise if a question does not fit, with a hint on what to do."""
+        info, before = engine.info, len(conversation.exchanges) - 1
+        alone = self._tokens(engine, conversation, request, before)
+        too_long = alone is not None and alone >= info.context_size > 0
+        sentence = str(error)
+        called = bool(conversation.exchanges[-1].rounds)
+        if too_long:
+            what = "the question and the results of its tool calls do" if called else "the question alone does"
+            sentence = (
+                f"{what} not fit in the context: {alone:,} tokens plus one for the answer "
+                f"exceed the limit of {info.context_size:,}"
+            )
+        shorter = "/undo removes them" if called else "shorten the question"
+        hint = shorter if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
+        if info.context_size < info.train_context:
+            hint += f"; llmrun chat --continue --ctx-size N gives it more room (trained for {info.train_context:,})"
+        return ContextExceeded(sentence, hint=hint)
+
+    def _tokens(self, engine: Answering, conversation: Conversation, request: Request, first: int) -> int | None:
+        """Count the tokens of the prompt that starts at turn `first`. Returns None if only a server can count them."""
+        return engine.prompt_tokens(replace(request, prompt=self.prompt(conversation, first)))
+
+    def _without(self, count: int, conversation: Conversation, request: Request) -> Request:
+        """Leave out the `count` oldest turns from now on. Print a note if this is more than before."""
+        if count > self.left_out:
+            before = len(conversation.exchanges) - 1
+            turns = "turn" if count == 1 else "turns"
+            out.note(
+                f"the context is full: the model no longer sees the oldest {count} {turns} (of {before}); "
+                "they stay in the saved conversation"
+            )
+        self.left_out = count
+        return replace(request, prompt=self.prompt(conversation, count))
+
+
+def explain_length(request: Request, finished: Finished, last: Exchange, engine: Answering, *, forgets: bool) -> None:
+    """Print a note that says why the answer was cut off.
+
+    last     the question with its answer
+    forgets  whether the next prompt will leave out the oldest turns if the context is full
+    """
+    if finished.reason is not FinishReason.LENGTH:
+        return
+    if last.thoughts and not last.answer:
+        advice = ": /set think_budget limits its thinking" if engine.thinking else ""
+        out.note(f"the answer was cut while the model was thinking{advice}")
+    generated = finished.timings.generated_tokens
+    # Without a token count from the server, the number of chunks is used, and a chunk may hold several tokens.
+    counted = finished.timings.prompt_tokens > 0
+    if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
+        out.note(f"the answer was cut after {generated} tokens: /set max_tokens changes the limit")
+    elif not (size := engine.info.context_size):
+        out.note(f"the answer was cut by {engine.info.device}, whose context may be full: {UNDO_OR_CLEAR}")
+    else:
+        advice = "the next prompt will leave out the oldest turns" if forgets else FORGET_HINT
+        out.note(f"the answer was cut because the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
+
+
+@dataclass(slots=True)
+class ContextUsed:
+    """Counts a conversation's tokens and caches the last count.
+
+    prompting  turns messages into a prompt
+    """
+
+    prompting: Prompting
+    _counted: tuple[object, int | None] | None = field(default=None, init=False)  # the cache key and the token count
+
+    def tokens(self, engine: Answering, conversation: Conversation) -> int | None:
+        """Return the number of tokens that a conversation takes up, or None if only the next answer will report it.
+
+        The count is normally recorded at the end of each answer. If the process died during the last answer, or if the
+        model has changed since then, this method renders the conversation and counts the tokens, but only once.
+        """
+        if conversation.is_counted:
+            return conversation.context_used
+        # Lengths and ids are not enough: tool calls, results and a change of the model add no exchange.
+        counted_for = (conversation.model, conversation.unanswered, conversation.all_messages)
+        if self._counted is None or self._counted[0] != counted_for:
+            self._counted = counted_for, self._count(engine, conversation)
+        return self._counted[1]
+
+    def _count(self, engine: Answering, conversation: Conversation) -> int | None:
+        messages = conversation.all_messages
+        if conversation.unanswered is not None:
+            messages = messages[:-1]
+        prompt = self.prompting.prompt(messages, add_generation_prompt=False)
+        try:
+            return engine.prompt_tokens(Request(prompt=prompt))
+        except (TemplateRefused, UsageError):  # some templates refuse answers at the end, others refuse tool calls
+            return None
+
+
+def chat_request(
+    prompt: ChatPrompt,
+    settings: Settings,
+    preferences: Mapping[str, Value],
+    sampling: SamplingParams,
+    wish: Wish,
+    sent_sampling: frozenset[str] | None,
+) -> Request:
+    """Return the request for the next answer.
+
+    settings     the settings with the conversation's preferences applied
+    preferences  the conversation's preferences
+    wish         whether the model should think, and how long
+    """
+    stops = preferences.get(STOP, [])
+    return Request(
+        prompt=prompt,
+        max_tokens=settings.token_limit,
+        stop=tuple(stops) if isinstance(stops, list) else (),
+        sampling=sampling,
+        think=wish.think,
+        think_budget=wish.think_budget,
+        response_format=chosen_format(preferences),
+        sent_sampling=sent_sampling,
+    )
+
+
+class ModelSettings:
+    """The settings of the model or preset in use, which apply unless the conversation overrides them.
+
+    base  the settings without those of the conversation
+    """
+
+    def __init__(self, settings_for: Callable[[str], Settings], prompting: Prompting, model: str) -> None:
+        """Load the settings. `settings_for` returns those for the lasting name of a model or preset."""
+        self._settings_for, self._prompting = settings_for, prompting
+        self.use(model)
+
+    def use(self, model: str) -> None:
+        """Load the settings for another model or preset. Raises UsageError if its files are invalid by now."""
+        self.base = self._settings_for(model)
+        self._prompting.preset = self.base.variables
+        self._model = model
+
+    def of(self, conversation: Conversation) -> Settings:
+        """Return the settings for the next answer of a conversation."""
+        chosen = {name: value for name, value in conversation.preferences.items() if name in RULES}
+        return with_values(self.base, chosen)
+
+    def take_over(self, record: ConversationRecord) -> None:
+        """Continue a conversation that used another model or preset with the current one."""
+        conversation, settings = record.conversation, self.base
+        before = self._settings_for(conversation.model).system
+        for event in [*conversation.switched(self._model, before, settings.system)]:
+            record.add(event)
+        preset = settings.preset
+        if preset is not None and preset.system not in (None, conversation.system):
+            out.note(f"the conversation keeps its own system prompt; /system default sets that of {preset.name}")
+
+
+class ConversationState:
+    """The saved KV cache of a chat's current conversation.
+
+    conversations  the folder of the conversations
+    limit          the maximum size of all saved states in bytes
+    """
+
+    def __init__(self, conversations: Path, limit: int) -> None:
+        self._budget = Budget([conversations, prefixes_folder()], limit)
+        self._saved: SavedFile | None = None
+        self._conversation: Path | None = None
+
+    def use(self, engine: Answering, conversation: Path | None) -> None:
+        """Let an engine load and save the state of a conversation, given its file or None if it has none."""
+        if not isinstance(engine, Engine):
+            return
+        file = None if conversation is None else state_path(conversation)
+        if self._saved is not None and (file is None or not self._saved.is_for(file, engine.state_key)):
+            self.finish(engine)
+            self._saved = None
+        if self._saved is None and file is not None:
+            self._saved = SavedFile(file, engine.state_key, self._budget, out.detail)
+        self._conversation = conversation
+        engine.use_saved(self._saved)
+
+    def save(self, engine: Answering) -> None:
+        """Save the tokens that the last turn added. Backends that can only save whole sequences do so in `finish`."""
+        if isinstance(engine, Engine) and engine.saves_blocks:
+            engine.save_prefix()
+
+    def finish(self, engine: Answering) -> None:
+        """Save everything, because the engine is about to be closed or to continue another conversation.
+
+        Nothing is saved for a conversation that was removed or renamed meanwhile.
+        """
+        if isinstance(engine, Engine) and self._conversation is not None and self._conversation.exists():
+            engine.save_prefix()
+
+
+_RESULT_CHARACTERS = 2  # per token of the context; a tool's result then fills about half of it
+_HINT = "use a model that was trained for tool calls, such as qwen3:4b"
+
+
+def check_tools(engine: Answering, name: str) -> None:
+    """Raise UsageError if a model cannot use the tools from --tools.
+
+    name  the model's display name
+    """
+    if not _can_use_tools(engine):
+        raise UsageError(f"--tools: {visible_line(name)} cannot call tools: {_reason(engine)}", hint=_HINT)
+
+
+def check_past_calls(engine: Answering, name: str, conversation: Conversation) -> None:
+    """Raise UsageError if a model cannot continue a conversation because of its tool calls."""
+    if conversation.has_calls and not _can_read_calls(engine):
+        raise UsageError(
+            f"{visible_line(name)} cannot continue a conversation with tool calls: {_reason(engine)}", hint=_HINT
+        )
+
+
+def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation: Conversation) -> None:
+    """Offer the tools of a chat to another model if it can use them. Print a note about what it cannot do."""
+    prompting.offers_tools = prompting.toolbox is None or _can_use_tools(engine)
+    if prompting.toolbox is not None:
+        prompting.toolbox.limit_results(longest_result(engine))
+    if conversation.has_calls and not _can_read_calls(engine):
+        out.note(
+            f"{visible_line(name)} cannot read the tool calls of this conversation: {_reason(engine)}; "
+            "/clear starts a new one, /model switches back"
+        )
+    elif not prompting.offers_tools:
+        out.note(f"{visible_line(name)} answers without tools: {_reason(engine)}")
+
+
+def longest_result(engine: Answering) -> int:
+    """Return the maximum length of a tool's result, in characters, for the size of a model's context."""
+    most = Limits().result
+    size = engine.info.context_size  # 0 if a server does not report it
+    return min(most, _RESULT_CHARACTERS * size) if size else most
+
+
+def _can_use_tools(engine: Answering) -> bool:
+    """Return whether a model can call tools and read their results. For remote models, assume that it can."""
+    return engine.tools is None or (engine.tools.abilities.takes_tools and _can_read_calls(engine))
+
+
+def _can_read_calls(engine: Answering) -> bool:
+    if engine.tools is None:
+        return True
+    abilities = engine.tools.abilities
+    return abilities.takes_results and abilities.tool_format is not None
+
+
+def _reason(engine: Answering) -> str:
+    """Return why a local model cannot use tools."""
+    assert engine.tools is not None, "servers are not asked"
+    if engine.tools.abilities.takes_tools:
+        return "the format of its tool calls is unknown"
+    return "its chat template does not support tools"

@@ -1,0 +1,396 @@
+"""Computes the charts of the HTML page as plain values: the ticks of axes, and positions in percent of an axis.
+
+There are bar charts of each configuration's speed and of its share of the machine's limits, and line charts of the
+distribution of latencies and of the number of tokens over time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from llmrun.base.amounts import format_bandwidth, format_number, format_percent, format_seconds
+from llmrun.jobs.bench.documents.document import METRICS, Document, Result, metric_unit, metric_words, result_names
+
+# Values outside this range are not drawn. No benchmark measures such values, and a damaged document must not produce an
+# axis of a thousand decades.
+_LEAST, _MOST = 1e-12, 1e12
+_DECADES = 4  # The maximum number of decades on a logarithmic axis. Smaller values are drawn at its left end.
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A tick with its label. `at` is its position in percent of the axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A linear or logarithmic axis from `low` to `high`."""
+
+    low: float
+    high: float
+    ticks: tuple[Tick, ...]
+    is_logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """Return the position of a value in percent, 0 to 100. Values outside the axis are clamped to its ends."""
+        low, high, value = self.low, self.high, min(max(value, self.low), self.high)
+        if self.is_logarithmic:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        return round(100 * (value - low) / (high - low), 2)
+
+
+def drawable(value: float) -> bool:
+    """Return whether a chart can show this value."""
+    return value == 0 or _LEAST <= value <= _MOST
+
+
+def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
+    """Return a linear axis with ticks at round numbers.
+
+    The ends are rounded outwards to a tenth of the distance between ticks. If `low` equals `high`, the axis extends
+    above that value.
+    """
+    if high - low <= max(abs(high), _LEAST) * 1e-9:
+        high = low + (low or 1.0)
+    step = _round_step((high - low) / most_ticks)
+    axis, marks = _stepped(low, high, step)
+    while len(marks) > most_ticks:
+        step = _round_step(step * 1.01)
+        axis, marks = _stepped(low, high, step)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return Axis(axis.low, axis.high, tuple(Tick(axis.place(n * step), _tick_words(n * step, digits)) for n in marks))
+
+
+def _stepped(low: float, high: float, step: float) -> tuple[Axis, range]:
+    """Return an axis without ticks, and the range of n for which n * step is on the axis."""
+    fine = step / 10
+    axis = Axis(math.floor(low / fine + 1e-9) * fine, math.ceil(high / fine - 1e-9) * fine, ())
+    return axis, range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
+
+
+def spread_axis(values: Iterable[float], most_ticks: int) -> Axis:
+    """Return an axis for a distribution. It is logarithmic if the largest value is at least 10 times the smallest."""
+    used = sorted(values)
+    high = used[-1]
+    low = max(next((value for value in used if value > 0), high), high / 10**_DECADES)
+    if high <= 0 or high < 10 * low:
+        return linear_axis(used[0], high, min(most_ticks, 5))
+    bottom, top = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    low, high = _one_two_five_below(low), _one_two_five_above(high)
+    axis = Axis(low, high, (), True)
+    for mantissas in ((1, 2, 5), (1,)):
+        marks = [m * 10.0**power for power in range(bottom, top + 1) for m in mantissas]
+        marks = [mark for mark in marks if low * 0.999 <= mark <= high * 1.001]
+        if len(marks) <= most_ticks:
+            break
+    else:
+        marks = marks[:: math.ceil(len(marks) / most_ticks)]
+    return Axis(low, high, tuple(Tick(axis.place(mark), f"{mark:g}") for mark in marks), True)
+
+
+def _round_step(least: float) -> float:
+    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((m * power for m in (1, 2, 5) if m * power >= least * (1 - 1e-9)), 10 * power)
+
+
+def _one_two_five_above(value: float) -> float:
+    return _round_step(value)
+
+
+def _one_two_five_below(value: float) -> float:
+    above = _round_step(value)
+    return above if above <= value * (1 + 1e-9) else 1 / _round_step(1 / value)
+
+
+def _tick_words(value: float, digits: int) -> str:
+    return f"{value:.3g}" if abs(value) >= 1e6 or digits > 4 else f"{value:,.{digits}f}"
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """Return a unit that suits the longest time, as the number of units per second and the name (µs, ms or s)."""
+    if longest < 0.002:
+        return 1e6, "µs"
+    return (1e3, "ms") if longest < 2 else (1.0, "s")
+
+
+MOST_COLORS = 6  # More colors than this are hard to tell apart, so larger benchmarks use a single color.
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar. `length`, `low` and `high` are in percent of the axis; `low` and `high` are the ends of the whisker."""
+
+    name: str
+    color: int
+    length: float
+    words: str
+    detail: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """A bar chart. `limit` is the position of a line across all bars, in percent of the axis."""
+
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+    ticks: tuple[Tick, ...]
+    limit: float | None = None
+
+
+def color_of(document: Document, index: int) -> int:
+    """Return the number of a configuration's color, 1 to MOST_COLORS, which is the same in all charts."""
+    return index + 1 if len(document.results) <= MOST_COLORS else 1
+
+
+def speed_charts(document: Document) -> list[BarChart]:
+    """Return a chart for each measured speed. Total throughput gets a chart only if requests ran concurrently."""
+    names = ["prefill", "decode"]
+    if any(result.workload.concurrency > 1 for result in document.results):
+        names.append("throughput")
+    return [chart for name in names if (chart := _speed_chart(document, name))]
+
+
+def _speed_chart(document: Document, metric: str) -> BarChart | None:
+    measured = [(index, one) for index, one in enumerate(document.results) if _median(one, metric) is not None]
+    if not measured:
+        return None
+    axis = linear_axis(0, max(max(_median(one, metric) or 0, *_samples(one, metric), 0) for _, one in measured))
+    names = result_names(document)
+    bars = [_speed_bar(names[index], color_of(document, index), one, metric, axis) for index, one in measured]
+    return BarChart(METRICS[metric].words, metric_unit(metric), tuple(bars), axis.ticks)
+
+
+def _speed_bar(name: str, color: int, result: Result, metric: str, axis: Axis) -> Bar:
+    median = _median(result, metric) or 0.0
+    samples = _samples(result, metric)
+    detail = f"{name}: median {metric_words(metric, median)}"
+    if len(samples) < 2:
+        return Bar(name, color, axis.place(median), format_number(median), detail)
+    low, high = min(samples), max(samples)
+    detail += f", {len(samples)} repetitions from {format_number(low)} to {format_number(high)}"
+    return Bar(name, color, axis.place(median), format_number(median), detail, axis.place(low), axis.place(high))
+
+
+def _median(result: Result, metric: str) -> float | None:
+    figure = result.figures.get(metric)
+    return figure.median if figure and drawable(figure.median) else None
+
+
+def _samples(result: Result, metric: str) -> Sequence[float]:
+    return [value for value in result.samples.get(metric, ()) if drawable(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCharts:
+    """Charts of the share of the machine's limits that each configuration reached.
+
+    `without` names the configurations that were measured but have no roofline.
+    """
+
+    charts: tuple[BarChart, ...]
+    limits: tuple[str, ...]
+    without: tuple[str, ...]
+
+
+def roofline_charts(document: Document) -> RooflineCharts:
+    """Return the roofline charts for decode and prefill, and a description of the machine's limits."""
+    names = result_names(document)
+    decode, prefill = [], []
+    limits: dict[str, None] = {}
+    without = []
+    for index, result in enumerate(document.results):
+        roof = result.roofline
+        if roof is None or (roof.decode_share is None and roof.prefill_share is None):
+            if not result.failure:
+                without.append(names[index])
+            continue
+        limits[
+            f"{format_bandwidth(roof.read_bandwidth)} read from memory, "
+            f"{format_number(roof.multiply_rate / 1e9)} billion int8 products per second"
+        ] = None
+        where = names[index], color_of(document, index)
+        if roof.decode_share is not None:
+            reached = format_bandwidth(roof.decode_share * roof.read_bandwidth)
+            decode.append((*where, roof.decode_share, reached))
+        if roof.prefill_share is not None:
+            reached = f"{format_number(roof.prefill_share * roof.multiply_rate / 1e9)} billion products per second"
+            prefill.append((*where, roof.prefill_share, reached))
+    charts = [
+        _share_chart("decode", "share of memory bandwidth", decode),
+        _share_chart("prefill", "share of int8 peak", prefill),
+    ]
+    return RooflineCharts(tuple(chart for chart in charts if chart), tuple(limits), tuple(without))
+
+
+def _share_chart(title: str, unit: str, shares: Sequence[tuple[str, int, float, str]]) -> BarChart | None:
+    shares = [share for share in shares if drawable(share[2])]
+    if not shares:
+        return None
+    axis = linear_axis(0, max(100.0, *(100 * share for _, _, share, _ in shares)))
+    bars = [
+        Bar(name, color, axis.place(100 * share), format_percent(share), f"{name}: {reached}, {format_percent(share)}")
+        for name, color, share, reached in shares
+    ]
+    ticks = tuple(Tick(tick.at, f"{tick.label} %") for tick in axis.ticks)
+    return BarChart(title, unit, tuple(bars), ticks, axis.place(100))
+
+
+FEWEST_FOR_A_CURVE = 10  # With fewer samples than this, a curve would suggest more precision than the data has.
+_MOST_POINTS = 400  # The maximum number of points per curve. No screen shows more.
+_SHARE_TICKS = (Tick(0.0, "0%"), Tick(50.0, "50%"), Tick(100.0, "100%"))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One curve of a chart.
+
+    points  x,y pairs for an SVG polyline, in percent from the upper left corner
+    mark    the position of a dot on the curve
+    """
+
+    name: str
+    color: int
+    points: str
+    note: str
+    mark: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CurveChart:
+    """A line chart.
+
+    All curves share one panel. If there are more curves than distinct colors, each curve gets its own panel, with the
+    others in the background.
+    """
+
+    key: str  # the HTML id
+    title: str
+    across: str
+    upwards: str
+    across_ticks: tuple[Tick, ...]
+    upwards_ticks: tuple[Tick, ...]
+    curves: tuple[Curve, ...]
+    is_logarithmic: bool = False
+
+    @property
+    def has_panels(self) -> bool:
+        """True if each curve gets its own panel."""
+        return len(self.curves) > MOST_COLORS
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A curve in data units: x in seconds, y in percent or tokens."""
+
+    name: str
+    color: int
+    points: Sequence[tuple[float, float]]
+    note: str
+
+
+def gap_chart(document: Document) -> CurveChart | None:
+    """Return the cumulative distribution of inter-token latencies, or None if there is nothing to draw."""
+    lines = []
+    for index, result in enumerate(document.results):
+        gaps = result.gaps
+        if len(gaps) < 2 or not all(map(drawable, gaps)):
+            continue
+        points = [(gap, 100 * place / (len(gaps) - 1)) for place, gap in enumerate(gaps)]
+        note = f"median {format_seconds(_percentile(gaps, 50))}, 99% within {format_seconds(_percentile(gaps, 99))}"
+        lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
+    return _distribution("gaps", "inter-token latency", lines)
+
+
+def first_token_chart(document: Document) -> CurveChart | None:
+    """Return the cumulative distribution of the time to first token, or None if there are too few samples."""
+    lines = []
+    for index, result in enumerate(document.results):
+        samples = sorted(result.samples.get("ttft", ()))
+        if len(samples) < FEWEST_FOR_A_CURVE or not all(map(drawable, samples)):
+            continue
+        points = [(samples[0], 0.0)]
+        for place, sample in enumerate(samples):
+            points += [(sample, 100 * place / len(samples)), (sample, 100 * (place + 1) / len(samples))]
+        note = f"median {format_seconds(median(samples))}"
+        lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
+    return _distribution("first", "time to first token", lines)
+
+
+def _percentile(ordered: Sequence[float], percent: float) -> float:
+    return ordered[round((len(ordered) - 1) * percent / 100)]
+
+
+def _distribution(key: str, title: str, lines: Sequence[_Line]) -> CurveChart | None:
+    if not lines:
+        return None
+    factor, unit = time_unit(max(x for line in lines for x, _ in line.points))
+    in_panels = len(lines) > MOST_COLORS
+    axis = spread_axis((x * factor for line in lines for x, _ in line.points), 3 if in_panels else 7)
+    upwards = linear_axis(0, 100)
+    return CurveChart(
+        key=key,
+        title=title,
+        across=unit,
+        upwards="cumulative share",
+        across_ticks=axis.ticks,
+        upwards_ticks=_SHARE_TICKS,
+        curves=tuple(_drawn(line, factor, axis, upwards) for line in lines),
+        is_logarithmic=axis.is_logarithmic,
+    )
+
+
+def token_chart(document: Document) -> CurveChart | None:
+    """Return the number of tokens over time for a typical request. A dot marks the first token."""
+    lines = []
+    for index, result in enumerate(document.results):
+        line = [(at, float(tokens)) for at, tokens in result.timeline]
+        if not line or not all(drawable(at) and drawable(tokens) for at, tokens in line):
+            continue
+        note = f"first token after {format_seconds(line[0][0])}"
+        lines.append(_Line(result_names(document)[index], color_of(document, index), line, note))
+    if not lines:
+        return None
+    factor, unit = time_unit(max(x for line in lines for x, _ in line.points))
+    most_ticks = 3 if len(lines) > MOST_COLORS else 5
+    axis = linear_axis(0, factor * max(x for line in lines for x, _ in line.points), most_ticks)
+    upwards = linear_axis(0, max(y for line in lines for _, y in line.points), most_ticks)
+    return CurveChart(
+        key="tokens",
+        title="a typical request",
+        across=unit,
+        upwards="tokens",
+        across_ticks=axis.ticks,
+        upwards_ticks=upwards.ticks,
+        curves=tuple(_drawn_from_zero(line, factor, axis, upwards) for line in lines),
+    )
+
+
+def _drawn(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
+    points = [(axis.place(x * factor), round(100 - upwards.place(y), 2)) for x, y in _thinned(line.points)]
+    return Curve(line.name, line.color, " ".join(f"{x:g},{y:g}" for x, y in points), line.note)
+
+
+def _drawn_from_zero(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
+    """Return a curve that starts at zero and stays there until the first token."""
+    first, tokens = line.points[0]
+    waited = _Line(line.name, line.color, [(0.0, 0.0), (first, 0.0), *line.points], line.note)
+    curve = _drawn(waited, factor, axis, upwards)
+    mark = axis.place(first * factor), round(100 - upwards.place(tokens), 2)
+    return Curve(curve.name, curve.color, curve.points, curve.note, mark)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    stride = math.ceil(len(points) / (_MOST_POINTS - 1))
+    return [*points[::stride], points[-1]]

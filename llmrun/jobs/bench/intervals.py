@@ -1,0 +1,117 @@
+"""Intervals for means, totals and proportions of measured values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from llmrun.jobs.bench.statistics import ENOUGH_ROUNDS, student_quantile, widening
+
+LEVEL: Final = 0.95
+_RESAMPLES: Final = 1999
+_MOST_FREEDOM: Final = 200  # with more degrees of freedom, Student's t is the normal distribution
+_SEED: Final = 20250101  # the same sample always gives the same interval
+
+
+class Interval(NamedTuple):
+    """An estimate with its interval of 95 % confidence."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float) -> Interval:
+        """Return the interval of a value that is known."""
+        return cls(value, value, value)
+
+    def times(self, factor: float) -> Interval:
+        """Return the interval of a positive multiple of the value."""
+        return Interval(self.estimate * factor, self.low * factor, self.high * factor)
+
+    def plus(self, value: float) -> Interval:
+        """Return the interval of the value plus a known one."""
+        return Interval(self.estimate + value, self.low + value, self.high + value)
+
+    def within(self, least: float, most: float) -> Interval:
+        """Return the interval if the value is known to be between `least` and `most`."""
+        return Interval(*(min(max(value, least), most) for value in self))
+
+    def exponential(self) -> Interval:
+        """Return the interval of e to the power of the value."""
+        with np.errstate(over="ignore"):
+            return Interval(*np.exp(np.array(self)).tolist())
+
+
+def half_width_of_mean(values: Sequence[float], of: float) -> float:
+    """Return half the width of the interval for the mean of `of` values, some of which were drawn at random.
+
+    values  the values that were drawn, without replacement; if these are all, the mean is known
+
+    The lengths of answers are skewed, so their mean is further off than a normal distribution says. The symmetric
+    bootstrap-t interval allows for that. Returns infinity for a single value out of several.
+    """
+    numbers = np.asarray(values, np.float64)
+    n = numbers.size
+    if n >= of:
+        return 0.0
+    if n < 2:
+        return math.inf
+    error = float(numbers.std(ddof=1)) / math.sqrt(n)
+    return _reach(numbers, error) * error * math.sqrt(1 - n / of) if error else 0.0
+
+
+def mean_of_series(values: Sequence[float]) -> Interval:
+    """Return the mean of consecutive parts of a longer series, such as chunks of a text, with its interval.
+
+    The parts must have the same length. Neighbouring parts are often similar, which widens the interval. Returns an
+    infinite interval for a single part.
+    """
+    numbers = np.asarray(values, np.float64)
+    mean, half = float(numbers.mean()), half_width_of_mean(values, math.inf)
+    if 0 < half < math.inf:
+        half *= widening(numbers)
+    return Interval(mean, mean - half, mean + half)
+
+
+def proportion(hits: Sequence[int], trials: int) -> Interval:
+    """Return the proportion of hits with its Wilson interval.
+
+    hits    the number of hits in each part of the series; parts of one trial each are independent trials
+    trials  the number of trials in each part
+
+    Hits within a part may be correlated, so the number of trials is reduced by the design effect: the variance between
+    the parts, divided by the variance that independent trials would have.
+    """
+    counts = np.asarray(hits, np.float64)
+    n = counts.size * trials
+    share = float(counts.sum()) / n
+    effect = 1.0
+    independent = share * (1 - share) / n
+    if trials > 1 and counts.size > 1 and independent > 0:
+        between = float((counts / trials).var(ddof=1)) / counts.size
+        effect = max(1.0, between / independent * widening(counts) ** 2)
+    effective = n / effect
+    freedom = _MOST_FREEDOM if trials == 1 else min(max(1, counts.size - 1), _MOST_FREEDOM)
+    z = student_quantile(LEVEL, freedom)
+    centre = (share + z * z / (2 * effective)) / (1 + z * z / effective)
+    half = z / (1 + z * z / effective) * math.sqrt(share * (1 - share) / effective + (z / (2 * effective)) ** 2)
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def _reach(numbers: np.ndarray[tuple[int], np.dtype[np.float64]], error: float) -> float:
+    """Return the width of the interval in standard errors. It is never narrower than Student's t."""
+    n = numbers.size
+    normal = student_quantile(LEVEL, n - 1)
+    if n < ENOUGH_ROUNDS:
+        return normal
+    drawn = numbers[np.random.default_rng(_SEED).integers(0, n, (_RESAMPLES, n))]
+    errors = drawn.std(axis=1, ddof=1) / math.sqrt(n)
+    distances = np.abs(drawn.mean(axis=1) - numbers.mean())
+    # A resample that repeats a single value says nothing about the width.
+    far = distances[errors > error * 1e-9] / errors[errors > error * 1e-9]
+    rank = min(math.ceil(LEVEL * (far.size + 1)), far.size)
+    return max(normal, float(np.partition(far, rank - 1)[rank - 1]))

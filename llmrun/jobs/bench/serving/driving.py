@@ -1,0 +1,395 @@
+"""Drives requests: an open loop sends each request at its time, a closed loop a fixed number of requests at a time.
+
+In an open loop, the arrival times do not depend on what the server does. Each request has a connection of its own, and
+the bytes of its response are kept with their arrival times.
+
+The client is an asyncio protocol of our own because it runs on the machine that it measures. For a stream of 16
+clients, it takes 16 us of CPU time per event, httpx2's AsyncClient 65 us, and a thread per request with httpx2 150 us.
+For the same reason, the JSON of the events is parsed only after the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import h11
+import numpy as np
+
+from llmrun import __version__
+from llmrun.base.errors import NetworkError
+from llmrun.engine.remote.client import CONNECT_S, tls_settings
+
+if TYPE_CHECKING:
+    from llmrun.engine.remote.request import Endpoint
+
+MOST_REQUESTS = 1_000_000
+_BLOCK = 1024
+
+
+def arrival_times(
+    rate: float, seed: int, *, requests: int | None = None, duration: float | None = None, burstiness: float = 1.0
+) -> list[float]:
+    """Return the times in seconds at which requests arrive, in increasing order.
+
+    The gaps between arrivals follow a gamma distribution with the shape `burstiness`, as in `vllm bench serve`: 1 is a
+    Poisson process, lower values are burstier, and higher values are more regular.
+
+    rate      requests per second, on average
+    requests  the number of requests
+    duration  the time in seconds during which requests arrive; the first limit that is reached counts
+
+    Raises ValueError unless the rate and the burstiness are positive and finite, and there is a limit.
+    """
+    if not (0 < rate < math.inf and 0 < burstiness < math.inf) or requests is duration is None:
+        raise ValueError(f"arrivals: rate {rate:g}, burstiness {burstiness:g}: positive numbers and a limit are needed")
+    most = MOST_REQUESTS if requests is None else min(requests, MOST_REQUESTS)
+    until = math.inf if duration is None else duration
+    times: list[float] = []
+    now = 0.0
+    for gap in _gaps(rate, burstiness, seed):
+        now += gap
+        if len(times) >= most or now >= until:
+            break
+        times.append(now)
+    return times
+
+
+def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
+    random = np.random.default_rng(seed)
+    while True:
+        yield from random.gamma(burstiness, 1 / (rate * burstiness), _BLOCK).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The moment at which the client disconnects: after a number of events, or of seconds since it began to connect."""
+
+    events: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request that was sent. Times are from time.perf_counter.
+
+    sent     when the client began to connect
+    ended    when the response or the connection ended
+    status   the HTTP status; 0 if there was no response
+    headers  names in lower case
+    pieces   the parts of the body with their arrival times
+    problem  why the response is incomplete, such as "connection lost"; empty if it is complete
+    left     whether the client disconnected as planned
+    """
+
+    sent: float
+    ended: float = 0.0
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    problem: str = ""
+    left: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(data for _, data in self.pieces)
+
+
+class ExchangeProtocol(asyncio.Protocol):
+    """Sends a request as soon as it is connected, and records the response in `exchange`.
+
+    done  a future that is resolved when the exchange has ended, for whatever reason
+    """
+
+    def __init__(self, exchange: Exchange, request: h11.Request, content: bytes, leave: Leave, most_bytes: int) -> None:
+        self.exchange = exchange
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request, self._content = request, content
+        self._leave_after, self._most_bytes = leave.events, most_bytes
+        self._http = h11.Connection(h11.CLIENT)
+        self._transport: asyncio.Transport | None = None
+        self._events = self._bytes = 0
+        self.active = exchange.sent  # when something last happened
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self.done.done():  # The client left while it was connecting.
+            transport.abort()
+            return
+        parts = [self._http.send(self._request)]
+        if self._content:
+            parts.append(self._http.send(h11.Data(data=self._content)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        transport.write(b"".join(part for part in parts if part))
+
+    def data_received(self, data: bytes) -> None:
+        arrived = self.active = time.perf_counter()
+        if self.done.done():
+            return
+        try:
+            self._http.receive_data(data)
+            self._take_events(arrived)
+        except h11.RemoteProtocolError:
+            self.end("invalid HTTP")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.done.done():
+            return
+        try:
+            self._http.receive_data(b"")  # A body without a length ends here.
+            self._take_events(time.perf_counter())
+        except (h11.RemoteProtocolError, RuntimeError):
+            pass
+        self.end("connection lost")
+
+    def end(self, problem: str = "", *, left: bool = False) -> None:
+        """End the exchange and close the connection. Does nothing if the exchange has already ended."""
+        if self.done.done():
+            return
+        self.exchange.ended = time.perf_counter()
+        self.exchange.problem, self.exchange.left = problem, left
+        if self._transport is not None:
+            self._transport.abort()
+        self.done.set_result(None)
+
+    def _take_events(self, arrived: float) -> None:
+        exchange = self.exchange
+        while not self.done.done():
+            event: Any = self._http.next_event()
+            if isinstance(event, h11.Data):
+                data = bytes(event.data)
+                exchange.pieces.append((arrived, data))
+                self._bytes += len(data)
+                if self._bytes > self._most_bytes:
+                    self.end("answer too long")
+                elif self._leave_after is not None:
+                    self._events += data.count(b"data:")
+                    if self._events >= self._leave_after:
+                        self.end(left=True)
+            elif isinstance(event, h11.Response):
+                exchange.status = event.status_code
+                exchange.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
+            elif isinstance(event, h11.EndOfMessage):
+                self.end()
+            elif not isinstance(event, h11.InformationalResponse):
+                return  # NEED_DATA, PAUSED or ConnectionClosed
+
+
+SILENCE_S = 600.0  # A request fails if nothing arrives for this long. A full queue can take minutes.
+_MOST_BYTES = 64 << 20
+_STAY = Leave()
+
+
+class Sender:
+    """Sends requests to one server. Connections are direct: proxies from the environment are not used."""
+
+    def __init__(self, endpoint: Endpoint, key: str | None = None, *, silence_s: float = SILENCE_S) -> None:
+        self._endpoint = endpoint
+        parts = urlsplit(endpoint.base)
+        is_tls = parts.scheme == "https"
+        self._host, self._port = parts.hostname or "", parts.port or (443 if is_tls else 80)
+        self._root, self._prefix = parts.path.removesuffix("/v1"), parts.path
+        self._tls = tls_settings(endpoint) if is_tls else None
+        self._address = ""
+        self._silence_s = silence_s
+        self._headers = [
+            ("host", endpoint.host),
+            ("user-agent", f"llmrun/{__version__}"),
+            ("accept", "text/event-stream, application/json"),
+            ("accept-encoding", "identity"),
+            ("connection", "close"),
+            *([("authorization", f"Bearer {key}")] if key else []),
+        ]
+
+    async def connect(self) -> None:
+        """Find the server's address, so that requests do not wait for DNS. Raises NetworkError."""
+        raise_file_limit()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                transport, _ = await loop.create_connection(asyncio.Protocol, self._host, self._port)
+        except OSError as error:
+            words = getattr(error, "strerror", None) or type(error).__name__
+            raise NetworkError(f"unreachable: {self._endpoint.host}: {words}") from error
+        self._address = str(transport.get_extra_info("peername")[0])
+        transport.close()
+
+    async def post(self, path: str, content: bytes, leave: Leave = _STAY) -> Exchange:
+        """Send a JSON request to a path below the endpoint, such as "/completions". Never raises for a failure."""
+        headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
+        return await self._exchange("POST", self._prefix + path, headers, content, leave)
+
+    async def get(self, path: str) -> Exchange:
+        """Get a path of the server's root, such as "/metrics". Never raises for a failure."""
+        return await self._exchange("GET", self._root + path, [], b"", _STAY)
+
+    async def _exchange(
+        self, method: str, target: str, headers: list[tuple[str, str]], content: bytes, leave: Leave
+    ) -> Exchange:
+        exchange = Exchange(time.perf_counter())
+        request = h11.Request(method=method, target=target, headers=[*self._headers, *headers])
+        protocol = ExchangeProtocol(exchange, request, content, leave, _MOST_BYTES)
+        loop = asyncio.get_running_loop()
+        leaving = leave.seconds is not None and loop.call_later(leave.seconds, lambda: protocol.end(left=True))
+        try:
+            await self._connected(protocol)
+            await self._ended(protocol)
+        finally:
+            protocol.end("cancelled")
+            if leaving:
+                leaving.cancel()
+        return exchange
+
+    async def _connected(self, protocol: ExchangeProtocol) -> None:
+        loop = asyncio.get_running_loop()
+        name = self._host if self._tls else None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await loop.create_connection(
+                    lambda: protocol, self._address, self._port, ssl=self._tls, server_hostname=name
+                )
+        except OSError:  # TimeoutError is an OSError.
+            protocol.end("unreachable")
+
+    async def _ended(self, protocol: ExchangeProtocol) -> None:
+        while not protocol.done.done():
+            quiet = protocol.active + self._silence_s - time.perf_counter()
+            if quiet <= 0:
+                protocol.end("timed out")
+            await asyncio.wait((protocol.done,), timeout=max(quiet, 0))
+
+
+def raise_file_limit() -> None:
+    """Allow as many open connections as the system permits. The default of macOS is 256."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+_MOST_TRIES = 10
+_MOST_RETRY_AFTER_S = 600.0
+REJECTED = 429
+WAIT_HEADER = "x-llmrun-wait"  # the predicted seconds until the first row of the request runs
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request to send.
+
+    number  the number of its prompt
+    group   a name for requests whose times are reported together
+    leave   when the client disconnects before the answer has ended; None if it stays
+    """
+
+    path: str
+    content: bytes
+    number: int = 0
+    group: str = ""
+    leave: Leave | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt to send a request. Times are from time.perf_counter.
+
+    ended           when the response ended
+    retry_after     the wait in seconds that a 429 asked for, or None
+    predicted_wait  the wait in seconds that the server predicted for an accepted request, or None
+    """
+
+    sent: float
+    ended: float
+    status: int
+    retry_after: float | None
+    predicted_wait: float | None
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that has ended. `due` is the time when it should have been sent, from time.perf_counter."""
+
+    planned: Planned
+    due: float
+    tries: list[Try]
+    last: Exchange
+
+
+@dataclass(slots=True)
+class Driver:
+    """Sends requests and collects the results, which remain available if the run is interrupted.
+
+    A request that gets a 429 with Retry-After is sent again after that time.
+    """
+
+    sender: Sender
+    ended: list[Sent] = field(default_factory=list)
+    running: int = 0
+
+    async def open_loop(self, planned: Iterable[Planned], times: Sequence[float]) -> None:
+        """Send each request at its time in seconds from now, and wait until all have ended."""
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for one, at in zip(planned, times, strict=True):  # Each request is created before its time.
+                due = started + at
+                await asyncio.sleep(due - time.perf_counter())
+                group.create_task(self.ask(one, due))
+
+    async def closed_loop(self, planned: Iterator[Planned], concurrency: int, *, duration: float = math.inf) -> None:
+        """Keep `concurrency` requests running until there are no more, or for `duration` seconds.
+
+        The requests that are running after `duration` seconds are completed.
+        """
+        until = time.perf_counter() + duration
+
+        async def client() -> None:
+            while time.perf_counter() < until and (one := next(planned, None)) is not None:
+                await self.ask(one, time.perf_counter())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(client())
+
+    async def ask(self, planned: Planned, due: float) -> None:
+        """Send a request until it is not rejected with Retry-After, and record it."""
+        self.running += 1
+        tries: list[Try] = []
+        try:
+            while True:
+                last = await self.sender.post(planned.path, planned.content, planned.leave or Leave())
+                wait = retry_after(last.headers) if last.status == REJECTED else None
+                tries.append(Try(last.sent, last.ended, last.status, wait, _seconds(last.headers, WAIT_HEADER)))
+                if wait is None or len(tries) == _MOST_TRIES:
+                    break
+                await asyncio.sleep(wait)
+        finally:
+            self.running -= 1
+        self.ended.append(Sent(planned, due, tries, last))
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the wait in seconds that a server asks for, or None. Dates, which no inference server sends, are None."""
+    milliseconds = _seconds(headers, "retry-after-ms")
+    wait = _seconds(headers, "retry-after") if milliseconds is None else milliseconds / 1e3
+    return None if wait is None or wait > _MOST_RETRY_AFTER_S else wait
+
+
+def _seconds(headers: Mapping[str, str], name: str) -> float | None:
+    try:
+        value = float(headers.get(name, ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

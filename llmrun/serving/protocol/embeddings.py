@@ -1,0 +1,254 @@
+"""The bodies, answers and schemas of calls for embeddings and scores, with the fields of OpenAI, Jina and Ollama."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llmrun.engine.child.messages import Embedded
+from llmrun.engine.embedding import MOST_TOKENS, too_many_tokens
+from llmrun.engine.requests import ModelFacts, TextPrompt, TokenPrompt
+from llmrun.serving.processes.served_model import Embedding
+from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.fields import Fields, missing, seen
+from llmrun.serving.protocol.openai.messages import text_prompts
+from llmrun.serving.protocol.wire import COUNT, NUMBER, TEXT, Schema, boolean, fixed_object
+
+# The paths of the routes. Those without /v1 and some other names are llama-server's.
+EMBEDDING_PATHS: Final = ("/v1/embeddings", "/embeddings")
+RERANK_PATHS: Final = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
+OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH = "/api/embed", "/api/embeddings"
+
+MOST_INPUTS: Final = 2048  # as in OpenAI's API
+FLOAT, BASE64 = "float", "base64"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """One call, and what its answer needs.
+
+    encoding          how vectors are written, FLOAT or BASE64
+    top_n             the number of documents in the answer, or None for all
+    return_documents  whether the answer repeats the documents
+    ignored           the names of fields that have no effect, with their places
+    """
+
+    wanted: Embedding
+    encoding: str = FLOAT
+    top_n: int | None = None
+    return_documents: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+Parse = Callable[[dict[str, Any], ModelFacts, str], EmbeddingCall]
+
+
+def parse_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
+    """Read a body of /v1/embeddings. Raises InvalidField."""
+    fields = Fields(body)
+    fields.text("model")
+    inputs = _limited(text_prompts(fields, "input", facts), "input")
+    encoding = fields.word("encoding_format", (FLOAT, BASE64)) or FLOAT
+    wanted = Embedding(inputs, None, fields.integer("dimensions", 1), True, bool(fields.boolean("truncate")), tenant)
+    return EmbeddingCall(wanted, encoding, ignored=fields.unread())
+
+
+def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
+    """Read a body of /v1/rerank. Raises InvalidField."""
+    fields = Fields(body)
+    fields.text("model")
+    query, documents = fields.needed_text("query"), fields.items("documents")
+    if documents is None:
+        raise missing("documents")
+    inputs = _limited(tuple(_document(item, number) for number, item in enumerate(documents)), "documents")
+    wanted = Embedding(inputs, query, truncate=bool(fields.boolean("truncate")), tenant=tenant)
+    top_n, repeats = fields.integer("top_n", 1), bool(fields.boolean("return_documents"))
+    return EmbeddingCall(wanted, top_n=top_n, return_documents=repeats, ignored=fields.unread())
+
+
+def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
+    """Read a body of Ollama's /api/embed, which truncates inputs unless it is told not to. Raises InvalidField."""
+    fields = _ollama_fields(body)
+    inputs = _limited(text_prompts(fields, "input", facts), "input")
+    truncates = fields.boolean("truncate") is not False
+    return EmbeddingCall(
+        Embedding(inputs, None, fields.integer("dimensions", 1), True, truncates, tenant), ignored=fields.unread()
+    )
+
+
+def parse_ollama_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
+    """Read a body of Ollama's older /api/embeddings, whose vector is not normalized. Raises InvalidField."""
+    fields = _ollama_fields(body)
+    prompt = TextPrompt(fields.needed_text("prompt"))
+    wanted = Embedding((prompt,), normalize=False, truncate=True, tenant=tenant)
+    return EmbeddingCall(wanted, ignored=fields.unread())
+
+
+def _ollama_fields(body: dict[str, Any]) -> Fields:
+    fields = Fields(body)
+    fields.text("model")
+    fields.value("keep_alive")  # the route has read it
+    return fields
+
+
+def _document(item: Any, number: int) -> TextPrompt:
+    """Return a document, which is a string or an object with its text."""
+    text = item.get("text") if type(item) is dict else item
+    if type(text) is not str:
+        place = f"documents[{number}]"
+        raise InvalidField(place, f"expected a string or an object with a text, got {seen(item)}", code="invalid_type")
+    return TextPrompt(text)
+
+
+def _limited(
+    inputs: tuple[TextPrompt | TokenPrompt, ...] | tuple[TextPrompt, ...], name: str
+) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the inputs if there are not too many of them.
+
+    Too many tokens are refused here, because sending millions of numbers to the engine's process would hold up all
+    other requests.
+    """
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        raise InvalidField(name, f"expected 1 to {MOST_INPUTS:,} texts, got {len(inputs):,}")
+    tokens = sum(len(each.tokens) for each in inputs if isinstance(each, TokenPrompt))
+    if tokens > MOST_TOKENS:
+        raise too_many_tokens(tokens)
+    return inputs
+
+
+_NANOSECONDS = 1e9
+
+Write = Callable[[EmbeddingCall, Embedded, str, float], dict[str, Any]]
+
+
+def embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+    """Return the answer of /v1/embeddings. `model` is the name that the client used. `seconds` is not needed."""
+    vectors: list[Any] = [_encoded(vector) if call.encoding == BASE64 else [*vector] for vector in _rows(found)]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    return {"object": "list", "model": model, "data": data, "usage": _usage(found)}
+
+
+def rerank_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+    """Return the answer of /v1/rerank: the best documents first. Documents with equal scores keep their order."""
+    scores = [score for [score] in _rows(found)]
+    results: list[dict[str, Any]] = []
+    for index in sorted(range(len(scores)), key=lambda index: -scores[index])[: call.top_n]:
+        results.append({"index": index, "relevance_score": scores[index]})
+        document = call.wanted.inputs[index]
+        if call.return_documents and isinstance(document, TextPrompt):
+            results[-1]["document"] = {"text": document.text}
+    return {"object": "list", "model": model, "results": results, "usage": _usage(found)}
+
+
+def ollama_embed_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+    """Return the answer of Ollama's /api/embed. `seconds` is how long the call took."""
+    return {
+        "model": model,
+        "embeddings": [[*vector] for vector in _rows(found)],
+        "total_duration": round(seconds * _NANOSECONDS),
+        "load_duration": 0,
+        "prompt_eval_count": sum(found.tokens),
+    }
+
+
+def ollama_embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+    """Return the answer of Ollama's older /api/embeddings."""
+    [vector] = _rows(found)
+    return {"embedding": [*vector]}
+
+
+def _rows(found: Embedded) -> list[array[float]]:
+    """Return the vector of each input."""
+    values = array("f", found.data)
+    width = len(values) // len(found.tokens)
+    return [values[start : start + width] for start in range(0, len(values), width)]
+
+
+def _encoded(vector: array[float]) -> str:
+    """Return the Base64 of little-endian float32 values."""
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def _usage(found: Embedded) -> dict[str, int]:
+    return {"prompt_tokens": sum(found.tokens), "total_tokens": sum(found.tokens)}
+
+
+_DURATION: Final[Schema] = {**COUNT, "description": "In nanoseconds."}
+_TEXT_OR_TEXTS: Final[Schema] = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": MOST_INPUTS}]}
+_DIMENSIONS: Final[Schema] = {
+    "type": "integer",
+    "minimum": 1,
+    "description": "Keep only the first dimensions, for models trained for this.",
+}
+_MODEL: Final[Schema] = {**TEXT, "description": "A model's name. If it is missing, the server's first model answers."}
+_VECTOR: Final[Schema] = {"type": "array", "items": NUMBER}
+
+
+def embedding_schemas() -> dict[str, Schema]:
+    """Return the schemas of requests and answers by name."""
+    usage = fixed_object(prompt_tokens=COUNT, total_tokens=COUNT)
+    listed = {"object": {"const": "list"}, "model": TEXT, "usage": usage}
+    vector = fixed_object(object={"const": "embedding"}, index=COUNT, embedding={"anyOf": [_VECTOR, TEXT]})
+    result = fixed_object(index=COUNT, relevance_score=NUMBER)
+    result["properties"]["document"] = fixed_object(text=TEXT)
+    return {
+        "EmbeddingRequest": _embedding_request(),
+        "Embeddings": fixed_object(**listed, data={"type": "array", "items": vector}),
+        "RerankRequest": _rerank_request(),
+        "Ranking": fixed_object(**listed, results={"type": "array", "items": result}),
+        "OllamaEmbedRequest": {
+            "type": "object",
+            "required": ["input"],
+            "properties": {
+                "model": _MODEL,
+                "input": _TEXT_OR_TEXTS,
+                "truncate": boolean("Leave out the end of inputs that are too long. On by default."),
+                "dimensions": _DIMENSIONS,
+            },
+        },
+        "OllamaEmbeddings": fixed_object(
+            model=TEXT,
+            embeddings={"type": "array", "items": _VECTOR},
+            total_duration=_DURATION,
+            load_duration=_DURATION,
+            prompt_eval_count=COUNT,
+        ),
+        "OllamaEmbeddingsRequest": {
+            "type": "object",
+            "required": ["prompt"],
+            "properties": {"model": _MODEL, "prompt": TEXT},
+        },
+        "OllamaEmbedding": fixed_object(embedding=_VECTOR),
+    }
+
+
+def _embedding_request() -> Schema:
+    tokens = {"type": "array", "items": COUNT}
+    inputs = {"anyOf": [*_TEXT_OR_TEXTS["anyOf"], tokens, {"type": "array", "items": tokens}]}
+    properties = {
+        "model": _MODEL,
+        "input": {**inputs, "description": "A text, texts, a list of token IDs, or such lists."},
+        "encoding_format": {"enum": [FLOAT, BASE64], "description": "Numbers, or little-endian float32 in Base64."},
+        "dimensions": _DIMENSIONS,
+        "truncate": boolean("Leave out the end of inputs that are too long, instead of an error."),
+    }
+    return {"type": "object", "required": ["input"], "properties": properties}
+
+
+def _rerank_request() -> Schema:
+    document = {"anyOf": [TEXT, fixed_object(text=TEXT)]}
+    properties = {
+        "model": _MODEL,
+        "query": TEXT,
+        "documents": {"type": "array", "items": document, "minItems": 1, "maxItems": MOST_INPUTS},
+        "top_n": {"type": "integer", "minimum": 1, "description": "Return only the best documents."},
+        "return_documents": boolean("Repeat the documents in the answer."),
+        "truncate": boolean("Leave out the end of documents that are too long, instead of an error."),
+    }
+    return {"type": "object", "required": ["query", "documents"], "properties": properties}
