@@ -9,7 +9,7 @@ the same output.
 
 Examples:
     llmrun batch prompts.jsonl -o answers.jsonl -m qwen3:4b
-    llmrun batch prompts.jsonl -m qwen3:4b --dry-run --compare-price 0.15,0.60
+    llmrun batch prompts.jsonl -m qwen3:4b --dry-run
     llmrun batch reviews.csv -o labels.jsonl --template label --choice good,bad
     llmrun batch prompts.jsonl -o answers.jsonl --retry-errors
     llmrun batch prompts.jsonl -o answers.jsonl --workers http://10.0.0.7:8080,http://10.0.0.8:8080
@@ -66,22 +66,19 @@ def command(
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Run the lines with errors again.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start again, and replace the output if it exists.")] = False,
     is_dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Predict tokens, time and energy, and write nothing.")
+        bool, typer.Option("--dry-run", help="Count tokens, measure the speed, and write nothing.")
     ] = False,
-    compare_price: Annotated[
-        str | None,
-        typer.Option("--compare-price", metavar="IN,OUT", help="With --dry-run: an API's prices per million tokens."),
-    ] = None,
-    machines: Annotated[
-        int | None,
-        typer.Option("--machines", metavar="N", min=1, help="With --dry-run: predict for N machines like this one."),
-    ] = None,
+    compare_price: Annotated[str | None, typer.Option("--compare-price", hidden=True)] = None,  # removed
+    machines: Annotated[str | None, typer.Option("--machines", hidden=True)] = None,  # removed
     json_output: options.Json = False,
 ) -> int:
-    if not is_dry_run and (compare_price is not None or machines is not None):
-        raise UsageError("--compare-price and --machines: work only with --dry-run")
+    if compare_price is not None:
+        hint = "multiply the tokens that --dry-run prints by the API's prices"
+        raise UsageError("--compare-price: no longer exists", hint=hint)
+    if machines is not None:
+        raise UsageError("--machines: no longer exists", hint="divide the time that --dry-run prints by the machines")
     if output is None and not is_dry_run:
-        raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run to predict the cost")
+        raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run to see what the batch takes")
     if force and retry_errors:
         raise UsageError("--force and --retry-errors: contradict each other", hint="use only one")
     prompting, values = chosen_template(template_name, params or ())
@@ -114,10 +111,9 @@ def command(
         response_format=response_format,
     )
     if is_dry_run:
-        from llmrun.cli.batching.dry_run import Comparison, dry_run, parse_prices
+        from llmrun.cli.batching.dry_run import dry_run
 
-        comparison = Comparison(parse_prices(compare_price), machines)
-        return dry_run(source, calls, wanted, settings, comparison=comparison, as_json=json_output)
+        return dry_run(source, calls, wanted, settings, as_json=json_output)
     assert output is not None  # checked above
     model = settings.model if wanted.needs_model else ""
     batch = Batch(source, resolved(output), calls, model, mixed=mixed, retry_errors=retry_errors, force=force)

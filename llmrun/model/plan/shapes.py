@@ -2,7 +2,7 @@
 
 Recurrent states summarize all earlier positions of a sequence in a fixed amount of memory. Updates of a state cannot be
 undone. To be able to remove the last rows of a sequence, a layer keeps the state before them and their inputs. The next
-step first applies the rows that have not been removed (layouts/experts.py).
+step first applies the rows that have not been removed (layouts/kv.py).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.base.errors import UsageError
-from llmrun.cli.batching.dry_run import parse_prices
+from llmrun.cli.batching.dry_run import report_json, report_lines
+from llmrun.jobs.batching.estimate import Counts, Estimate, Sample, Step
 from tests.support.cli.commands import llmrun, on_terminal, script_file
 from tests.support.models.downloads import smollm2
 
@@ -53,39 +53,49 @@ def test_counts_equal_the_usage_of_the_run(tmp_path: Path) -> None:
     usages = [record["response"]["body"]["usage"] for record in records]
     assert body["prompt_tokens"] == prompt_tokens
     assert body["prompt_tokens_of_all_lines"] == sum(usage["prompt_tokens"] for usage in usages) > prompt_tokens
-    assert body["generated_tokens"] == {"estimate": generated, "low": generated, "high": generated}
+    assert body["sample"]["generated_tokens"] == generated
     assert (body["lines"], body["failing"], body["calls"]) == (5, 0, 4)
     assert body["sample"]["finished"] == 4
 
 
 @pytest.mark.push
-def test_json_has_all_predictions(tmp_path: Path) -> None:
-    arguments = [batch_file(tmp_path, LINES), "--backend", "scripted", "-m", "any"]
-    plain = predicted(*arguments)
-    assert (plain["machines"], plain["api_price"]) == (None, None)
-    body = predicted(*arguments, "--machines", "2", "--compare-price", "1,3")
-    assert plain.keys() == body.keys()
-    assert body["machines"]["count"] == 2
-    for interval in (body["seconds"], body["machines"]["seconds"], body["api_price"]["total"]):
-        assert 0 < interval["low"] <= interval["estimate"] <= interval["high"]
-    assert body["computed_prompt_tokens"] < body["prompt_tokens"]
-    generated = body["generated_tokens"]["estimate"] * 5 / 4
-    price = (body["prompt_tokens_of_all_lines"] + 3 * generated) / 1e6
-    assert body["api_price"]["total"]["estimate"] == pytest.approx(price)
-    assert body["api_price"]["prompts"] == pytest.approx(body["prompt_tokens_of_all_lines"] / 1e6)
-
-
-@pytest.mark.push
 def test_the_report_is_on_stdout(tmp_path: Path) -> None:
-    flags = ["--dry-run", "--machines", "3", "--compare-price", "0.5,1.5", "--backend", "scripted", "-m", "any"]
+    flags = ["--dry-run", "--backend", "scripted", "-m", "any"]
     done = llmrun("batch", batch_file(tmp_path, [*LINES, "{"]), *flags)
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 0
-    labels = ["input", "prompts", "sample", "speed", "answers", "", "generated", "time", "energy"]
-    assert [line[:10].strip() for line in lines] == [*labels, "3 machines", "API price"]
-    assert lines[0] == "input       6 lines, 1 cannot be answered, 1 equal to others, 4 to answer"
-    assert lines[2].startswith("sample      4 requests answered in ")
+    assert [line[:9].strip() for line in lines] == ["input", "prompts", "sample", "speed", "answers", "time"]
+    assert lines[0] == "input      6 lines, 1 cannot be answered, 1 equal to others, 4 to answer"
+    assert lines[2].startswith("sample     4 requests answered in ")
     assert b"note: 1 line cannot be answered; the first is line 6: " in done.stderr
+
+
+def estimate(calls: int, unfinished: int = 0) -> Estimate:
+    """Return an estimate of answers with 100 tokens, from 125 steps of 50 ms with 16 answers."""
+    counts = Counts(lines=calls, calls=calls, prompt_tokens=calls, billed_tokens=calls)
+    counts.prefixes.total, counts.prefixes.computed = calls, calls // 4
+    return Estimate(counts, Sample([Step(0.05, 0, 16, 16)] * 125, 16, 16, 20 - unfinished, unfinished), 2.0)
+
+
+def test_the_report_names_what_was_measured() -> None:
+    assert report_lines(estimate(30_000, unfinished=1)) == [
+        "input      30,000 lines",
+        "prompts    30,000 tokens, 75% in shared prefixes",
+        "sample     20 of 30,000 requests answered in 6.25 s, 16 at a time, 1 of them only in part",
+        "speed      320 generated tok/s",
+        "answers    100 tokens on average",
+        "time       2.60 hours if all answers are as long as those of the sample",
+    ]
+    assert report_lines(estimate(400))[-1].startswith("time       2 min 07 s if ")
+    assert report_lines(estimate(20))[-1] == "time       8.25 s"
+
+
+def test_json_has_the_same_figures() -> None:
+    body = report_json(estimate(400))
+    assert (body["calls"], body["prompt_tokens"], body["computed_prompt_tokens"]) == (400, 400, 100)
+    assert body["sample"]["generated_tokens_per_second"] == pytest.approx(320)
+    assert body["sample"]["prompt_tokens_per_second"] is None
+    assert (body["generated_tokens_per_call"], body["seconds"]) == (100, 127)
 
 
 @pytest.mark.push
@@ -101,7 +111,7 @@ def test_options_for_answers_count(tmp_path: Path) -> None:
     arguments = [batch_file(tmp_path, LINES[:1]), "--backend", "scripted", "-m", "any"]
     longer = predicted(*arguments, "--system", "Be kind.", "-n", "3")
     assert longer["prompt_tokens"] > predicted(*arguments)["prompt_tokens"]
-    assert longer["generated_tokens"]["estimate"] == 3
+    assert longer["sample"]["generated_tokens"] == 3
 
 
 @pytest.mark.push
@@ -126,10 +136,8 @@ def test_nothing_to_answer_is_an_error(tmp_path: Path, lines: list[object], exit
     ("arguments", "words"),
     [
         (["in.jsonl", "-m", "any"], "-o: no output file was given"),
-        (["in.jsonl", "-o", "x", "--machines", "2"], "work only with --dry-run"),
-        (["in.jsonl", "-o", "x", "--compare-price", "1,2"], "work only with --dry-run"),
-        (["in.jsonl", "--dry-run", "--compare-price", "1"], "--compare-price: '1' is not a pair of prices"),
-        (["in.jsonl", "--dry-run", "--machines", "0"], "--machines"),
+        (["in.jsonl", "--dry-run", "--machines", "2"], "divide the time that --dry-run prints"),
+        (["in.jsonl", "--dry-run", "--compare-price", "1,2"], "multiply the tokens that --dry-run prints"),
         (["in.jsonl", "--dry-run", "--workers", "http://127.0.0.1:9"], "works only for a model on this machine"),
         (["in.jsonl", "--dry-run", "-m", "http://127.0.0.1:9"], "works only for a model on this machine"),
         (["missing.jsonl", "--dry-run", "-m", "any"], "missing.jsonl: no such file"),
@@ -164,19 +172,6 @@ def test_ctrl_c_stops_the_measurement(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "script.json"}
 
 
-@pytest.mark.parametrize("text", ["", "1", "1,2,3", "a,b", "1,", "-1,2", "nan,1", "1,inf"])
-def test_wrong_prices_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a pair of prices"):
-        parse_prices(text)
-
-
-def test_prices_are_parsed() -> None:
-    prices = parse_prices(" 0.15, 0.6")
-    assert prices is not None
-    assert (prices.prompt, prices.generated) == (0.15, 0.6)
-    assert parse_prices(None) is None
-
-
 @pytest.mark.night
 def test_counts_of_a_real_model_equal_its_usage(tmp_path: Path) -> None:
     lines = [{"prompt": f"Name {number} animals, please.", "max_tokens": 8} for number in range(12)]
@@ -185,6 +180,5 @@ def test_counts_of_a_real_model_equal_its_usage(tmp_path: Path) -> None:
     body = predicted(*arguments)
     prompt_tokens, generated = usage_of(*arguments, output=tmp_path / "out.jsonl")
     assert body["prompt_tokens"] == prompt_tokens
-    assert body["generated_tokens"] == {"estimate": generated, "low": generated, "high": generated}
+    assert body["sample"]["generated_tokens"] == generated
     assert body["sample"]["generated_tokens_per_second"] > 0
-    assert body["energy"] is None or body["energy"]["joules"]["estimate"] > 0

@@ -132,8 +132,8 @@ def test_memory_is_looked_at_where_the_system_has_no_limit(
     """Simulate Windows in the process that sets the limits, as soon as everything is imported there."""
     found = child_processes.isolated_command
     on_windows = (
-        "from llmrun.engine.isolation import worker; "
-        "worker.sys = type('', (), {'platform': 'win32', 'stdin': sys.stdin, 'stdout': sys.stdout})"
+        "from llmrun.engine import isolated_worker; "
+        "isolated_worker.sys = type('', (), {'platform': 'win32', 'stdin': sys.stdin, 'stdout': sys.stdout})"
     )
 
     def without_limits(name: str) -> list[str]:

@@ -1,0 +1,389 @@
+"""Estimates what a batch takes: counts its prompt tokens exactly, and measures the speed on a sample of its calls.
+
+The calls are read in this process, as the engine reads them. Tokens that are in the cache as the prefix of an earlier
+prompt are not computed again, so they are counted separately.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import ne
+from pathlib import Path
+from typing import Final
+
+from llmrun.base.errors import LlmrunError
+from llmrun.engine.answer import Answer
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Event, Failed, Finished, ModelFacts, PrefillProgress
+from llmrun.jobs.batching.intake import Intake, ReadLine
+from llmrun.jobs.batching.requests import Call, CallOptions
+from llmrun.jobs.batching.work import prefix_of
+from llmrun.jobs.batching.workers.local import parse_call
+
+_SAMPLED: Final = 512  # calls; their mean length is precise enough, and their bodies fit in memory
+_SEED: Final = 1
+_SHOWN: Final = 100  # calls after which the progress is shown
+BEGIN_S: Final = 20.0  # how long new calls of the sample begin
+FINISH_S: Final = 100.0  # how long the begun ones may take to finish after that
+
+
+class PrefixCounter:
+    """Counts the computed tokens of prompts that are given in the order in which a run computes them.
+
+    A prompt reuses what it has in common with the one before it. In sorted order, this is as much as it has in common
+    with any earlier prompt, so only one prompt has to be kept, however many there are.
+
+    total     tokens of all prompts
+    computed  how many of them are computed
+    """
+
+    def __init__(self) -> None:
+        self.total = self.computed = 0
+        self._last: Sequence[int] = ()
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Count the next prompt. At least its last token is computed, because the answer begins with its logits."""
+        shared = common_prefix(self._last, tokens)
+        self.total += len(tokens)
+        self.computed += len(tokens) - min(shared, max(len(tokens) - 1, 0))
+        self._last = tokens
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens are the same at the beginning of both sequences."""
+    return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))
+
+
+@dataclass(frozen=True, slots=True)
+class CountedCall:
+    """A call as the engine reads it.
+
+    prompts  the tokens of each prompt. All but few calls have one
+    choices  answers to each prompt
+    """
+
+    prompts: Sequence[Sequence[int]]
+    choices: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt tokens in the call's usage, where a prompt counts once however many answers it gets."""
+        return sum(map(len, self.prompts))
+
+
+@dataclass(slots=True)
+class Counts:
+    """The counts of a batch.
+
+    lines          lines that are not blank
+    failing        lines that cannot be answered
+    first_problem  the number of the first of them, and what is wrong with it
+    calls          calls to answer: lines that can be answered, without those that are equal to others
+    prompt_tokens  of these calls, as in their usage
+    billed_tokens  prompt tokens of all lines that can be answered, including equal ones
+    prefixes       prompts in the order of the run
+    sample         some calls, in random order; each call is as likely to be among them as any other
+    """
+
+    lines: int = 0
+    failing: int = 0
+    first_problem: tuple[int, str] | None = None
+    calls: int = 0
+    prompt_tokens: int = 0
+    billed_tokens: int = 0
+    prefixes: PrefixCounter = field(default_factory=PrefixCounter)
+    sample: list[Call] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        """Lines that can be answered."""
+        return self.lines - self.failing
+
+
+def count_batch(
+    source: Path, options: CallOptions, read: Callable[[Call], CountedCall], progress: Callable[[Counts], None]
+) -> Counts:
+    """Count a batch, in the windows and in the order in which a run reads and answers it.
+
+    read      reads a call as the engine does. An LlmrunError means that the run would answer with an error
+    progress  called now and then
+    Raises UsageError if the input cannot be read.
+    """
+    counting = _Counting(read, progress)
+    intake = Intake(source, options)
+    while window := intake.next_window():
+        counting.add(window)
+    counting.drawn.shuffle(counting.counts.sample)
+    return counting.counts
+
+
+class _Counting:
+    """The counts so far, and the calls that were already counted."""
+
+    def __init__(self, read: Callable[[Call], CountedCall], progress: Callable[[Counts], None]) -> None:
+        self._read = read
+        self._progress = progress
+        self._tokens: dict[bytes, int | None] = {}  # by the key of a call, its prompt tokens, or None if it fails
+        self.counts = Counts()
+        self.drawn = random.Random(_SEED)
+
+    def add(self, window: Sequence[ReadLine]) -> None:
+        """Count the lines of a window."""
+        calls = {line.call.key: line.call for line in window if line.call is not None}
+        problems = self._add_calls(call for key, call in calls.items() if key not in self._tokens)
+        for line in window:
+            self.counts.lines += 1
+            tokens = None if line.call is None else self._tokens[line.call.key]
+            if tokens is not None:
+                self.counts.billed_tokens += tokens
+                continue
+            self.counts.failing += 1
+            if self.counts.first_problem is None:
+                words = str(line.problem) if line.call is None else problems[line.call.key]
+                self.counts.first_problem = (line.id.number, words)
+
+    def _add_calls(self, calls: Iterable[Call]) -> dict[bytes, str]:
+        """Count new calls, and return what is wrong with some of them, by their keys."""
+        problems: dict[bytes, str] = {}
+        for number, call in enumerate(sorted(calls, key=prefix_of), 1):
+            try:
+                self._add_call(call, self._read(call))
+            except LlmrunError as error:
+                self._tokens[call.key] = None
+                problems[call.key] = f"{error}; {error.hint}" if error.hint else str(error)
+            if number % _SHOWN == 0:
+                self._progress(self.counts)
+        return problems
+
+    def _add_call(self, call: Call, counted: CountedCall) -> None:
+        counts = self.counts
+        self._tokens[call.key] = counted.prompt_tokens
+        counts.calls += 1
+        counts.prompt_tokens += counted.prompt_tokens
+        for prompt in counted.prompts:
+            for _ in range(counted.choices):
+                counts.prefixes.add(prompt)
+        if len(counts.sample) < _SAMPLED:
+            counts.sample.append(call)
+        elif (place := self.drawn.randrange(counts.calls)) < _SAMPLED:  # reservoir sampling
+            counts.sample[place] = call
+
+
+@dataclass(frozen=True, slots=True)
+class CallReader:
+    """Turns calls into tokens with the chat template and the tokenizer of an open model."""
+
+    engine: Engine
+    facts: ModelFacts
+
+    def count(self, call: Call) -> CountedCall:
+        """Read a call without running it. Raises the LlmrunError with which a run would answer it."""
+        parsed = parse_call(call.url, call.body, self.facts)
+        answers = [self.engine.prepare(request) for request in parsed.requests[:: parsed.n]]
+        return CountedCall([answer.tokens for answer in answers], parsed.n)
+
+    def prepare(self, call: Call) -> list[Answer]:
+        """Return the answers of a call, ready to be queued. Raises the same errors."""
+        parsed = parse_call(call.url, call.body, self.facts)
+        return [self.engine.prepare(request) for request in parsed.requests]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the engine.
+
+    prompt_rows  prompt tokens that it computed
+    answering    answers that already had tokens before the step
+    generated    tokens that all answers got
+    """
+
+    seconds: float
+    prompt_rows: int
+    answering: int
+    generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The measurements of a sample.
+
+    steps       all steps, in order
+    parallel    the most answers that a run generates at a time
+    at_a_time   the most answers of the sample that had begun at a time
+    finished    calls that were answered completely
+    unfinished  calls that took too long
+    """
+
+    steps: Sequence[Step]
+    parallel: int
+    at_a_time: int
+    finished: int
+    unfinished: int
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all steps."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def generated(self) -> int:
+        """The tokens of all answers, including the unfinished ones."""
+        return sum(step.generated for step in self.steps)
+
+    @property
+    def seconds_per_generated_token(self) -> float:
+        """The seconds of a generated token with as many answers at a time as in the run, if the sample had as many."""
+        steps = [step for step in self.steps if step.generated and not step.prompt_rows]
+        steps = [step for step in steps if step.answering >= self.parallel] or steps or list(self.steps)
+        generated = sum(step.generated for step in steps)
+        return sum(step.seconds for step in steps) / generated if generated else 0.0
+
+    @property
+    def seconds_per_prompt_token(self) -> float:
+        """The seconds that each computed prompt token adds to a step."""
+        steps = [step for step in self.steps if step.prompt_rows]
+        rows = sum(step.prompt_rows for step in steps)
+        beside = sum(step.seconds - self.seconds_per_generated_token * step.generated for step in steps)
+        return max(0.0, beside / rows) if rows else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a batch takes on this machine.
+
+    load_s  seconds to open the model
+    """
+
+    counts: Counts
+    sample: Sample
+    load_s: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the sample has all calls."""
+        return self.sample.finished == self.counts.calls
+
+    @property
+    def generated_per_call(self) -> float:
+        """The mean number of generated tokens of the calls in the sample."""
+        return self.sample.generated / (self.sample.finished + self.sample.unfinished)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a run if all answers are as long as those of the sample, with the time to open the model."""
+        sample = self.sample
+        if self.is_complete:
+            return self.load_s + sample.seconds
+        prompts = sample.seconds_per_prompt_token * self.counts.prefixes.computed
+        answers = sample.seconds_per_generated_token * self.generated_per_call * self.counts.calls
+        return self.load_s + prompts + answers
+
+
+@dataclass(eq=False, slots=True)
+class _RunningCall:
+    answers: Sequence[Answer]
+
+    @property
+    def has_begun(self) -> bool:
+        return any(answer.prefill_started is not None for answer in self.answers)
+
+
+class Sampler:
+    """Runs calls in the order in which they are given.
+
+    A new call begins as soon as another one ends, until the time is up. All begun calls then finish. Otherwise, long
+    answers would be missing, because they are the ones that are still running at any moment. For the same reason, the
+    decision to begin a call never depends on its own length.
+    """
+
+    def __init__(
+        self,
+        reader: CallReader,
+        calls: Sequence[Call],
+        parallel: int,
+        *,
+        begin_s: float = BEGIN_S,
+        finish_s: float = FINISH_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Prepare the sample.
+
+        begin_s   how long new calls begin
+        finish_s  how long the begun ones may take to finish after that
+        """
+        self._reader, self._engine = reader, reader.engine
+        self._waiting = list(reversed(calls))
+        self._parallel = parallel
+        self._begin_s, self._finish_s = begin_s, finish_s
+        self._clock = clock
+        self._calls: list[_RunningCall] = []
+        self._answers: dict[int, Answer] = {}  # unfinished ones, by their IDs
+        self._computed: dict[int, int] = {}  # their prompt tokens in the cache, by their IDs
+        self._steps: list[Step] = []
+        self._finished = self._at_a_time = 0
+
+    def run(self, progress: Callable[[int, float], None]) -> Sample:
+        """Measure, which takes `begin_s` or a few seconds longer, unless answers are long or the model is slow.
+
+        progress  called with the number of finished calls and the seconds so far
+
+        Raises the errors of `Engine.step`, and LlmrunError if the model was too slow to generate a single token.
+        """
+        began = self._clock()
+        while (passed := self._clock() - began) < self._begin_s + self._finish_s:
+            if passed < self._begin_s:
+                self._begin_calls()
+            else:
+                self._stop_beginning()
+            if self._engine.idle:
+                break
+            self._step()
+            progress(self._finished, passed)
+        sample = Sample(self._steps, self._parallel, self._at_a_time, self._finished, len(self._calls))
+        if not sample.generated:
+            raise LlmrunError(f"no token was generated within {sample.seconds:.0f} s, so the speed is unknown")
+        return sample
+
+    def _begin_calls(self) -> None:
+        while self._waiting and len(self._answers) < self._parallel:
+            call = _RunningCall(self._reader.prepare(self._waiting.pop()))
+            self._calls.append(call)
+            for answer in call.answers:
+                self._answers[self._engine.enqueue(answer)] = answer
+
+    def _stop_beginning(self) -> None:
+        self._waiting.clear()
+        for call in [call for call in self._calls if not call.has_begun]:
+            self._calls.remove(call)
+            for answer in call.answers:
+                self._engine.cancel(answer.request_id)
+
+    def _step(self) -> None:
+        answers = self._answers.values()
+        answering = sum(answer.generated_tokens > 0 for answer in answers)
+        before = sum(answer.generated_tokens for answer in answers)
+        started = self._clock()
+        events = self._engine.step()
+        seconds = self._clock() - started
+        generated = sum(answer.generated_tokens for answer in answers) - before
+        self._at_a_time = max(self._at_a_time, sum(answer.prefill_started is not None for answer in answers))
+        self._steps.append(Step(seconds, sum(map(self._computed_rows, events)), answering, generated))
+        for event in events:
+            if isinstance(event, Finished | Failed):
+                self._answers.pop(event.request_id)
+                self._computed.pop(event.request_id, None)
+        for call in [call for call in self._calls if all(answer.over for answer in call.answers)]:
+            self._calls.remove(call)
+            self._finished += 1
+
+    def _computed_rows(self, event: Event) -> int:
+        """Return the prompt tokens that a step has computed, according to one of its events."""
+        if not isinstance(event, PrefillProgress):
+            return 0
+        before = self._computed.get(event.request_id, self._answers[event.request_id].cached_tokens or 0)
+        self._computed[event.request_id] = event.done
+        return event.done - before
