@@ -165,7 +165,7 @@ def _discard(value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The options for opening a model. The command line creates this object, and the backend receives it unchanged.
+    """The options for opening a model. The command line creates this object, and the engine passes it to the backend.
 
     backend        a name in the registry, or "auto"
     context_size   maximum tokens per sequence, or None for a default that fits (sizing.py)

@@ -3,9 +3,6 @@
 Flags, settings, "auto", `fit` and `bench` all use this list. Importing this module is cheap because each backend's
 module is imported on first use. The interface is separate from base.py, which the engine uses: only the code that
 chooses a backend (select.py) and the code that estimates sizes (fitting.py) need it.
-
-The kernels that the engine uses with every backend are named here so that a backend can load them in the same call as
-its own kernels. A first run then compiles all kernels in parallel.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class IsolatedProcess:
 
     The process ends with `close`, or when this object is garbage-collected.
 
-    module   the module below `llmrun` whose `main` calls `worker.serve`
+    module   the module below `llmrun` whose `main` calls `isolated_worker.serve`
     purpose  the purpose of the process, for error messages
     """
 

@@ -18,7 +18,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.base.sampling_texts import parse_breakers
 from llmrun.engine import sampling
 from llmrun.engine.samplers import SamplerState, initial_state
-from llmrun.engine.sampling import needs_chain, uses_dry
+from llmrun.engine.sampling import needs_samplers, uses_dry
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts import tokens as layout
 from llmrun.formats.layouts.arena import address_of, allocate
@@ -117,8 +117,8 @@ class Sampler:
 
         Rows after a token that differs from the draft are not drawn.
         """
-        by_kernel = iter(self._sample_with_kernel([rows for rows in sequences if not needs_chain(rows.params)]))
-        return [self._sample_in_order(rows) if needs_chain(rows.params) else next(by_kernel) for rows in sequences]
+        by_kernel = iter(self._sample_with_kernel([rows for rows in sequences if not needs_samplers(rows.params)]))
+        return [self._sample_in_order(rows) if needs_samplers(rows.params) else next(by_kernel) for rows in sequences]
 
     def _sample_in_order(self, rows: SequenceRows) -> Drawn:
         """Draw the tokens of a sequence with the samplers in samplers.py."""

@@ -1,4 +1,4 @@
-"""Sampling in readable NumPy: pure functions that turn logits into the next token.
+"""Sampling in readable NumPy: pure functions that turn logits into the next token, and a model's default parameters.
 
 These functions define sampling. The engine runs a kernel with bit-identical results (sampler.py, kernels/sampling).
 `sample` applies the functions in the order of llama.cpp's default chain:
@@ -6,7 +6,7 @@ These functions define sampling. The engine runs a kernel with bit-identical res
     mask -> logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
 llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw, are in samplers.py, which
-uses the functions of this file too. `needs_chain` tells which requests need samplers.py without importing it. See
+uses the functions of this file too. `needs_samplers` tells which requests need samplers.py without importing it. See
 docs/adding-a-sampler.md.
 
 The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
@@ -39,7 +39,7 @@ from llmrun.options.settings import RULES
 _DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
 
 
-def needs_chain(params: SamplingParams) -> bool:
+def needs_samplers(params: SamplingParams) -> bool:
     """Return whether a request needs samplers.py: for a sampler that only it has, or for another order."""
     return (
         parse_samplers(params.samplers) != _DEFAULT_ORDER

@@ -1,8 +1,7 @@
 """Tracks which tokens each sequence of the KV cache holds, so that prompts can reuse a cached prefix.
 
 A radix tree finds the sequence with the longest common prefix, for many sequences at once. The tree is independent of
-the KV cache and the queue: it knows only tokens and their owners. One tree can hold the contents of the cache, and
-another one the prompts that are being computed.
+the KV cache and the queue: it knows only tokens and their owners.
 """
 
 from __future__ import annotations

@@ -46,15 +46,6 @@ def test_markdown_is_a_table_and_a_list() -> None:
     assert lines[-1].startswith("- throughput: ")
 
 
-def test_answers_that_depend_on_load_are_an_error() -> None:
-    flags = ("--same", "--requests", "4", "--rate", "1000", "--concurrency", "4", "-d", "4")
-    done = bench(FakeModel(slots=8, depends_on_load=True), *flags)
-    assert done.returncode == 1
-    assert "answers depend on the server's load" in done.stderr.decode()
-    done = bench(FakeModel(slots=8), *flags)
-    assert (done.returncode, b"0 of 16 answers differ" in done.stdout) == (0, True)
-
-
 def test_ctrl_c_shows_the_requests_that_had_ended() -> None:
     enough = threading.Event()
 
@@ -80,7 +71,7 @@ def test_ctrl_c_shows_the_requests_that_had_ended() -> None:
     [
         (("--rate", "2"), "--rate: works only for a server, not for models on this machine"),
         (("--endpoint", "http://127.0.0.1:9#m", "--rate", "soon"), "--rate: 'soon' is not a number"),
-        (("-m", "a.gguf", "--same"), "--same: works only for a server"),
+        (("--endpoint", "http://127.0.0.1:9#m", "--same"), "--same: no longer exists"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:

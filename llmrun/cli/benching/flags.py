@@ -95,11 +95,11 @@ class BenchFlags:
         typer.Option(
             "--workload",
             metavar="NAME",
-            help="random, shared-prefix, mixed, overload or cancel.  [default: random]",
+            help="random, shared-prefix, mixed or overload.  [default: random]",
             autocompletion=one_of(*WORKLOADS),
         ),
     ] = None
-    same: Annotated[bool, typer.Option("--same", help="Check that answers do not depend on the load.")] = False
+    same: Annotated[bool, typer.Option("--same", hidden=True)] = False  # removed
     goodput: Annotated[
         list[str] | None,
         typer.Option("--goodput", metavar="LIMITS", help="Count requests within limits in ms: ttft:500,itl:150."),

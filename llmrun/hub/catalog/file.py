@@ -1,4 +1,6 @@
-"""Parses models.toml into catalogue entries, key by key, so that every error can name the file, the entry and the key.
+"""Catalogue entries, and parsing models.toml key by key, so that every error can name the file, the entry and the key.
+
+`Wanted` is what any model name stands for, also those that are not in the catalogue: its sources and expected files.
 
 The top of models.toml documents the keys. The file that ships with llmrun has hundreds of entries, but a run
 needs only one of them, so entries are parsed on demand. A test parses all of them. The user's own file is always parsed

@@ -1,7 +1,7 @@
 """Parses model names: paths, catalogue names, Hub repositories, URLs, and models of Ollama and LM Studio.
 
 Parsing never uses the network. Every part of a name that may become part of a path is validated here with
-`file_names.safe_segments`.
+`hub.names.safe_segments`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from llmrun.base.errors import UsageError
 from llmrun.cli.benching.flags import BenchFlags
 from llmrun.cli.benching.serving import serving_endpoints, serving_flag, serving_plans
-from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, SAME, Rate, ServingPlan
+from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, Rate, ServingPlan
 
 URL = "http://127.0.0.1:9/v1#m"
 
@@ -74,11 +74,6 @@ def test_without_a_seed_every_run_has_other_prompts() -> None:
     assert plans(requests=1)[0].seed != plans(requests=1)[0].seed
 
 
-def test_same_takes_a_number_of_clients() -> None:
-    (plan,) = plans(same=True, concurrency="8", rate="2")
-    assert (plan.workload, plan.concurrency) == (SAME, 8)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -87,11 +82,9 @@ def test_same_takes_a_number_of_clients() -> None:
         ({"rate": "1,"}, "--rate: ''"),
         ({"rate": "1e9"}, "--rate: '1e9'"),
         ({"rate": "-1"}, "--rate: '-1'"),
-        ({"workload": "heavy"}, "--workload: 'heavy' is not one of random, shared-prefix, mixed, overload, cancel"),
-        ({"same": True, "workload": "mixed"}, "--same: cannot be combined with --workload"),
-        ({"same": True, "duration": 5.0}, "--duration: cannot be combined with --same"),
-        ({"workload": "cancel", "rate": "1"}, "--rate: cannot be combined with --workload cancel"),
-        ({"workload": "cancel", "goodput": ["ttft:1"]}, "--goodput: cannot be combined with --workload cancel"),
+        ({"workload": "heavy"}, "--workload: 'heavy' is not one of random, shared-prefix, mixed, overload"),
+        ({"same": True}, "--same: no longer exists"),
+        ({"workload": "cancel"}, "--workload: 'cancel' is not one of random, shared-prefix, mixed, overload"),
         ({"burstiness": 2.0}, "--burstiness: needs --rate"),
         ({"burstiness": -1.0, "rate": "1"}, "--burstiness: -1 is not between"),
         ({"duration": float("nan")}, "--duration: nan is not between"),
@@ -103,7 +96,7 @@ def test_same_takes_a_number_of_clients() -> None:
         ({"rate": "1", "chat": True}, "--chat: cannot be combined with --rate"),
         ({"rate": "1", "prompts": Path("a")}, "--prompts: cannot be combined with --rate"),
         ({"rate": "1", "seconds": 5.0}, "--seconds: cannot be combined with --rate"),
-        ({"same": True, "save": True}, "--save: cannot be combined with --same"),
+        ({"rate": "1", "save": True}, "--save: cannot be combined with --rate"),
         ({"rate": "1", "threads": "4"}, "--threads: cannot be combined with --rate"),
     ],
 )

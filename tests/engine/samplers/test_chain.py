@@ -15,7 +15,7 @@ from llmrun.base.errors import LlmrunError, ModelFileError
 from llmrun.engine import samplers, sampling
 from llmrun.engine.sampler import Sampler, SequenceRows
 from llmrun.engine.samplers import Place, SamplerState, initial_state
-from llmrun.engine.sampling import needs_chain
+from llmrun.engine.sampling import needs_samplers
 from llmrun.options.sampling_params import SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -51,12 +51,12 @@ def draw(
 
 @pytest.mark.parametrize("params", ENABLED.values(), ids=ENABLED)
 def test_other_samplers_and_orders_need_the_chain(params: SamplingParams) -> None:
-    assert needs_chain(params)
+    assert needs_samplers(params)
 
 
 def test_default_parameters_are_left_to_the_kernel() -> None:
-    assert not needs_chain(SamplingParams())
-    assert not needs_chain(replace(OFF, repeat_penalty=1.1, xtc_probability=1.0, xtc_threshold=0.6))
+    assert not needs_samplers(SamplingParams())
+    assert not needs_samplers(replace(OFF, repeat_penalty=1.1, xtc_probability=1.0, xtc_threshold=0.6))
 
 
 @given(

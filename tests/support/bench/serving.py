@@ -16,9 +16,7 @@ def record(
     group: str = "",
     number: int = 0,
     problem: str = "",
-    left: bool = False,
     usage: Usage | None = None,
-    digest: str = "d",
     tries: Sequence[Try] = (),
 ) -> Record:
     """Return a request that was sent when it was due."""
@@ -29,23 +27,21 @@ def record(
         number=number,
         due=due,
         sent=due,
-        moments=() if problem or left else tuple(moments),
+        moments=() if problem else tuple(moments),
         ended=ended,
         problem=problem,
         words="",
-        left=left,
         usage=usage,
-        digest="" if problem or left else digest,
-        tries=tuple(tries) or (Try(due, ended, status, None, None),),
+        tries=tuple(tries) or (Try(due, ended, status, None),),
     )
 
 
-def accepted(sent: float, *, predicted_wait: float | None = None) -> Try:
-    return Try(sent, sent, 200, None, predicted_wait)
+def accepted(sent: float) -> Try:
+    return Try(sent, sent, 200, None)
 
 
 def rejected(at: float, retry_after: float | None) -> Try:
-    return Try(at, at, 429, retry_after, None)
+    return Try(at, at, 429, retry_after)
 
 
 class Silent:

@@ -1,4 +1,4 @@
-"""A server that answers as a model would, with slots, a queue, 429s and metrics. Its text depends on the prompt."""
+"""A server that answers as a model would, with slots, a queue and 429s. Its text depends on the prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.servers.hostile_server import DONE, Asked, HangUp, event, response
 
-_CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n%s\r\n"
+_CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @dataclass
@@ -25,10 +25,7 @@ class FakeModel:
     prefill_s, step_s  seconds until the first token, and between two tokens
     most_waiting  a longer queue gets a 429
     retry_after   the header of a 429; None for none
-    wait_header   the header x-llmrun-wait of accepted requests, if any
     faults        called with the number of each completion; returns what goes wrong: "", "500", "die" or "silent die"
-    forgets       whether the server never notices that a client has left
-    depends_on_load  whether the text of an answer depends on the number of running answers
     rejects       fields that lead to a 400
     """
 
@@ -37,13 +34,9 @@ class FakeModel:
     step_s: float = 0.001
     most_waiting: int = 10_000
     retry_after: str | None = "1"
-    wait_header: str | None = None
     faults: Callable[[int], str] = lambda number: ""
-    forgets: bool = False
-    depends_on_load: bool = False
     rejects: tuple[str, ...] = ()
     counts_tokens: bool = True
-    reports: str = "/metrics"
     running: int = 0
     waiting: int = 0
     most_running: int = 0
@@ -92,10 +85,9 @@ class FakeModel:
             self.waiting -= 1
             self.running += 1
             self.most_running = max(self.most_running, self.running)
-            company = self.running
         try:
             self._wait(self.prefill_s, connection)
-            words = self._words(body, company)
+            words = self._words(body)
             if body.get("stream"):
                 last = self._stream(words, connection, dies)
             else:
@@ -111,8 +103,7 @@ class FakeModel:
 
     def _stream(self, words: list[str], connection: socket.socket, dies: bool) -> bytes:
         """Send a stream except for its end, which is returned."""
-        header = f"x-llmrun-wait: {self.wait_header}\r\n".encode() if self.wait_header else b""
-        connection.sendall(_CHUNKED % header)
+        connection.sendall(_CHUNKED)
         for number, word in enumerate(words):
             if number:
                 self._wait(self.step_s, connection)
@@ -125,9 +116,8 @@ class FakeModel:
             last += event({"choices": [], "usage": usage})
         return _chunk(last + DONE) + b"0\r\n\r\n"
 
-    def _words(self, body: dict[str, Any], company: int) -> list[str]:
-        salt = company if self.depends_on_load else 1
-        seen = json.dumps([body["prompt"], body.get("temperature"), body.get("seed"), salt]).encode()
+    def _words(self, body: dict[str, Any]) -> list[str]:
+        seen = json.dumps([body["prompt"], body.get("temperature"), body.get("seed")]).encode()
         digest = hashlib.sha256(seen).hexdigest()
         return [f" {digest[number % 32 : number % 32 + 4]}" for number in range(body["max_tokens"])]
 
@@ -139,8 +129,6 @@ class FakeModel:
             time.sleep(min(left, 0.002))
 
     def _is_gone(self, connection: socket.socket) -> bool:
-        if self.forgets:
-            return False
         try:
             return bool(select.select([connection], [], [], 0)[0]) and not connection.recv(1, socket.MSG_PEEK)
         except (OSError, ValueError):
@@ -149,13 +137,6 @@ class FakeModel:
     def _get(self, path: str) -> bytes:
         if path == "/v1/models":
             return response(b'{"data": [{"id": "tiny"}]}', kind="application/json")
-        reports = {
-            "/metrics": f'x:num_requests_running{{model="tiny"}} {self.running}.0\nx_requests_waiting {self.waiting}\n',
-            "/slots": json.dumps([{"id": 0, "is_processing": self.running > 0}]),
-            "/health": json.dumps({"status": "ok", "running": self.running, "waiting": self.waiting}),
-        }
-        if path == self.reports:
-            return response(reports[path].encode(), kind="text/plain")
         return response(b"", status="404 Not Found", kind="text/plain")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import h11
 
-from llmrun.jobs.bench.serving.driving import Exchange, ExchangeProtocol, Leave
+from llmrun.jobs.bench.serving.driving import Exchange, ExchangeProtocol
 
 _MOST_BYTES = 64 << 20
 _PATIENCE_S = 600.0
@@ -26,7 +26,7 @@ async def post(port: int, path: str, body: Mapping[str, Any], key: str = "") -> 
         headers.append(("Authorization", f"Bearer {key}"))
     request = h11.Request(method="POST", target=path, headers=headers)
     exchange = Exchange(time.perf_counter())
-    protocol = ExchangeProtocol(exchange, request, content, Leave(), _MOST_BYTES)
+    protocol = ExchangeProtocol(exchange, request, content, _MOST_BYTES)
     await asyncio.get_running_loop().create_connection(lambda: protocol, "127.0.0.1", port)
     try:
         async with asyncio.timeout(_PATIENCE_S):

@@ -68,14 +68,6 @@ def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
         yield from random.gamma(burstiness, 1 / (rate * burstiness), _BLOCK).tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """The moment at which the client disconnects: after a number of events, or of seconds since it began to connect."""
-
-    events: int | None = None
-    seconds: float | None = None
-
-
 @dataclass(slots=True)
 class Exchange:
     """A request that was sent. Times are from time.perf_counter.
@@ -86,7 +78,6 @@ class Exchange:
     headers  names in lower case
     pieces   the parts of the body with their arrival times
     problem  why the response is incomplete, such as "connection lost"; empty if it is complete
-    left     whether the client disconnected as planned
     """
 
     sent: float
@@ -95,7 +86,6 @@ class Exchange:
     headers: Mapping[str, str] = field(default_factory=dict)
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     problem: str = ""
-    left: bool = False
 
     @property
     def body(self) -> bytes:
@@ -108,20 +98,20 @@ class ExchangeProtocol(asyncio.Protocol):
     done  a future that is resolved when the exchange has ended, for whatever reason
     """
 
-    def __init__(self, exchange: Exchange, request: h11.Request, content: bytes, leave: Leave, most_bytes: int) -> None:
+    def __init__(self, exchange: Exchange, request: h11.Request, content: bytes, most_bytes: int) -> None:
         self.exchange = exchange
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._request, self._content = request, content
-        self._leave_after, self._most_bytes = leave.events, most_bytes
+        self._most_bytes = most_bytes
         self._http = h11.Connection(h11.CLIENT)
         self._transport: asyncio.Transport | None = None
-        self._events = self._bytes = 0
+        self._bytes = 0
         self.active = exchange.sent  # when something last happened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self.done.done():  # The client left while it was connecting.
+        if self.done.done():  # The exchange was cancelled while it was connecting.
             transport.abort()
             return
         parts = [self._http.send(self._request)]
@@ -150,12 +140,12 @@ class ExchangeProtocol(asyncio.Protocol):
             pass
         self.end("connection lost")
 
-    def end(self, problem: str = "", *, left: bool = False) -> None:
+    def end(self, problem: str = "") -> None:
         """End the exchange and close the connection. Does nothing if the exchange has already ended."""
         if self.done.done():
             return
         self.exchange.ended = time.perf_counter()
-        self.exchange.problem, self.exchange.left = problem, left
+        self.exchange.problem = problem
         if self._transport is not None:
             self._transport.abort()
         self.done.set_result(None)
@@ -170,10 +160,6 @@ class ExchangeProtocol(asyncio.Protocol):
                 self._bytes += len(data)
                 if self._bytes > self._most_bytes:
                     self.end("answer too long")
-                elif self._leave_after is not None:
-                    self._events += data.count(b"data:")
-                    if self._events >= self._leave_after:
-                        self.end(left=True)
             elif isinstance(event, h11.Response):
                 exchange.status = event.status_code
                 exchange.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
@@ -185,7 +171,6 @@ class ExchangeProtocol(asyncio.Protocol):
 
 SILENCE_S = 600.0  # A request fails if nothing arrives for this long. A full queue can take minutes.
 _MOST_BYTES = 64 << 20
-_STAY = Leave()
 
 
 class Sender:
@@ -196,7 +181,7 @@ class Sender:
         parts = urlsplit(endpoint.base)
         is_tls = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port or (443 if is_tls else 80)
-        self._root, self._prefix = parts.path.removesuffix("/v1"), parts.path
+        self._prefix = parts.path
         self._tls = tls_settings(endpoint) if is_tls else None
         self._address = ""
         self._silence_s = silence_s
@@ -222,30 +207,17 @@ class Sender:
         self._address = str(transport.get_extra_info("peername")[0])
         transport.close()
 
-    async def post(self, path: str, content: bytes, leave: Leave = _STAY) -> Exchange:
+    async def post(self, path: str, content: bytes) -> Exchange:
         """Send a JSON request to a path below the endpoint, such as "/completions". Never raises for a failure."""
-        headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
-        return await self._exchange("POST", self._prefix + path, headers, content, leave)
-
-    async def get(self, path: str) -> Exchange:
-        """Get a path of the server's root, such as "/metrics". Never raises for a failure."""
-        return await self._exchange("GET", self._root + path, [], b"", _STAY)
-
-    async def _exchange(
-        self, method: str, target: str, headers: list[tuple[str, str]], content: bytes, leave: Leave
-    ) -> Exchange:
         exchange = Exchange(time.perf_counter())
-        request = h11.Request(method=method, target=target, headers=[*self._headers, *headers])
-        protocol = ExchangeProtocol(exchange, request, content, leave, _MOST_BYTES)
-        loop = asyncio.get_running_loop()
-        leaving = leave.seconds is not None and loop.call_later(leave.seconds, lambda: protocol.end(left=True))
+        headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
+        request = h11.Request(method="POST", target=self._prefix + path, headers=[*self._headers, *headers])
+        protocol = ExchangeProtocol(exchange, request, content, _MOST_BYTES)
         try:
             await self._connected(protocol)
             await self._ended(protocol)
         finally:
             protocol.end("cancelled")
-            if leaving:
-                leaving.cancel()
         return exchange
 
     async def _connected(self, protocol: ExchangeProtocol) -> None:
@@ -283,7 +255,6 @@ def raise_file_limit() -> None:
 _MOST_TRIES = 10
 _MOST_RETRY_AFTER_S = 600.0
 REJECTED = 429
-WAIT_HEADER = "x-llmrun-wait"  # the predicted seconds until the first row of the request runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,30 +263,26 @@ class Planned:
 
     number  the number of its prompt
     group   a name for requests whose times are reported together
-    leave   when the client disconnects before the answer has ended; None if it stays
     """
 
     path: str
     content: bytes
     number: int = 0
     group: str = ""
-    leave: Leave | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
     """One attempt to send a request. Times are from time.perf_counter.
 
-    ended           when the response ended
-    retry_after     the wait in seconds that a 429 asked for, or None
-    predicted_wait  the wait in seconds that the server predicted for an accepted request, or None
+    ended        when the response ended
+    retry_after  the wait in seconds that a 429 asked for, or None
     """
 
     sent: float
     ended: float
     status: int
     retry_after: float | None
-    predicted_wait: float | None
 
 
 @dataclass(slots=True)
@@ -369,9 +336,9 @@ class Driver:
         tries: list[Try] = []
         try:
             while True:
-                last = await self.sender.post(planned.path, planned.content, planned.leave or Leave())
+                last = await self.sender.post(planned.path, planned.content)
                 wait = retry_after(last.headers) if last.status == REJECTED else None
-                tries.append(Try(last.sent, last.ended, last.status, wait, _seconds(last.headers, WAIT_HEADER)))
+                tries.append(Try(last.sent, last.ended, last.status, wait))
                 if wait is None or len(tries) == _MOST_TRIES:
                     break
                 await asyncio.sleep(wait)

@@ -51,15 +51,13 @@ def goodput_words(limits: Mapping[str, float]) -> str:
     return ", ".join(f"{name.upper()} <= {limit * 1e3:g} ms" for name, limit in limits.items())
 
 
-RANDOM, SHARED_PREFIX, MIXED, OVERLOAD, CANCEL, SAME = "random", "shared-prefix", "mixed", "overload", "cancel", "same"
-WORKLOADS = (RANDOM, SHARED_PREFIX, MIXED, OVERLOAD, CANCEL)  # SAME has a flag of its own.
+RANDOM, SHARED_PREFIX, MIXED, OVERLOAD = "random", "shared-prefix", "mixed", "overload"
+WORKLOADS = (RANDOM, SHARED_PREFIX, MIXED, OVERLOAD)
 
 CONCURRENCY = 16
 DURATION_S = 30.0
-CANCELLED_REQUESTS = 48
-COMPARED_PROMPTS = 24
 OVERLOAD_FACTOR = 2.0
-_DEPTHS = {SHARED_PREFIX: 1024, MIXED: 4096, SAME: 256}
+_DEPTHS = {SHARED_PREFIX: 1024, MIXED: 4096}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class ServingPlan:
     rate         None for a closed loop
     requests     the number of requests, or None
     duration     seconds during which requests are sent; used if `requests` is None
-    concurrency  the number of clients in a closed loop, in the calibration and in SAME
+    concurrency  the number of clients in a closed loop and in the calibration
     prompt, generate  words of a prompt, tokens of an answer
     depth        words of the common prefix or of the long prompts; 0 for the workload's default
     limits       metric -> limit in seconds, for goodput
@@ -111,8 +109,6 @@ class ServingPlan:
     @property
     def loop_words(self) -> str:
         """The kind of loop, such as `open loop at 2.5 requests/s` or `16 clients`."""
-        if self.workload == CANCEL:
-            return ""
         if self.rate is None:
             return f"{self.concurrency} clients"
         if self.rate.is_multiple:

@@ -5,7 +5,6 @@ The definitions are those of `vllm bench serve`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,9 +28,7 @@ class Record:
     moments  the arrival times of the pieces of text; empty if the request did not succeed
     problem  the kind of failure, such as "HTTP 500" or "connection lost"; empty if the request succeeded
     words    the server's message about the failure
-    left     whether the client disconnected as planned
     usage    the server's token counts, or None
-    digest   the sha256 of the answer in hexadecimal; empty if the request did not succeed
     tries    the attempts to send it, with times in seconds since the run began
     """
 
@@ -43,14 +40,12 @@ class Record:
     ended: float
     problem: str
     words: str
-    left: bool
     usage: Usage | None
-    digest: str
     tries: tuple[Try, ...]
 
     @property
     def succeeded(self) -> bool:
-        return not self.problem and not self.left
+        return not self.problem
 
     @property
     def is_rejected(self) -> bool:
@@ -72,14 +67,14 @@ def parsed(sent: Sent, started: float, teller: Teller) -> Record:
     """Parse a request's response. `started` is the start of the run, from time.perf_counter."""
     last = sent.last
     moments: list[float] = []
-    usage, digest, words, problem = None, "", "", last.problem
-    if not last.left and not problem:
+    usage, words, problem = None, "", last.problem
+    if not problem:
         problem, words = _refusal(sent, teller)
-    if not last.left and not problem:
+    if not problem:
         if last.headers.get("content-type", "").lower().startswith("text/event-stream"):
-            moments, usage, digest, problem, words = _read(last.pieces, last.ended, teller)
+            moments, usage, problem, words = _read(last.pieces, last.ended, teller)
         else:
-            moments, problem = _whole(sent)
+            problem = "answer is not an event stream"
     return Record(
         group=sent.planned.group,
         number=sent.planned.number,
@@ -89,13 +84,8 @@ def parsed(sent: Sent, started: float, teller: Teller) -> Record:
         ended=last.ended - started,
         problem=problem,
         words=words,
-        left=last.left,
         usage=usage,
-        digest=digest,
-        tries=tuple(
-            Try(one.sent - started, one.ended - started, one.status, one.retry_after, one.predicted_wait)
-            for one in sent.tries
-        ),
+        tries=tuple(Try(one.sent - started, one.ended - started, one.status, one.retry_after) for one in sent.tries),
     )
 
 
@@ -112,30 +102,20 @@ def _refusal(sent: Sent, teller: Teller) -> tuple[str, str]:
 
 def _read(
     pieces: Sequence[tuple[float, bytes]], ended: float, teller: Teller
-) -> tuple[list[float], Usage | None, str, str, str]:
-    """Return the moments, the usage, the digest, the problem and the message about it."""
+) -> tuple[list[float], Usage | None, str, str]:
+    """Return the moments, the usage, the problem and the message about it."""
     moments: list[float] = []
     usage: Usage | None = None
-    answer = hashlib.sha256()
-    finish = ""
     try:
         for chunk in read_chunks(pieces, teller):
-            usage, finish = chunk.usage or usage, chunk.finish or finish
+            usage = chunk.usage or usage
             if chunk.text or chunk.reasoning:
                 moments.append(chunk.arrived)
-                answer.update((chunk.reasoning + chunk.text).encode())
     except NetworkError as error:
         problem, _, words = str(error).partition(": ")
-        return [], usage, "", problem, words
-    answer.update(f"\n{finish}".encode())
+        return [], usage, problem, words
     # Without any text, the end token counts as the only token.
-    return moments or [ended], usage, answer.hexdigest(), "", ""
-
-
-def _whole(sent: Sent) -> tuple[list[float], str]:
-    """Return the moments and the problem of a response that is not a stream."""
-    wants_stream = json.loads(sent.planned.content).get("stream", False)
-    return ([], "answer is not an event stream") if wants_stream else ([sent.last.ended], "")
+    return moments or [ended], usage, "", ""
 
 
 PERCENTILES = (50, 90, 99)
@@ -162,7 +142,6 @@ class Figures:
     seconds        from the start of the run to the end of its last request
     rejected       requests whose last attempt got a 429
     failed         kind of failure -> number of requests, without the rejected ones
-    left           requests that the client left as planned
     good           the requests that meet the limits of --goodput, or None without limits
     cached_tokens  prompt tokens that the server took from its cache
     """
@@ -172,7 +151,6 @@ class Figures:
     completed: int
     rejected: int
     failed: Mapping[str, int]
-    left: int
     good: int | None
     prompt_tokens: int
     cached_tokens: int
@@ -180,7 +158,7 @@ class Figures:
 
     @property
     def total(self) -> int:
-        return self.completed + self.rejected + sum(self.failed.values()) + self.left
+        return self.completed + self.rejected + sum(self.failed.values())
 
     def per_second(self, count: float) -> float:
         return count / self.seconds if self.seconds > 0 else 0.0
@@ -223,7 +201,6 @@ def figures(
         completed=len(done),
         rejected=sum(record.is_rejected for record in unanswered),
         failed=dict(Counter(record.problem for record in unanswered if not record.is_rejected)),
-        left=sum(record.left for record in records),
         good=sum(meets(times, limits) for times in per_request) if limits else None,
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),

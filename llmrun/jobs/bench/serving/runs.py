@@ -12,26 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from llmrun.base.amounts import counted, format_number, format_percent, format_seconds, format_seconds_briefly
+from llmrun.base.amounts import counted, format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import NetworkError
 from llmrun.engine.remote.client import KEY_VARIABLE, RemoteModel
 from llmrun.engine.remote.request import parse_endpoint
 from llmrun.engine.remote.stream import Teller
 from llmrun.jobs.bench.measuring.pool import BenchReporter
-from llmrun.jobs.bench.serving.checks import (
-    GRACE_S,
-    SHORTEST_WAIT_S,
-    Cancelling,
-    Condition,
-    PredictedWaits,
-    RetryAfter,
-    compare_under_load,
-    judge_predicted_waits,
-    judge_retry_after,
-    leave_early,
-)
 from llmrun.jobs.bench.serving.driving import Sender, arrival_times
-from llmrun.jobs.bench.serving.plan import CANCEL, METRICS, MIXED, OVERLOAD, SAME, ServingPlan, goodput_words
+from llmrun.jobs.bench.serving.plan import METRICS, MIXED, ServingPlan, goodput_words
 from llmrun.jobs.bench.serving.record import Figures, Record, Spread, duration_of, figures, spread
 from llmrun.jobs.bench.serving.session import Capacity, Probe, Session, probed, refuse_failures
 from llmrun.jobs.bench.serving.workloads import RequestMaker, groups_of
@@ -58,10 +46,6 @@ class ServingResult:
     capacity: Capacity | None = None
     groups: Mapping[str, Figures] = field(default_factory=dict)
     lateness: Spread | None = None
-    retry_after: RetryAfter | None = None
-    predicted_waits: PredictedWaits | None = None
-    conditions: tuple[Condition, ...] = ()
-    cancelling: Cancelling | None = None
     messages: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -105,18 +89,9 @@ def measure_serving(plan: ServingPlan, address: str, reporter: BenchReporter, *,
 
 
 async def _run(session: Session) -> ServingResult:
+    """Send the requests of a workload in an open or a closed loop."""
     await session.sender.connect()
     result = ServingResult("", "", session.plan, session.probe)
-    if session.plan.workload == CANCEL:
-        return replace(result, cancelling=await leave_early(session))
-    if session.plan.workload == SAME:
-        conditions, records = await compare_under_load(session)
-        return replace(_with_figures(result, session, records), conditions=tuple(conditions))
-    return await _load(session, result)
-
-
-async def _load(session: Session, result: ServingResult) -> ServingResult:
-    """Send the requests of a workload in an open or a closed loop."""
     plan, maker = session.plan, session.maker
     if plan.rate is None:
         numbers = count() if plan.requests is None else range(plan.requests)
@@ -146,8 +121,6 @@ def _with_figures(result: ServingResult, session: Session, records: Sequence[Rec
             group.name: figures(group.records, session.plan.limits, seconds, group.gaps)
             for group in groups_of(session.plan.workload, records)
         },
-        retry_after=judge_retry_after(records),
-        predicted_waits=judge_predicted_waits(records, session.probe.ttft),
         messages={record.problem: record.words for record in records if record.problem and record.words},
     )
 
@@ -179,10 +152,6 @@ def to_row(result: ServingResult) -> dict[str, Any]:
         "idle_ttft_ms": result.probe.ttft * 1e3,
         "idle_tpot_ms": result.probe.tpot * 1e3,
         "late_ms": None if late is None else {"p50": late.p50 * 1e3, "p99": late.p99 * 1e3},
-        "retry_after": None if result.retry_after is None else asdict(result.retry_after),
-        "predicted_waits": None if result.predicted_waits is None else asdict(result.predicted_waits),
-        "same": [asdict(condition) for condition in result.conditions],
-        "cancel": None if result.cancelling is None else asdict(result.cancelling),
         "notes": result.notes,
         "interrupted": result.interrupted,
     }
@@ -217,7 +186,6 @@ def _figures(found: Figures) -> dict[str, Any]:
 
 
 TIMES_HEAD = ("", "time", "count", "mean", "p50", "p90", "p99")
-CONDITIONS_HEAD = ("condition", "greedy answers\nthat differ", "seeded answers\nthat differ")
 
 
 def heading(result: ServingResult) -> str:
@@ -229,7 +197,7 @@ def heading(result: ServingResult) -> str:
         words.append(long if plan.workload == MIXED else f"prefix {plan.prefix}")
     if result.rate is not None:
         words.append(f"open loop at {format_number(result.rate)} requests/s")
-    elif plan.workload not in (CANCEL, SAME):
+    else:
         words.append(f"{counted(plan.concurrency, 'client')}")
     return "  ".join([*words, f"seed {plan.seed}"])
 
@@ -244,14 +212,6 @@ def times_rows(result: ServingResult) -> list[list[str]]:
     ]
 
 
-def condition_rows(conditions: Sequence[Condition]) -> list[list[str]]:
-    """Return rows for the columns: condition, differing greedy answers, differing seeded answers."""
-    return [
-        [one.name, *(f"{one.different[kind]:,} of {one.compared[kind]:,}" for kind in one.compared)]
-        for one in conditions
-    ]
-
-
 def sentences(result: ServingResult) -> list[str]:
     """Return the results that have no column."""
     found = next(iter(result.groups.values()), None)
@@ -263,13 +223,7 @@ def sentences(result: ServingResult) -> list[str]:
     if result.capacity is not None:
         clients = counted(result.capacity.clients, "client")
         lines.append(f"capacity: {format_number(result.capacity.rate)} requests/s with {clients}")
-    if result.retry_after is not None and (result.retry_after.rejections or result.plan.workload == OVERLOAD):
-        lines += _retry_after(result.retry_after)
-    if result.predicted_waits is not None:
-        lines.append(_predicted(result.predicted_waits))
-    if result.cancelling is not None:
-        lines += _cancelling(result.cancelling)
-    return [*lines, *_sameness(result.conditions)]
+    return lines
 
 
 def _columns(spread: Spread) -> tuple[float, ...]:
@@ -292,60 +246,3 @@ def _outcome(result: ServingResult, found: Figures) -> list[str]:
         said = result.messages.get(kind, "")
         parts.append(f"{number:,} {kind}" + (f" ({said})" if said else ""))
     return [f"requests: {', '.join(parts)}"]
-
-
-def _retry_after(found: RetryAfter) -> list[str]:
-    if not found.rejections:
-        return ["no 429: the server queued all requests"]
-    if found.promised is None:
-        return [f"{counted(found.rejections, 'response')} with status 429, none with Retry-After"]
-    median, least, most = (format_seconds(seconds) for seconds in found.promised)
-    lines = [
-        f"Retry-After: {found.with_time:,} of {found.rejections:,} 429s, {median} (median, {least} to {most}); "
-        f"{found.accepted:,} of {counted(found.obeyed, 'request')} accepted at the first retry"
-    ]
-    errors = [
-        f"{format_percent(error)} against {what}"
-        for error, what in (
-            (found.error, "the wait until the first text"),
-            (found.newcomer_error, "the first text of a later request"),
-        )
-        if error is not None
-    ]
-    return [*lines, f"Retry-After, median error: {', '.join(errors)}"] if errors else lines
-
-
-def _predicted(found: PredictedWaits) -> str:
-    if found.error is None or found.within_2x is None:
-        return f"x-llmrun-wait: no request waited for {SHORTEST_WAIT_S:g} s"
-    return (
-        f"x-llmrun-wait: median error {format_percent(found.error)}, {format_percent(found.within_2x)} within a factor "
-        f"of 2 ({counted(found.compared, 'request')} that waited for at least {SHORTEST_WAIT_S:g} s)"
-    )
-
-
-def _cancelling(found: Cancelling) -> list[str]:
-    lines = []
-    for phase in found.phases:
-        mode = "streaming" if phase.streams else "not streaming"
-        ended = f", {phase.ended:,} ended first" if phase.ended else ""
-        lines.append(f"left in {phase.name}, {mode}: {phase.left:,}{ended}")
-    if found.unfinished is None:
-        lines.append("the server does not report its running requests (/metrics, /slots or /health)")
-    elif found.unfinished:
-        still = counted(found.unfinished, "request")
-        lines.append(f"still on the server after {GRACE_S:g} s: {still} whose clients disconnected ({found.source})")
-    else:
-        lines.append(f"server idle after {format_seconds(found.idle_after)} ({found.source})")
-    after = "no answer" if found.ttft_after is None else format_seconds(found.ttft_after)
-    return [*lines, f"TTFT of a single request: {format_seconds(found.ttft_before)} before, {after} afterwards"]
-
-
-def _sameness(conditions: Sequence[Condition]) -> list[str]:
-    if not conditions:
-        return []
-    compared = sum(sum(one.compared.values()) for one in conditions)
-    different = sum(sum(one.different.values()) for one in conditions)
-    failed = sum(one.failed for one in conditions)
-    words = f"{different:,} of {counted(compared, 'answer')} differ from the answers of requests that ran alone"
-    return [f"{words}; {counted(failed, 'request')} failed" if failed else words]

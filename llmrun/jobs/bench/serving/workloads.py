@@ -11,13 +11,12 @@ import numpy as np
 from llmrun.engine.remote.request import RemoteRequest, remote_request
 from llmrun.engine.requests import Request, TextPrompt
 from llmrun.jobs.bench.measuring.asking import random_words
-from llmrun.jobs.bench.serving.driving import Leave, Planned
-from llmrun.jobs.bench.serving.plan import MIXED, SAME, SHARED_PREFIX, ServingPlan
+from llmrun.jobs.bench.serving.driving import Planned
+from llmrun.jobs.bench.serving.plan import MIXED, SHARED_PREFIX, ServingPlan
 from llmrun.jobs.bench.serving.record import Record
 from llmrun.options.sampling_params import SamplingParams
 
 LONG, SHORT = "long", "short"
-GREEDY, SEEDED = "greedy", "seeded"
 _LONG_EVERY = 16  # In the mixed workload, one of this many requests is long.
 _SENT = frozenset({"temperature", "seed"})  # All other sampling parameters are left at the server's defaults.
 _PREFIX = 1 << 32  # the number of the random stream for the common prefix
@@ -43,10 +42,6 @@ class RequestMaker:
             is_long = index % _LONG_EVERY == _LONG_EVERY // 2
             words = self.words(index, plan.prompt + (plan.prefix if is_long else 0))
             return self.completion(index, words, LONG if is_long else SHORT)
-        if plan.workload == SAME:
-            # Half of the prompts have a common prefix, and half of each half is sampled at random.
-            words = (self.prefix() if index % 4 >= 2 else "") + self.words(index, plan.prompt)
-            return self.completion(index, words, SEEDED if index % 2 else GREEDY)
         return self.completion(index, self.words(index, plan.prompt))
 
     def prefix(self) -> str:
@@ -57,31 +52,18 @@ class RequestMaker:
         """Return random words, which differ for every index."""
         return random_words(np.random.default_rng([self.plan.seed, index]), max(1, count))
 
-    def completion(
-        self,
-        number: int,
-        text: str,
-        group: str = "",
-        *,
-        tokens: int | None = None,
-        leave: Leave | None = None,
-        streams: bool = True,
-    ) -> Planned:
-        """Return the request for an answer to a text.
+    def completion(self, number: int, text: str, group: str = "") -> Planned:
+        """Return the request for a greedy answer to a text."""
+        wire = self.wire(text)
+        extras = {name: value for name, value in wire.extras.items() if name not in self.left_out}
+        return Planned(wire.path, json.dumps(wire.body | extras).encode(), number, group)
 
-        number  the seed of answers in the group SEEDED; all others are greedy
+    def wire(self, text: str, tokens: int | None = None) -> RemoteRequest:
+        """Return the JSON of a request, whose extras some servers reject.
+
         tokens  the length of the answer; None for the plan's
         """
-        wire = self.wire(text, tokens, number if group == SEEDED else None)
-        extras = {name: value for name, value in wire.extras.items() if name not in self.left_out}
-        body = wire.body | extras
-        if not streams:
-            del body["stream"], body["stream_options"]
-        return Planned(wire.path, json.dumps(body).encode(), number, group, leave)
-
-    def wire(self, text: str, tokens: int | None = None, sampled_with: int | None = None) -> RemoteRequest:
-        """Return the JSON of a request, whose extras some servers reject."""
-        sampling = SamplingParams(temperature=0) if sampled_with is None else SamplingParams(seed=sampled_with)
+        sampling = SamplingParams(temperature=0)
         request = Request(TextPrompt(text), tokens or self.plan.generate, sampling=sampling, sent_sampling=_SENT)
         return remote_request(request, self.model, ignore_eos=True)
 

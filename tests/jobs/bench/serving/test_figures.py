@@ -35,10 +35,9 @@ def test_every_request_is_counted_once() -> None:
         record(problem="HTTP 500"),
         record(problem="connection lost"),
         record(problem="HTTP 429", tries=[rejected(0.0, None)]),
-        record(left=True),
     ]
     found = figures(records, {"ttft": 1.5}, 5.0)
-    assert (found.completed, found.rejected, found.left, found.total) == (2, 1, 1, 6)
+    assert (found.completed, found.rejected, found.total) == (2, 1, 5)
     assert found.failed == {"HTTP 500": 1, "connection lost": 1}
     assert found.good == 1
     assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (20, 4, 4)

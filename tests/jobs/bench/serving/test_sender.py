@@ -12,7 +12,7 @@ import pytest
 from llmrun.base.errors import NetworkError
 from llmrun.engine.remote.request import parse_endpoint
 from llmrun.engine.remote.stream import Teller
-from llmrun.jobs.bench.serving.driving import Exchange, Leave, Planned, Sender, Sent, Try
+from llmrun.jobs.bench.serving.driving import Exchange, Planned, Sender, Sent, Try
 from llmrun.jobs.bench.serving.record import Record, parsed
 from tests.support.servers.hostile_server import (
     DONE,
@@ -27,29 +27,26 @@ from tests.support.servers.hostile_server import (
     said,
     serving,
     stream_head,
-    wait_for_hang_up,
 )
 
 KEY = "sk-very-secret"
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def sent_to(server: HostileServer, leave: Leave, silence_s: float) -> Exchange:
+async def sent_to(server: HostileServer, silence_s: float) -> Exchange:
     sender = Sender(parse_endpoint(server.url), KEY, silence_s=silence_s)
     await sender.connect()
-    return await sender.post("/completions", b'{"stream": true}', leave)
+    return await sender.post("/completions", b'{"stream": true}')
 
 
-def exchanged(script: Script | bytes, leave: Leave | None = None, *, silence_s: float = 30.0) -> Exchange:
+def exchanged(script: Script | bytes, *, silence_s: float = 30.0) -> Exchange:
     with serving(script) as server:
-        return asyncio.run(sent_to(server, leave or Leave(), silence_s))
+        return asyncio.run(sent_to(server, silence_s))
 
 
 def recorded(script: Script | bytes) -> Record:
     last = exchanged(script)
-    sent = Sent(
-        Planned("/completions", b'{"stream": true}'), last.sent, [Try(last.sent, 0.0, last.status, None, None)], last
-    )
+    sent = Sent(Planned("/completions", b'{"stream": true}'), last.sent, [Try(last.sent, 0.0, last.status, None)], last)
     return parsed(sent, last.sent, Teller("host", KEY))
 
 
@@ -69,13 +66,12 @@ def chunk(data: bytes) -> bytes:
 def test_an_answer_is_complete(stream: bytes) -> None:
     found = recorded(stream)
     assert (found.problem, len(found.moments), found.output_tokens) == ("", 2, 3)
-    assert found.digest
     assert 0 < found.moments[0] <= found.moments[1] <= found.ended
 
 
 def test_the_request_is_complete_and_has_the_key() -> None:
     with serving(response(HELLO)) as server:
-        asyncio.run(sent_to(server, Leave(), 30.0))
+        asyncio.run(sent_to(server, 30.0))
     asked = server.asked[-1]
     assert (asked.method, asked.path, asked.body) == ("POST", "/v1/completions", {"stream": True})
     assert asked.headers["authorization"] == f"Bearer {KEY}"
@@ -103,7 +99,7 @@ def test_the_request_is_complete_and_has_the_key() -> None:
 )
 def test_a_failure_has_a_kind(answer: bytes, problem: str) -> None:
     found = recorded(answer)
-    assert (found.problem, found.moments, found.digest) == (problem, (), "")
+    assert (found.problem, found.moments) == (problem, ())
     assert not found.succeeded
 
 
@@ -116,34 +112,6 @@ def test_the_message_of_a_failure_hides_the_key() -> None:
 def test_an_answer_without_text_has_one_moment() -> None:
     found = recorded(response(said(finish="stop") + counted(5, 1) + DONE))
     assert (found.problem, len(found.moments), found.output_tokens) == ("", 1, 1)
-
-
-def test_digests_do_not_depend_on_the_pieces() -> None:
-    one = recorded(response(said("Hello") + said(finish="stop") + DONE))
-    other = recorded(response(said("He") + said("llo") + said(finish="stop") + DONE))
-    cut = recorded(response(said("Hello") + said(finish="length") + DONE))
-    assert one.digest == other.digest != cut.digest
-
-
-@pytest.mark.parametrize("leave", [Leave(events=2), Leave(seconds=0.05)])
-def test_a_client_leaves_in_the_middle(leave: Leave) -> None:
-    def script(asked: Asked, connection: socket.socket) -> None:
-        connection.sendall(stream_head() + said("a") + said("b"))
-        wait_for_hang_up(server, connection)
-        raise HangUp
-
-    with serving(script) as server:
-        found = asyncio.run(sent_to(server, leave, 30.0))
-        assert server.hung_up.wait(30)
-    assert (found.left, found.problem) == (True, "")
-
-
-def test_a_client_can_leave_before_it_is_connected() -> None:
-    """It then sends nothing."""
-    with serving(response(HELLO)) as server:
-        found = asyncio.run(sent_to(server, Leave(seconds=0.0), 30.0))
-    assert found.left
-    assert server.asked == []
 
 
 def test_a_silent_server_times_out() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, SAME, SHARED_PREFIX, WORKLOADS, ServingPlan
+from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, SHARED_PREFIX, WORKLOADS, ServingPlan
 from llmrun.jobs.bench.serving.workloads import LONG, SHORT, RequestMaker, groups_of
 from tests.support.bench.serving import accepted, record, rejected
 
@@ -28,7 +28,7 @@ def words(workload: str, number: int) -> list[str]:
     return str(body(workload, number)["prompt"]).split()
 
 
-@pytest.mark.parametrize("workload", [*WORKLOADS, SAME])
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_requests_depend_only_on_the_seed_and_the_number(workload: str) -> None:
     assert maker(workload).request(3) == maker(workload).request(3)
     assert maker(workload).request(3).content != maker(workload).request(4).content
@@ -60,18 +60,6 @@ def test_one_of_sixteen_mixed_prompts_is_long() -> None:
     assert sorted(lengths) == [5] * 30 + [12] * 2
     assert [length > 5 for length in lengths] == [request.group == LONG for request in requests]
     assert requests[0].group == SHORT, "the first request is short"
-
-
-def test_compared_prompts_are_greedy_and_seeded_with_and_without_prefix() -> None:
-    bodies = [body(SAME, number) for number in range(4)]
-    assert [one["temperature"] for one in bodies] == [0, 0.8, 0, 0.8]
-    assert [len(one["prompt"].split()) for one in bodies] == [5, 5, 12, 12]
-    assert bodies[1]["seed"] != bodies[3]["seed"]
-
-
-def test_a_request_that_does_not_stream_asks_for_no_stream_options() -> None:
-    request = maker(RANDOM).completion(0, "a", streams=False)
-    assert {"stream", "stream_options"}.isdisjoint(json.loads(request.content))
 
 
 def test_requests_are_grouped_by_the_shared_prefix() -> None:
