@@ -15,7 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from llmrun.backends.llama.process import LlamaProcess, refusal
+from llmrun.backends.llama.log import refusal
+from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError, ModelFileError, UsageError, shown
 from llmrun.base.machine.shell import words
 from llmrun.formats.gguf.format import DEFAULT_ALIGNMENT

@@ -18,11 +18,12 @@ import numpy as np
 from llmrun.backends.base import AUTO, check_batch, identity_of, key_of, parse_tensor_split
 from llmrun.backends.describe import describe
 from llmrun.backends.llama.kv_cache import CELL, MROPE_CELL, RECURRENT_CELL, LlamaCache
+from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
 from llmrun.backends.llama.messages import CONTEXT_STEP, Layout
 from llmrun.backends.llama.placement import ALL_LAYERS, Placement, cache_bytes, decide_placement
 from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
-from llmrun.backends.llama.process import LlamaProcess, offloaded, placement_words, refusal
+from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.base.errors import (

@@ -116,6 +116,7 @@ class LlamaTrial:
     rpc       whether this build can use RPC servers
     gpus      the usable GPUs, each with its `description` and its `free` and `total` bytes
     why_none  why a build that supports GPUs found none, or "" if unknown
+    advice    what to do about that, or ""
     failure   why the trial failed, or "" if llama.cpp works
     crashed   whether llama.cpp crashed or hung; false if the installation is merely incomplete
     """
@@ -128,6 +129,7 @@ class LlamaTrial:
     crashed: bool = False
     rpc: bool = False
     why_none: str = ""
+    advice: str = ""
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
@@ -152,7 +154,13 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
         built = _answer(process, "describe", doing)
         devices = tuple(built["devices"])
         found = LlamaTrial(
-            found.version, built["system"], built["offloads"], devices, rpc=built["rpc"], why_none=built["why_none"]
+            found.version,
+            built["system"],
+            built["offloads"],
+            devices,
+            rpc=built["rpc"],
+            why_none=built["why_none"],
+            advice=built["advice"],
         )
         with tempfile.TemporaryDirectory(prefix="llmrun-") as folder:
             path = Path(folder) / "trial.gguf"

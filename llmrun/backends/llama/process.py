@@ -1,8 +1,4 @@
-"""Starts the child process that runs llama.cpp, sends requests to it, and explains its crashes and errors.
-
-The explanations come from llama.cpp's log, which says why a model failed to load, where its layers run, and what caused
-an error of a GPU.
-"""
+"""Starts the child process that runs llama.cpp, sends requests to it, and explains its crashes."""
 
 from __future__ import annotations
 
@@ -17,151 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from llmrun.backends.describe import threads_in_words
+from llmrun.backends.llama.log import advice_for, gpu_error
 from llmrun.backends.llama.messages import FLAG_BYTES, SharedMemory, read_answer, request_line
 from llmrun.backends.llama.saved_sequences import MemorySender
 from llmrun.base import child_processes
 from llmrun.base.errors import (
     BackendCrashed,
-    DoesNotFit,
     LlmrunError,
-    ModelFileError,
-    UnsupportedModel,
-    UsageError,
     shown,
 )
-from llmrun.base.machine.processor import NVIDIA_DRIVER
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.rpc_servers import RpcServer
-
-_OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
-_LOG_PREFIX = re.compile(r"^(llama_\w+: |error loading model: )+")
-_DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
-
-
-def refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
-    """Return the error for a model that llama.cpp failed to load, based on the reason it gave and its log."""
-    reason = _LOG_PREFIX.sub("", reason)
-    sentence = f"llama.cpp cannot load this model: {path}: {shown(reason, 200)}"
-    if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
-        return UnsupportedModel(
-            sentence, hint="a newer llama-cpp-python may support it: pip install -U llama-cpp-python"
-        )
-    if "does not support split buffers" in reason:
-        return UsageError(f"--split-mode row: {shown(reason, 200)}", hint="use --split-mode layer, the default")
-    if "allocat" in reason or "out of memory" in reason:
-        free = [f"{shown(name)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
-        if free:
-            return DoesNotFit(
-                f"{sentence}; free GPU memory: {', '.join(free)}",
-                hint="try --gpu-layers auto to offload only the layers that fit, or a smaller --ctx-size",
-            )
-        return DoesNotFit(sentence, hint="try a smaller --ctx-size, or a smaller model")
-    return ModelFileError(sentence)
-
-
-def placement_words(log: Sequence[str], threads: int) -> str:
-    """Return where the layers run according to llama.cpp's log, such as "31/31 layers on NVIDIA H200, 2 threads"."""
-    layers = offloaded(log)
-    if not layers:
-        return threads_in_words(threads)
-    devices = " and ".join(shown(name) for name, _ in _DEVICE.findall("\n".join(log))) or "GPU"
-    return f"{layers} layers on {devices}, {threads_in_words(threads)}"
-
-
-def offloaded(log: Sequence[str]) -> str:
-    """Return the number of offloaded layers and the total, such as "31/31", or "" if no layer is on a GPU."""
-    layers = _OFFLOADED.search("\n".join(log))
-    return layers[1] if layers and not layers[1].startswith("0/") else ""
-
-
-REBUILD = "this build of llama.cpp is for other GPUs: `llmrun doctor` prints the command that builds it for this one"
-
-# llama.cpp logs the cause of a GPU's error first. It then aborts with a message that names no cause.
-_CAUSE = re.compile(r"^(?:CUDA|ROCm|MUSA) error: (.+)$", re.MULTILINE)
-_VULKAN_CAUSE = re.compile(r"what\(\): +(vk::.+: Error\w+)$", re.MULTILINE)  # an uncaught exception
-_INITIALIZING = re.compile(r"failed to initialize (?:CUDA|ROCm|MUSA): (.+)$", re.MULTILINE)
-_NO_DEVICE = "no CUDA-capable device"
-_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_HIDE_ALL = ("", "-1")
-_HIDING_FROM_VULKAN = "GGML_VK_VISIBLE_DEVICES"
-
-# CUDA's descriptions of errors, in order of precedence, with the advice for each.
-_ADVICE = (
-    (r"no kernel image|device kernel image is invalid|unsupported toolchain", REBUILD),
-    (
-        r"driver version is insufficient|unsupported display driver|forward compatibility",
-        "update NVIDIA's driver and restart the machine, or rebuild llama.cpp with an older CUDA toolkit",
-    ),
-    (
-        r"CUDA.*out of memory|^out of memory|: out of memory",
-        "check with nvidia-smi which programs use the GPU's memory; try fewer --gpu-layers, or a smaller --ctx-size",
-    ),
-    (r"busy or unavailable", "check with nvidia-smi which program uses the GPU; until it ends, use --backend cpu"),
-    (
-        r"launch failure|illegal|misaligned|ECC|NVLink|hardware|timed out|unknown error|unable to determine",
-        "the GPU may have failed: look for Xid in the kernel's log; until the GPU works again, use --backend cpu",
-    ),
-    (r"^the variable ", "unset the variable to use the GPU"),
-    (r"^Vulkan has no driver for", "list the devices with `vulkaninfo --summary`; they are numbered from 0"),
-    (r"^Vulkan has no driver", "install a Vulkan driver, such as mesa-vulkan-drivers on Debian and Ubuntu"),
-    (
-        r"^Vulkan's drivers found no GPU",
-        "check with `vulkaninfo --summary` which drivers work; on Linux, your user may have to be in the group render",
-    ),
-    (
-        r"^Vulkan: .*OutOf(?:Device|Host)Memory",
-        "close other programs that use the GPU; try fewer --gpu-layers, or a smaller --ctx-size",
-    ),
-    (r"^Vulkan: ", "the GPU or its driver may have failed: check the kernel's log, or use --backend cpu"),
-    (
-        r"libcuda\.so\S* cannot open",
-        "install NVIDIA's driver, or rebuild llama.cpp with -DGGML_CUDA_NO_VMM=on to use it without a driver",
-    ),
-    (
-        r"libcu(?:blas|blasLt|dart)\.so\S* cannot open",
-        "install cuBLAS and the CUDA runtime of this version, or add their folder to LD_LIBRARY_PATH",
-    ),
-)
-
-
-def gpu_error(output: str) -> str:
-    """Return the cause of the last GPU error in llama.cpp's output, or "" if there is none."""
-    causes = _CAUSE.findall(output) or [f"Vulkan: {what}" for what in _VULKAN_CAUSE.findall(output)]
-    return causes[-1].strip() if causes else ""
-
-
-def advice_for(cause: str) -> str:
-    """Return what to do about a GPU error or a missing CUDA library, or "" for other errors."""
-    return next((advice for pattern, advice in _ADVICE if re.search(pattern, cause)), "")
-
-
-def why_no_gpu(log: str, vulkan: bool | None = None) -> str:
-    """Return why a build with GPU support found no GPU, given llama.cpp's log, or "" if unknown.
-
-    Without a driver, CUDA reports that the driver is too old, which is not returned because it is misleading.
-
-    vulkan  whether Vulkan started, or None if this build of llama.cpp does not use it
-    """
-    from llmrun.base.machine.energy import nvidia_cards  # llama.cpp's process starts faster without it
-
-    failed = _INITIALIZING.search(log)
-    has_driver = NVIDIA_DRIVER.exists() or bool(nvidia_cards())
-    if failed is not None and has_driver and _NO_DEVICE not in failed[1]:
-        return failed[1].strip()
-    if vulkan is not None:
-        numbers = os.environ.get(_HIDING_FROM_VULKAN)
-        if numbers is None:
-            return "Vulkan's drivers found no GPU" if vulkan else "Vulkan has no driver"
-        hiding = f"the variable {_HIDING_FROM_VULKAN} is '{numbers}'"
-        return hiding if vulkan else f"Vulkan has no driver for these devices: {hiding}"
-    for name in _HIDING:
-        value = os.environ.get(name)
-        if value is not None and (has_driver or value in _HIDE_ALL):
-            return f"the variable {name} is '{value}'"
-    return ""
-
 
 _WORKER = "backends.llama.worker"
 _KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, because it contains the reason for a crash
@@ -384,12 +247,12 @@ class LlamaProcess:
                 self._lost = lost_connection(self.rpc_servers, reasons[-1])
             if self._lost:
                 return BackendCrashed(f"{self._lost} while {doing}", hint=LOST_HINT)
-        cause = gpu_error(self.last_words)
-        reason = cause or (reasons[-1].strip() if reasons else "")
+        problem = gpu_error(self.last_words)
+        reason = problem.cause or (reasons[-1].strip() if reasons else "")
         why = f": {shown(reason, 200)}" if reason else ""
         return BackendCrashed(
             f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",
-            hint=advice_for(cause) or "try the CPU engine, which may support this model: --backend cpu",
+            hint=problem.advice or "try the CPU engine, which may support this model: --backend cpu",
         )
 
     def _listen(self, pipe: IO[bytes]) -> None:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llmrun.backends.llama.log import GpuProblem, why_no_gpu
 from llmrun.backends.llama.messages import (
     CONTEXT_STEP,
     FLAG_BYTES,
@@ -33,7 +34,6 @@ from llmrun.backends.llama.messages import (
     read_request,
     read_soon,
 )
-from llmrun.backends.llama.process import why_no_gpu
 from llmrun.backends.llama.rpc_devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus, vulkan_starts
 from llmrun.backends.llama.saved_sequences import MemoryReceiver, SavedSequences
 from llmrun.base import child_processes
@@ -282,10 +282,10 @@ class LlamaWorker(VocabularyOperations, AdapterOperations):
         # ggml is called through the loaded llama.cpp library. A second copy would have its own list of devices.
         devices = usable_gpus(self._llama._lib)
         offloads = supports_gpus(self._llama._lib) or bool(devices)
-        why = ""
+        why = GpuProblem()
         if offloads and not devices:
             why = why_no_gpu("\n".join(self._log_lines()), vulkan_starts(self._llama._lib))
-        return {"offloads": offloads, "devices": devices, "why_none": why}
+        return {"offloads": offloads, "devices": devices, "why_none": why.cause, "advice": why.advice}
 
     def do_describe(self) -> dict[str, Any]:
         """Return llama.cpp's build information and the GPUs it can use."""

@@ -14,7 +14,7 @@ from llmrun.backends.llama.build_command import (
     rebuild_command,
 )
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
-from llmrun.backends.llama.process import REBUILD, advice_for
+from llmrun.backends.llama.log import REBUILD, advice_for
 from llmrun.backends.llama.rpc_devices import build_problem, devices_with
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError
@@ -81,7 +81,7 @@ def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str)
     usable = any(gpu.is_usable for gpu in gpus)
     if trial.why_none and usable:
         words = f"{name} works, but it finds no GPU: {trial.why_none}"
-        return Finding(LLAMA, "llama_cpp", NOTE, words, _sentence(advice_for(trial.why_none)), facts=facts)
+        return Finding(LLAMA, "llama_cpp", NOTE, words, _sentence(trial.advice), facts=facts)
     if trial.offloads:
         words = f"{name} works; it has GPU support but finds no GPU"
         advice, command = (_for_the_gpu(needed), rebuild_command(flags)) if usable else ("", "")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.llama import log as log_module
 from llmrun.backends.llama import probe
-from llmrun.backends.llama import process as process_module
-from llmrun.backends.llama.process import REBUILD, LlamaProcess, advice_for, gpu_error, why_no_gpu
+from llmrun.backends.llama.log import REBUILD, advice_for, gpu_error, why_no_gpu
+from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, LlmrunError
 from llmrun.base.machine import energy
@@ -33,21 +34,24 @@ def drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[NvidiaCard]
     """Return the GPUs that NVIDIA's driver reports, which a test can add to."""
     cards: list[NvidiaCard] = []
     monkeypatch.setattr(energy, "nvidia_cards", lambda: cards)
-    monkeypatch.setattr(process_module, "NVIDIA_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(log_module, "NVIDIA_DRIVER", tmp_path / "version")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return cards
 
 
 def test_the_cause_is_found_before_the_abort() -> None:
-    assert gpu_error(OUTPUT.format(NO_IMAGE)) == NO_IMAGE
-    assert gpu_error(OUTPUT.format("a") + OUTPUT.format(NO_IMAGE).replace("CUDA", "ROCm")) == NO_IMAGE
-    assert gpu_error("ggml.c:12: GGML_ASSERT(a) failed\n") == ""
+    assert gpu_error(OUTPUT.format(NO_IMAGE)) == (NO_IMAGE, REBUILD)
+    assert gpu_error(OUTPUT.format("a") + OUTPUT.format(NO_IMAGE).replace("CUDA", "ROCm")).cause == NO_IMAGE
+    assert gpu_error("ggml.c:12: GGML_ASSERT(a) failed\n") == ("", "")
 
 
 def test_exceptions_of_vulkan_are_causes() -> None:
     lost = "terminate called after throwing an instance of 'vk::DeviceLostError'\n  what():  {}\n"
-    assert gpu_error(lost.format("vk::Queue::submit: ErrorDeviceLost")) == "Vulkan: vk::Queue::submit: ErrorDeviceLost"
-    assert gpu_error(lost.format("std::bad_alloc")) == ""
+    cause, advice = gpu_error(lost.format("vk::Queue::submit: ErrorDeviceLost"))
+    assert cause == "Vulkan: vk::Queue::submit: ErrorDeviceLost"
+    assert "the kernel's log" in advice
+    assert "fewer --gpu-layers" in gpu_error(lost.format("vk::Device::allocateMemory: ErrorOutOfDeviceMemory")).advice
+    assert gpu_error(lost.format("std::bad_alloc")) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +68,6 @@ def test_exceptions_of_vulkan_are_causes() -> None:
         ("uncorrectable ECC error encountered", "Xid"),
         ("libcuda.so.1: cannot open shared object file", "install NVIDIA's driver"),
         ("libcublas.so.13: cannot open shared object file", "install cuBLAS"),
-        ("Vulkan has no driver", "install a Vulkan driver"),
-        ("Vulkan has no driver for these devices: ...", "vulkaninfo --summary"),
-        ("Vulkan's drivers found no GPU", "group render"),
-        ("Vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory", "fewer --gpu-layers"),
-        ("Vulkan: vk::Queue::submit: ErrorDeviceLost", "the kernel's log"),
         ("std::bad_alloc: out of main memory", ""),
         ("libllama.so: cannot open shared object file", ""),
     ],
@@ -111,16 +110,16 @@ def test_a_missing_cuda_library_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_driver_that_is_too_old_is_the_reason(drivers: list[NvidiaCard]) -> None:
     log = f"a line\nggml_cuda_init: failed to initialize CUDA: {TOO_OLD}\n"
-    assert why_no_gpu(log) == ""  # CUDA says so, too, where there is no driver
+    assert why_no_gpu(log) == ("", "")  # CUDA says so, too, where there is no driver
     drivers.append(H100)
-    assert why_no_gpu(log) == TOO_OLD
+    assert why_no_gpu(log).cause == TOO_OLD
 
 
 def test_a_driver_that_does_not_answer_is_a_driver(drivers: list[NvidiaCard], tmp_path: Path) -> None:
     """After a driver update, the library does not match the kernel module until the machine restarts."""
     (tmp_path / "version").write_text("NVRM version")
     log = "ggml_cuda_init: failed to initialize CUDA: unknown error"
-    assert why_no_gpu(log) == "unknown error"
+    assert why_no_gpu(log).cause == "unknown error"
 
 
 @pytest.mark.parametrize(("value", "has_driver"), [("", False), ("-1", False), ("7", True)])
@@ -130,42 +129,50 @@ def test_variables_that_hide_the_gpus_are_named(
     drivers += [H100] * has_driver
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     log = "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected"
-    assert why_no_gpu(log) == f"the variable CUDA_VISIBLE_DEVICES is '{value}'"
-    assert advice_for(why_no_gpu(log)) == "unset the variable to use the GPU"
+    cause = f"the variable CUDA_VISIBLE_DEVICES is '{value}'"
+    assert why_no_gpu(log) == (cause, "unset the variable to use the GPU")
 
 
 @pytest.mark.parametrize(
-    ("starts", "variable", "expected"),
+    ("starts", "variable", "expected", "advice"),
     [
-        (True, None, "Vulkan's drivers found no GPU"),
-        (False, None, "Vulkan has no driver"),
-        (True, "", "the variable GGML_VK_VISIBLE_DEVICES is ''"),
-        (False, "7", "Vulkan has no driver for these devices: the variable GGML_VK_VISIBLE_DEVICES is '7'"),
-        (None, "7", ""),
+        (True, None, "Vulkan's drivers found no GPU", "group render"),
+        (False, None, "Vulkan has no driver", "install a Vulkan driver"),
+        (True, "", "the variable GGML_VK_VISIBLE_DEVICES is ''", "unset the variable"),
+        (
+            False,
+            "7",
+            "Vulkan has no driver for these devices: the variable GGML_VK_VISIBLE_DEVICES is '7'",
+            "--summary",
+        ),
+        (None, "7", "", ""),
     ],
 )
 def test_vulkan_without_a_gpu_is_explained(
     starts: bool | None,
     variable: str | None,
     expected: str,
+    advice: str,
     drivers: list[NvidiaCard],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("GGML_VK_VISIBLE_DEVICES", raising=False)
     if variable is not None:
         monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", variable)
-    assert why_no_gpu("", starts) == expected
+    found = why_no_gpu("", starts)
+    assert found.cause == expected
+    assert advice in found.advice
 
 
 def test_without_a_driver_the_variable_is_no_reason(drivers: list[NvidiaCard], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert why_no_gpu("") == ""
+    assert why_no_gpu("") == ("", "")
 
 
 def test_the_reason_reaches_the_user_and_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA may fail only until its driver is updated or, after a laptop has slept, until the driver is loaded again."""
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
-    answer = {"offloads": True, "devices": [], "why_none": "unknown error"}
+    answer = {"offloads": True, "devices": [], "why_none": "unknown error", "advice": ""}
     monkeypatch.setattr(probe, "_devices", lambda: answer)
     assert probe.gpus() == Gpus((), "llama.cpp found no GPU: unknown error")
     answer |= {"devices": [{"description": "NVIDIA H100"}], "why_none": ""}

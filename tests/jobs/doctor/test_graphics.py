@@ -151,11 +151,11 @@ def test_old_vulkan_headers_are_detected(
 
 
 def test_a_missing_vulkan_driver_is_not_a_wrong_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = LlamaTrial("0.3.36", offloads=True, why_none="Vulkan has no driver")
+    trial = LlamaTrial("0.3.36", offloads=True, why_none="Vulkan has no driver", advice="install a Vulkan driver")
     found = llama(monkeypatch, trial, RADEON)
     assert (found.status, found.command) == (NOTE, "")
     assert found.words == "llama-cpp-python 0.3.36 works, but it finds no GPU: Vulkan has no driver"
-    assert found.advice == "Install a Vulkan driver, such as mesa-vulkan-drivers on Debian and Ubuntu."
+    assert found.advice == "Install a Vulkan driver."
 
 
 @pytest.mark.parametrize(("gpus", "status"), [((), OK), ((H200,), NOTE)])
@@ -166,20 +166,14 @@ def test_a_build_for_gpus_that_sees_none_is_wrong_where_there_is_one(
     assert (found.status, bool(found.command)) == (status, bool(gpus))
 
 
-@pytest.mark.parametrize(
-    ("why", "advice"),
-    [
-        ("CUDA driver version is insufficient for CUDA runtime version", "Update NVIDIA's driver and restart "),
-        ("the variable CUDA_VISIBLE_DEVICES is ''", "Unset the variable to use the GPU."),
-    ],
-)
-def test_a_gpu_that_cannot_be_found_is_explained(why: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_be_found_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rebuilding llama.cpp would change nothing."""
-    trial = LlamaTrial("0.3.36", offloads=True, why_none=why)
+    why, advice = "the variable CUDA_VISIBLE_DEVICES is ''", "unset the variable to use the GPU"
+    trial = LlamaTrial("0.3.36", offloads=True, why_none=why, advice=advice)
     found = llama(monkeypatch, trial, H200)
     assert (found.status, found.command) == (NOTE, "")
     assert found.words == f"llama-cpp-python 0.3.36 works, but it finds no GPU: {why}"
-    assert found.advice.startswith(advice)
+    assert found.advice == "Unset the variable to use the GPU."
     assert llama(monkeypatch, trial).status == OK
 
 

@@ -22,7 +22,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *free: int, total: int = 80 * 
 
     def answered(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
         if operation == "devices":
-            return {"offloads": True, "devices": devices, "why_none": ""}
+            return {"offloads": True, "devices": devices, "why_none": "", "advice": ""}
         return ask(process, operation, doing, **fields)
 
     monkeypatch.setattr(LlamaProcess, "ask", answered)
