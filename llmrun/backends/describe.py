@@ -13,17 +13,6 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
 
 
-def beyond_training(name: str, context: int, trained: int) -> str:
-    """Return a warning if the context is longer than the model was trained for, or an empty string otherwise.
-
-    context  context size in tokens
-    trained  context size in tokens that the model was trained for, or 0 if unknown
-    """
-    if not 0 < trained < context:
-        return ""
-    return f"{context:,} tokens of context: {name} was trained for {trained:,}, and output may get worse beyond that"
-
-
 def describe(
     file: GGUFFile,
     *,
@@ -75,7 +64,3 @@ def _suppressed(file: GGUFFile, vocabulary_size: int) -> tuple[int, ...]:
     if SUPPRESSED not in file.metadata:
         return ()
     return tuple(token for token in file.integers(SUPPRESSED).tolist() if 0 <= token < vocabulary_size)
-
-
-def threads_in_words(n_threads: int) -> str:
-    return f"{n_threads} thread{'s' if n_threads > 1 else ''}"

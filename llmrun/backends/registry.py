@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from llmrun.backends.base import AUTO
 from llmrun.base.errors import DoesNotFit
-from llmrun.base.machine.system import is_software_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +23,13 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
+
+_SOFTWARE_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")  # Mesa's, Chromium's and Windows'
+
+
+def is_software_device(name: str) -> bool:
+    """Return whether a device with this name computes on the processor. Vulkan lists such devices beside GPUs."""
+    return any(driver in name for driver in _SOFTWARE_DRIVERS)
 
 
 class NoRoomOnGpu(DoesNotFit):

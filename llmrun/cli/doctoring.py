@@ -17,8 +17,7 @@ from llmrun import __version__
 from llmrun.base.amounts import counted
 from llmrun.cli.console.output import out, wrapped
 from llmrun.cli.console.terminal import can_color, columns, is_terminal
-from llmrun.jobs.doctor.examine import Report
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, Report
 
 SECTION = "Terminal"
 _NARROW = 60

@@ -1,4 +1,4 @@
-"""Implements `llmrun embed` and `llmrun rerank`: their flags, input, progress and output.
+"""Implements `llmrun embed` and `llmrun rerank`: their input, progress and output.
 
 The texts come from arguments, lines, JSON lines or whole files. The output is vectors or rankings.
 """
@@ -10,11 +10,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmrun.backends.base import AUTO
 from llmrun.backends.select import open_backend
@@ -23,16 +21,12 @@ from llmrun.base.errors import Cancelled, UsageError, kernel_warnings_told
 from llmrun.base.types import Pooling, named_pooling
 from llmrun.cli.answers.answering import cancelling
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
-from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import one_of
 from llmrun.cli.arguments.parsing import STDIN, checked_text, read_stdin, read_text
-from llmrun.cli.arguments.settings import settings_of
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import visible_json
 from llmrun.engine.constraint.strict_json import parse
 from llmrun.engine.embedding import Embedder, EmbeddingJob, InputReader
-from llmrun.engine.remote.request import is_endpoint
 from llmrun.engine.slots import SequenceSlots
 from llmrun.jobs.batching.journal import MORE_ROOM, new_file, remove_leftovers, resolved
 from llmrun.options.settings import Settings
@@ -42,78 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.base.types import ModelInfo
-
-_POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFlags:
-    """The values of the flags about the model, in the order of --help. None or False means "not given"."""
-
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Leave out the end of texts that are too long.  [default: fail]")
-    ] = False
-    ctx_size: options.ContextSize = None
-    threads: options.Threads = None
-    backend: options.Backend = None
-    offline: options.Offline = False
-    quiet: options.Quiet = False
-    verbose: options.Verbose = False
-    debug: options.Debug = False
-
-    def settings(self, model: str) -> Settings:
-        """Load the settings for this run and configure `out` with them. Raises UsageError."""
-        settings = settings_of(self, model, verbose=self.verbose)
-        if is_endpoint(settings.model):
-            raise UsageError(
-                f"{settings.model}: this command runs a model on this machine",
-                hint="send requests to the server's /v1/embeddings or /v1/rerank",
-            )
-        return replace(settings, preset=None)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedFlags(ModelFlags):
-    """The flags of `llmrun embed`."""
-
-    file: Annotated[
-        Path | None, typer.Option("-f", "--file", metavar="FILE", help="Embed each line of this file; - reads stdin.")
-    ] = None
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this .npy or .jsonl file.")
-    ] = None
-    dimensions: Annotated[
-        int | None,
-        typer.Option("--dimensions", metavar="N", min=1, help="Keep only the first N dimensions.  [default: all]"),
-    ] = None
-    raw: Annotated[bool, typer.Option("--no-normalize", help="Do not scale the vectors to length 1.")] = False
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            "--pooling",
-            metavar="NAME",
-            help="Pooling: mean, cls or last.  [default: the model's own]",
-            autocompletion=one_of(*_POOLINGS),
-        ),
-    ] = None
-
-    @property
-    def chosen_pooling(self) -> Pooling | None:
-        """The value of --pooling, or None for the model's own. Raises UsageError."""
-        if self.pooling is not None and self.pooling not in _POOLINGS:
-            raise UsageError(f"--pooling: {self.pooling!r} is not one of {', '.join(_POOLINGS)}")
-        return _POOLINGS[self.pooling] if self.pooling else None
-
-
-@dataclass(frozen=True, slots=True)
-class RerankFlags(ModelFlags):
-    """The flags of `llmrun rerank`."""
-
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="N", min=1, help="Show only the best N documents.  [default: all]")
-    ] = None
-    json_output: options.Json = False
-
 
 _JSON_LINES: Final = (".jsonl", ".ndjson")
 # The fields of a JSON line with its text: ours, OpenAI's, and those of common data sets.

@@ -1,6 +1,6 @@
-"""Implements `llmrun eval`: its flags, the run with its progress, and the results as text or JSON.
+"""Implements `llmrun eval`: the run with its progress, and the results as text or JSON.
 
-Mistakes that can be found without a model are reported before one is opened. After Ctrl-C, the results measured so far
+After Ctrl-C, the results measured so far
 are printed.
 """
 
@@ -12,28 +12,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from llmrun.backends.base import AUTO
-from llmrun.backends.describe import beyond_training
-from llmrun.backends.registry import CHOICES
+from llmrun.backends.base import AUTO, beyond_training
 from llmrun.base.amounts import counted, format_bytes, format_clock, format_seconds
-from llmrun.base.errors import Cancelled, UsageError, kernel_warnings_told
+from llmrun.base.errors import Cancelled, kernel_warnings_told
 from llmrun.cli.answers.answering import cancelling
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
-from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import models, one_of
-from llmrun.cli.arguments.settings import settings_of
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
-from llmrun.engine.remote.request import is_endpoint
-from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.jobs.evaluation.choices import Accuracy, Answered, ChoiceScorer, accuracy_of, context_for
 from llmrun.jobs.evaluation.measuring import PERCENTILES, Source, chunks_of, opened, scores_of_chunks, summarized
-from llmrun.options.settings import RULES, SPECULATE_OFF, Settings, model_named, with_model, with_values
+from llmrun.options.settings import Settings
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
@@ -41,104 +31,6 @@ if TYPE_CHECKING:
     from llmrun.jobs.bench.intervals import Interval
     from llmrun.jobs.evaluation.choices import Question
     from llmrun.jobs.evaluation.measuring import Comparison, Perplexity, TextResult
-
-
-@dataclass(frozen=True, slots=True)
-class EvalFlags:
-    """The values of the flags, in the order of --help. None or False means that the flag was not given."""
-
-    text: Annotated[
-        Path | None,
-        typer.Option("--text", metavar="FILE", help="Text to predict; - reads stdin."),
-    ] = None
-    choices: Annotated[
-        Path | None,
-        typer.Option("--choices", metavar="FILE", help="Multiple-choice questions, one JSON object per line."),
-    ] = None
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="NAME",
-            help="Compare with this base model.  [default: none]",
-            autocompletion=models,
-        ),
-    ] = None
-    against_kv_type: Annotated[
-        str | None,
-        typer.Option(
-            "--against-kv-type",
-            metavar="TYPE",
-            help="KV cache precision of the base.  [default: --kv-type]",
-            autocompletion=one_of(*KV_CHOICES),
-        ),
-    ] = None
-    against_backend: Annotated[
-        str | None,
-        typer.Option(
-            "--against-backend",
-            metavar="NAME",
-            help="Backend of the base.  [default: --backend]",
-            autocompletion=one_of(*CHOICES),
-        ),
-    ] = None
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "-c",
-            "--context",
-            "--ctx-size",
-            metavar="N",
-            min=8,
-            help="Tokens per chunk of the text.  [default: 512]",
-        ),
-    ] = None
-    chunks: Annotated[
-        int | None,
-        typer.Option("--chunks", metavar="N", min=1, help="Evaluate only the first N chunks.  [default: all]"),
-    ] = None
-    kv_type: options.KVType = None
-    lora: options.Lora = None
-    threads: options.Threads = None
-    backend: options.Backend = None
-    gpu_layers: options.GpuLayers = None
-    tensor_split: options.TensorSplit = None
-    split_mode: options.SplitMode = None
-    main_gpu: options.MainGpu = None
-    rpc: options.Rpc = None
-    rpc_anyway: options.RpcAnyway = None
-    json_output: options.Json = False
-    offline: options.Offline = False
-    quiet: options.Quiet = False
-    verbose: options.Verbose = False
-    debug: options.Debug = False
-
-    def settings(self, model: str) -> Settings:
-        """Load the settings for this run and configure `out` with them. Raises UsageError."""
-        settings = settings_of(self, model, verbose=self.verbose)
-        for name in (settings.model, *([] if self.against is None else [model_named(self.against)])):
-            if is_endpoint(name):
-                raise UsageError(f"{name}: a server does not return all logits", hint="name a model on this machine")
-        return replace(settings, ctx_size=None, speculate=SPECULATE_OFF, loras=tuple(self.lora or ()), preset=None)
-
-    def base_settings(self, settings: Settings) -> Settings | None:
-        """Return the settings of the base model, or None if there is none. Raises UsageError."""
-        own = {"kv_type": self.against_kv_type, "backend": self.against_backend}
-        changes = {name: _checked(name, value) for name, value in own.items() if value is not None}
-        if self.against is None and not changes:
-            return None
-        base = settings if self.against is None else with_model(settings, self.against)
-        return replace(with_values(base, changes), loras=(), preset=None)
-
-
-def _checked(name: str, value: str) -> object:
-    """Return the value of an --against flag. Raises UsageError like `load_settings`."""
-    rule = RULES[name]
-    try:
-        return rule.check(value)
-    except ValueError:
-        flag = f"--against-{name.replace('_', '-')}"
-        raise UsageError(f"flag: {flag}: {value!r} is not {rule.words}", hint=rule.advice(value)) from None
 
 
 _LABEL = 17  # columns

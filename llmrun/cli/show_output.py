@@ -1,13 +1,11 @@
-"""The output of `llmrun show`, which prints the metadata in a GGUF header, in sections, or a preset.
+"""The output of `llmrun show`, which prints the metadata in a GGUF header, in sections.
 
-All text from a file passes through `visible_line` before it is printed. `llmrun list` uses the one-line summaries of
-presets.
+All text from a file passes through `visible_line` before it is printed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,48 +19,12 @@ from llmrun.cli.console.terminal import room, visible_line
 from llmrun.formats.gguf.metadata import ADAPTER, StringArray, purpose_of
 from llmrun.model.archs.parts.tensors import common_type, parameter_count
 from llmrun.model.tokenizers.control_tokens import fill_tokens_of
-from llmrun.options.presets import Preset
 from llmrun.options.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.metadata import Value
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog.file import CatalogEntry
-
-
-def preset_fields(preset: Preset) -> Iterator[tuple[str, str]]:
-    """Yield the label and the value of everything in a preset, without its name."""
-    yield "model", visible_line(preset.model)
-    for name, value in preset.values.items():
-        yield name, _shown_value(value)
-    for name, value in preset.variables.items():
-        yield f"variable {visible_line(name)}", _shown_value(value)
-    for lora in preset.loras:
-        yield "adapter", visible_line(lora)
-
-
-def preset_summary(preset: Preset) -> str:
-    """Return the settings and variables of a preset in one line."""
-    values = [*preset.values.items(), *preset.variables.items(), *(("adapter", lora) for lora in preset.loras)]
-    return ", ".join(f"{visible_line(name)} {_shown_value(value)}" for name, value in values)
-
-
-def preset_as_json(preset: Preset) -> dict[str, Any]:
-    return {
-        "name": preset.name,
-        "model": preset.model,
-        "settings": dict(preset.values),
-        "variables": dict(preset.variables),
-        "lora": [*preset.loras],
-    }
-
-
-def _shown_value(value: object) -> str:
-    if isinstance(value, str):
-        return visible_line(value) or '""'
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value_text(value)
-    return json.dumps(value, ensure_ascii=False)
 
 
 TEMPLATE = "tokenizer.chat_template"

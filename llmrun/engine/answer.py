@@ -13,10 +13,10 @@ import numpy as np
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import FinishReason, TokenLogprob
 from llmrun.engine.adapters import unless_of_adapters
+from llmrun.engine.base import request_timings
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
 from llmrun.engine.samplers import SamplerState, initial_state
-from llmrun.engine.stats import request_timings
 from llmrun.engine.thinking import Split
 
 if TYPE_CHECKING:

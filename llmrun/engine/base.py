@@ -1,10 +1,17 @@
-"""The interface that local and remote engines share."""
+"""The interface that local and remote engines share, their figures, and the timings of a request.
+
+The metrics are defined as in vLLM.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
+
+from llmrun.base.types import Timings
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
@@ -12,6 +19,68 @@ if TYPE_CHECKING:
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.thinking import ModelThinking
     from llmrun.engine.tool_calls.prompting import ModelTools
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The state of an engine between two steps.
+
+    free_tokens       tokens for which the KV cache has room, if it drops all prefixes that no running request uses
+    prompt_tokens     prompt tokens of all requests that have begun since the engine was opened
+    cached_tokens     how many of them were reused from the KV cache
+    generated_tokens  tokens of all answers since the engine was opened
+    preemptions       how often a running request had to return to the queue
+    """
+
+    running: int
+    waiting: int
+    free_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+
+
+def request_timings(
+    *,
+    load_s: float,
+    submitted: float,
+    prefill_started: float,
+    step_times: Sequence[float],
+    ended: float,
+    prompt_tokens: int,
+    cached_tokens: int,
+    generated_tokens: int,
+    steps: int = 0,
+    drafted_tokens: int = 0,
+    accepted_tokens: int = 0,
+    forced_tokens: int = 0,
+) -> Timings:
+    """Return the Timings of one request. All timestamps are in seconds of the same monotonic clock.
+
+    submitted        when the request was submitted, before tokenization
+    prefill_started  start of its first forward pass; time in the queue counts toward the TTFT, but not the prefill
+    step_times       when each step that generated tokens ended, or when each piece of text arrived
+    ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
+    steps            number of steps that generated tokens; 0 if unknown (remote)
+    """
+    first = step_times[0] if step_times else ended
+    last = step_times[-1] if step_times else ended
+    return Timings(
+        load_s=load_s,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        generated_tokens=generated_tokens,
+        prefill_s=first - prefill_started,
+        ttft_s=first - submitted if step_times else 0.0,
+        decode_s=last - first,
+        total_s=last - submitted,
+        gaps_s=tuple(later - earlier for earlier, later in pairwise(step_times)),
+        steps=steps,
+        drafted_tokens=drafted_tokens,
+        accepted_tokens=accepted_tokens,
+        forced_tokens=forced_tokens,
+    )
 
 
 class Answering(Protocol):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import Cancelled, KVFull, UsageError
 from llmrun.engine.answer import Answer
+from llmrun.engine.base import EngineStatus
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
@@ -21,7 +22,6 @@ from llmrun.engine.scheduling.admission import Admission
 from llmrun.engine.scheduling.predicting import MOST_ROWS, StepPredictor
 from llmrun.engine.scheduling.scheduler import Scheduler, begun_by
 from llmrun.engine.slots import SequenceSlots
-from llmrun.engine.stats import EngineStatus
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
 from llmrun.engine.thinking import ModelThinking
 from llmrun.engine.tool_calls.prompting import ModelTools

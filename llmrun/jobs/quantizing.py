@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.log import refusal
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError, ModelFileError, UsageError, shown
 from llmrun.base.machine.shell import words
 from llmrun.formats.gguf.format import DEFAULT_ALIGNMENT
-from llmrun.formats.gguf.glance import FILE_TYPES
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.jobs.batching.journal import MORE_ROOM, absent_file
+from llmrun.jobs.file_types import FileType
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.imatrix_file import Imatrix
@@ -30,56 +30,6 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.tensors import TensorInfo
     from llmrun.formats.quants.weight_type import WeightType
 
-COPY: Final = "COPY"  # only copies the tensors, for example to join shards
-_ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-_NOT_WRITTEN: Final = "NVFP4"  # llama.cpp reads such files, but does not offer to write them
-_IDS: Final = {name: number for number, name in FILE_TYPES.items() if name != _NOT_WRITTEN}
-FILE_TYPE_NAMES: Final = (*_IDS, *_ALIASES, COPY)
-
-_NO_WEIGHTS: Final = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
-
-
-class FileType(NamedTuple):
-    """A file type. `number` is its value of llama.cpp's `enum llama_ftype`."""
-
-    name: str
-    number: int
-
-
-def file_type_named(text: str) -> FileType:
-    """Return the file type with this name, in upper or lower case. Raises UsageError with a suggestion."""
-    name = _known(text, FILE_TYPE_NAMES, "TYPE", "a file type that llama.cpp writes")
-    if name == COPY:
-        return FileType(COPY, _IDS["F32"])
-    name = _ALIASES.get(name, name)
-    return FileType(name, _IDS[name])
-
-
-def weight_type_named(text: str, flag: str) -> str:
-    """Return the name of the weight type for a flag, in upper case. Raises UsageError with a suggestion."""
-    return _known(text, weight_type_names(), flag, "a weight type")
-
-
-def weight_type_names() -> tuple[str, ...]:
-    """Return the names of the types that a tensor can have."""
-    from llmrun.formats.quants.registry import BY_NAME  # imports NumPy
-
-    return tuple(name for name in BY_NAME if name not in _NO_WEIGHTS)
-
-
-def _known(text: str, names: tuple[str, ...], argument: str, kind: str) -> str:
-    wanted = text.upper()
-    if wanted in names:
-        return wanted
-    import difflib
-
-    near = difflib.get_close_matches(wanted, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(names)}"
-    raise UsageError(f"{argument}: {text!r} is not {kind}", hint=hint)
-
-
-# A line of a dry run, such as "[   3/ 272] blk.0.attn_k.weight - [ 576,  192,    1,    1], type =    f16, size =
-# 0.21 MiB ->     0.11 MiB (q8_0)". Tensors that are copied have no second size.
 _LINE = re.compile(
     r"\[ *\d+/ *\d+\] (.+?) +- \[[\d, ]*\], type = +\w+, size = +[\d.]+ MiB(?: -> +[\d.]+ MiB \((\w+)\))?"
 )

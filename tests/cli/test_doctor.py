@@ -20,8 +20,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import LiveReporter
 from llmrun.cli.console.terminal import width
 from llmrun.cli.doctoring import look_at_terminal, show_report
-from llmrun.jobs.doctor.examine import Report
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, Report
 from tests.support.backends.fake_llama import DIES, HANGS, fake_llama, without_llama
 from tests.support.cli.commands import ROOT, llmrun, on_terminal, screen_of
 

@@ -14,7 +14,8 @@ import pytest
 
 from llmrun.backends.scripted import HIDDEN_SIZE
 from llmrun.base.errors import Cancelled, DoesNotFit, UsageError
-from llmrun.cli.embedding import EmbedFlags, Input, check_output, open_embedder, read_texts, write_vectors
+from llmrun.cli.arguments.embedding import EmbedFlags
+from llmrun.cli.embedding import Input, check_output, open_embedder, read_texts, write_vectors
 from llmrun.engine.embedding import Embedder
 from llmrun.options.settings import Settings
 from tests.support.cli.commands import llmrun

@@ -15,7 +15,7 @@ from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.options import models
 from llmrun.cli.chatting.actions import model_choices
 from llmrun.cli.chatting.store import read_conversation
-from llmrun.cli.evaluating import EvalFlags
+from llmrun.cli.commands.eval import EvalFlags
 from llmrun.options.presets import Preset
 from llmrun.options.settings import Settings
 from tests.support.cli.chats import journals, session

@@ -104,7 +104,7 @@ def test_serve_reopens_the_model_when_llama_cpp_dies() -> None:
             [worker] = [
                 child
                 for child in psutil.Process(process.pid).children(recursive=True)
-                if any("llama.child.worker" in word for word in child.cmdline())
+                if any("llama.worker" in word for word in child.cmdline())
             ]
             worker.kill()
             assert status_within(TIMEOUT_S, url, 200)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.engine.stats import request_timings
+from llmrun.engine.base import request_timings
 
 
 def test_the_parts_of_a_request_add_up() -> None:

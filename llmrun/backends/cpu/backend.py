@@ -23,8 +23,9 @@ from llmrun.backends.cpu.steps import Rotations, WantedRows, check_whole, runs_o
 from llmrun.backends.cpu.team import TEAM_KERNELS, SummingTeam, Team, WatchedTeam, named_digests
 from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
-from llmrun.backends.describe import describe, threads_in_words
+from llmrun.backends.describe import describe
 from llmrun.backends.lora_files import described, opened_adapters
+from llmrun.base.amounts import threads_in_words
 from llmrun.base.compiled.levels import host_target
 from llmrun.base.compiled.store import KernelName, load_kernels
 from llmrun.base.machine.cpu_count import default_threads

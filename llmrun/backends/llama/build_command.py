@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmrun import DISTRIBUTION
+from llmrun.base.machine.gpus import Gpu
 from llmrun.base.machine.processor import text_of
 from llmrun.base.machine.shell import with_variable, words
-from llmrun.base.machine.system import Gpu
 
 RPC_FLAG = "-DGGML_RPC=on"
 VULKAN_FLAG = "-DGGML_VULKAN=on"

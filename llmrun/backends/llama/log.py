@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llmrun.backends.describe import threads_in_words
+from llmrun.base.amounts import threads_in_words
 from llmrun.base.errors import DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel, UsageError, shown
 from llmrun.base.machine.processor import NVIDIA_DRIVER
 

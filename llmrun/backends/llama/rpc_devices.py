@@ -21,7 +21,7 @@ from llmrun.backends.llama.probe import is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc_servers import SERVER_PROGRAM, RpcServer, find_servers
 from llmrun.base.errors import BackendCrashed, NetworkError, UsageError
-from llmrun.base.machine.system import gpus
+from llmrun.base.machine.gpus import gpus
 
 # Ask after 15 s of silence, four times in 20 s. What was sent must be acknowledged within 35 s.
 _OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 35_000}

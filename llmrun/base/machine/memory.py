@@ -16,11 +16,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
-
-import psutil
+from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.machine.processor import number_of, text_of
+
+if TYPE_CHECKING:
+    import psutil
 
 _GROUP = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)  # /proc/self/cgroup
 # /proc/self/mountinfo; optional fields end with a hyphen.
@@ -206,6 +207,8 @@ def peak_memory() -> int:
 
     If the system does not record the peak of a process, its current memory use is counted instead.
     """
+    import psutil  # takes 15 ms
+
     own = psutil.Process()
     return _peak(own) + sum(_peak(child) for child in own.children(recursive=True))
 
@@ -218,6 +221,8 @@ def _peak(process: psutil.Process) -> int:
         except OSError:
             return 0  # the process ended in the meantime
         return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    import psutil
+
     try:
         memory = process.memory_info()
     except psutil.NoSuchProcess:

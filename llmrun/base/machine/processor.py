@@ -14,7 +14,6 @@ import ctypes
 import functools
 import platform
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -193,6 +192,8 @@ def sysctl(name: str) -> str | None:
     """Return a value that the system's `sysctl` reports, or None if it is unknown or this is not macOS."""
     if sys.platform != "darwin":
         return None
+    import subprocess
+
     try:
         done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,17 +1,10 @@
-"""Facts about this machine, its GPUs and its software, as reported by the operating system.
-
-Nothing is run on the GPUs. NVIDIA GPUs are reported by NVIDIA's driver. Other GPUs are found on the PCI bus, where
-Linux lists the vendor and driver of each device. Macs with Apple silicon have a built-in GPU. Vulkan lists software
-drivers as devices, too, and they are recognized by name.
-"""
+"""Facts about this machine and its software, as reported by the operating system."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,78 +12,9 @@ import psutil
 
 from llmrun import __version__
 from llmrun.base.machine.cpu_count import default_threads
-from llmrun.base.machine.energy import gpu_names, nvidia_cards
+from llmrun.base.machine.energy import gpu_names
 from llmrun.base.machine.memory import free_memory, memory_facts, processor_quota, whole_memory
-from llmrun.base.machine.processor import frequency_facts, machine_facts, number_of, processor_name, text_of
-
-_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")  # those of Mesa, Chromium and Windows
-
-
-def is_software_device(name: str) -> bool:
-    """Return whether a device with this name computes on the processor."""
-    return any(driver in name for driver in _DRIVERS)
-
-
-_DISPLAY_CLASS = "0x03"  # the PCI class of VGA, 3D and display controllers
-_ACCELERATOR_CLASS = "0x12"
-_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
-_NVIDIA = "NVIDIA"
-_RESERVED = "vfio-pci"  # passes the GPU through to a virtual machine
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU. `driver` is the driver's name and version, or empty if there is no driver.
-
-    Memory sizes are 0 if unknown.
-    """
-
-    maker: str  # "NVIDIA", "AMD", "Intel" or "Apple"
-    name: str
-    driver: str
-    memory: int = 0
-    memory_free: int = 0
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a driver is loaded that can run models. NVIDIA GPUs need NVIDIA's, because nouveau only draws."""
-        name = self.driver.removeprefix("driver ")
-        if self.maker == _NVIDIA:
-            return name[:1].isdecimal() or name == "nvidia"
-        return name not in ("", _RESERVED)
-
-
-def gpus(root: Path = Path("/")) -> list[Gpu]:
-    """Return every GPU in the system that could run models."""
-    found = [Gpu(_NVIDIA, card.name, f"driver {card.driver}", card.memory, card.memory_free) for card in nvidia_cards()]
-    found += [gpu for gpu in _pci_gpus(root) if not (found and gpu.maker == _NVIDIA)]
-    if sys.platform == "darwin" and platform.machine() == "arm64":
-        found.append(Gpu("Apple", processor_name(root), "Metal"))
-    return found
-
-
-def _pci_gpus(root: Path) -> list[Gpu]:
-    found = []
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        maker = _MAKERS.get(text_of(device / "vendor") or "")
-        kind = text_of(device / "class") or ""
-        if maker is None or not (
-            kind.startswith(_DISPLAY_CLASS) or (kind.startswith(_ACCELERATOR_CLASS) and maker == "AMD")
-        ):
-            continue
-        driver, total = device / "driver", number_of(device / "mem_info_vram_total") or 0
-        name = text_of(device / "product_name") or f"{maker} GPU {text_of(device / 'device') or ''}".strip()
-        found.append(
-            Gpu(
-                maker,
-                name,
-                f"driver {driver.resolve().name}" if driver.exists() else "",
-                total,
-                max(0, total - (number_of(device / "mem_info_vram_used") or 0)),
-            )
-        )
-    return found
-
+from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
 
 _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
 

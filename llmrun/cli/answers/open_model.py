@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from llmrun.backends.base import AUTO, SPLIT_MODES, OpenOptions
-from llmrun.backends.describe import beyond_training
+from llmrun.backends.base import AUTO, SPLIT_MODES, OpenOptions, beyond_training
 from llmrun.backends.registry import is_stand_in
 from llmrun.base.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.base.errors import DoesNotFit, ModelNotFound, UsageError, kernel_warnings_told
@@ -24,14 +23,13 @@ from llmrun.base.folders import data_folder
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.engine.child.messages import Open
-from llmrun.engine.child.opening import portable_options
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.options.settings import Settings, is_set, model_named
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
     from llmrun.engine.base import Answering
+    from llmrun.engine.child.messages import Open
     from llmrun.engine.engine import Engine
     from llmrun.hub.catalog.file import CatalogEntry
     from llmrun.hub.resolve.model_file import ResolvedModel
@@ -384,6 +382,9 @@ def to_open(
     kv_tokens  the size of the KV cache for all requests in tokens; None for what fits
     template   the source of a chat template that replaces the model's own
     """
+    from llmrun.engine.child.messages import Open
+    from llmrun.engine.child.opening import portable_options
+
     entry = files.found.entry
     options = replace(
         local_options(settings),

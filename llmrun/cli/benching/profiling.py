@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.base import AUTO
+from llmrun.backends.base import AUTO, beyond_training
 from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
-from llmrun.backends.describe import beyond_training
 from llmrun.backends.registry import backend_named
 from llmrun.base.amounts import format_bandwidth, format_number, format_percent, format_seconds
 from llmrun.base.errors import UsageError, kernel_warnings_told

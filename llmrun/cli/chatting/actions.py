@@ -47,7 +47,7 @@ def copy(chat: Chat, argument: str) -> None:
 
     Otherwise, an escape sequence that is pasted into a shell could run commands.
     """
-    from llmrun.cli.console.clipboard import copy_text
+    from llmrun.cli.console.programs import copy_text
 
     if argument not in ("", CODE):
         raise UsageError(f"/copy: {argument}: unknown argument", hint="/copy copies the answer, /copy code its code")
@@ -63,7 +63,7 @@ def copy(chat: Chat, argument: str) -> None:
 
 def edit(chat: Chat, argument: str) -> None:
     """Edit a question in $EDITOR. If there is no argument, start from the draft or the last question."""
-    from llmrun.cli.console.editor import edited
+    from llmrun.cli.console.programs import edited
 
     if not chat.interactive:
         raise UsageError("/edit: needs a terminal")

@@ -22,7 +22,6 @@ from llmrun.cli.chatting.events import FORGET, ON_FULL, STOP, Value, chosen_form
 from llmrun.cli.chatting.store import state_path
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
-from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.one_file import SavedFile
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Conversation, Exchange
     from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.engine.base import Answering
+    from llmrun.engine.engine import Engine
     from llmrun.engine.requests import Finished
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.options.sampling_params import SamplingParams
@@ -311,29 +311,39 @@ class ConversationState:
 
     def use(self, engine: Answering, conversation: Path | None) -> None:
         """Let an engine load and save the state of a conversation, given its file or None if it has none."""
-        if not isinstance(engine, Engine):
+        local = _local(engine)
+        if local is None:
             return
         file = None if conversation is None else state_path(conversation)
-        if self._saved is not None and (file is None or not self._saved.is_for(file, engine.state_key)):
-            self.finish(engine)
+        if self._saved is not None and (file is None or not self._saved.is_for(file, local.state_key)):
+            self.finish(local)
             self._saved = None
         if self._saved is None and file is not None:
-            self._saved = SavedFile(file, engine.state_key, self._budget, out.detail)
+            self._saved = SavedFile(file, local.state_key, self._budget, out.detail)
         self._conversation = conversation
-        engine.use_saved(self._saved)
+        local.use_saved(self._saved)
 
     def save(self, engine: Answering) -> None:
         """Save the tokens that the last turn added. Backends that can only save whole sequences do so in `finish`."""
-        if isinstance(engine, Engine) and engine.saves_blocks:
-            engine.save_prefix()
+        local = _local(engine)
+        if local is not None and local.saves_blocks:
+            local.save_prefix()
 
     def finish(self, engine: Answering) -> None:
         """Save everything, because the engine is about to be closed or to continue another conversation.
 
         Nothing is saved for a conversation that was removed or renamed meanwhile.
         """
-        if isinstance(engine, Engine) and self._conversation is not None and self._conversation.exists():
-            engine.save_prefix()
+        local = _local(engine)
+        if local is not None and self._conversation is not None and self._conversation.exists():
+            local.save_prefix()
+
+
+def _local(engine: Answering) -> Engine | None:
+    """Return an engine that runs in this process, or None for a remote one."""
+    from llmrun.engine.engine import Engine  # imports NumPy
+
+    return engine if isinstance(engine, Engine) else None
 
 
 _RESULT_CHARACTERS = 2  # per token of the context; a tool's result then fills about half of it

@@ -30,8 +30,18 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.options import FILES, one_of
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
-from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, names, workloads
-from llmrun.cli.benching.serving import serving_endpoints, serving_flag, serving_plans
+from llmrun.cli.benching.flags import (
+    FORMATS,
+    LISTS,
+    BenchFlags,
+    Knobs,
+    knobs,
+    names,
+    serving_endpoints,
+    serving_flag,
+    serving_plans,
+    workloads,
+)
 from llmrun.cli.console.output import out
 from llmrun.options.settings import SPECULATE_AUTO, SPECULATE_OFF, model_named
 

@@ -42,8 +42,7 @@ def command(*, flags: DoctorFlags) -> int:
     settings = flags.settings()
     from llmrun.cli.console.progress import LiveReporter
     from llmrun.cli.doctoring import look_at_terminal, show_json, show_report
-    from llmrun.jobs.doctor.examine import examine
-    from llmrun.jobs.doctor.findings import Machine
+    from llmrun.jobs.doctor.examine import Machine, examine
 
     with LiveReporter() as waiting:
         report = examine(

@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 
+from llmrun.cli.arguments.embedding import EmbedFlags
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.options import models
-from llmrun.cli.embedding import EmbedFlags
 
 LISTING = {"place": 28}
 

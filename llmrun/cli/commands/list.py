@@ -40,7 +40,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
     del debug
     apply_settings({"quiet": quiet})
 
-    from llmrun.cli import show_output
+    from llmrun.cli import preset_output
     from llmrun.hub.upkeep import inventory, removal
 
     presets = _presets()
@@ -52,7 +52,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
         out.json(
             {
                 "models": [_as_json(*each) for each in described],
-                "presets": [show_output.preset_as_json(preset) for preset in presets],
+                "presets": [preset_output.preset_as_json(preset) for preset in presets],
                 "incomplete": [{"name": each.name, "bytes": each.done, "total_bytes": each.total} for each in begun],
                 "total_bytes": total + sum(each.done for each in begun),
             }
@@ -79,10 +79,10 @@ def _presets() -> list[Preset]:
 def _show_presets(presets: Sequence[Preset]) -> None:
     if not presets:
         return
-    from llmrun.cli import show_output
+    from llmrun.cli import preset_output
     from llmrun.cli.console.output import aligned
 
-    rows = [(preset.name, visible_line(preset.model), show_output.preset_summary(preset)) for preset in presets]
+    rows = [(preset.name, visible_line(preset.model), preset_output.preset_summary(preset)) for preset in presets]
     lines = aligned([_PRESETS, *rows])
     out.lines(["", lines[0]], dim=True)
     out.lines(shortened(line, room(sys.stdout)) for line in lines[1:])

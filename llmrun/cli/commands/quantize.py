@@ -39,13 +39,13 @@ _LABEL = 11  # columns
 
 
 def _types() -> list[str]:
-    from llmrun.jobs.quantizing import FILE_TYPE_NAMES
+    from llmrun.jobs.file_types import FILE_TYPE_NAMES
 
     return list(FILE_TYPE_NAMES)
 
 
 def _weight_types() -> list[str]:
-    from llmrun.jobs.quantizing import weight_type_names
+    from llmrun.jobs.file_types import weight_type_names
 
     return list(weight_type_names())
 
@@ -100,7 +100,7 @@ def command(
     check_gguf_name(target)
 
     from llmrun.backends.llama.kind import KIND
-    from llmrun.jobs.quantizing import COPY, file_type_named, weight_type_named
+    from llmrun.jobs.file_types import COPY, file_type_named, weight_type_named
 
     chosen = file_type_named(file_type)
     output = None if output_type is None else weight_type_named(output_type, "--output-type")

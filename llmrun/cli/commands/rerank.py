@@ -14,11 +14,11 @@ from typing import Annotated
 
 import typer
 
+from llmrun.cli.arguments.embedding import RerankFlags
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.options import files as file_names
 from llmrun.cli.arguments.options import models
 from llmrun.cli.arguments.parsing import checked_text
-from llmrun.cli.embedding import RerankFlags
 
 LISTING = {"place": 29}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.cli import show_output
+from llmrun.cli import preset_output
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
@@ -61,7 +61,7 @@ def command(
             _show_preset(preset)  # before the model, which may not be reachable
         if is_endpoint(name) and not parts:
             if json_output:
-                out.json({"preset": show_output.preset_as_json(preset)})
+                out.json({"preset": preset_output.preset_as_json(preset)})
             return 0
     file, entry, called = opened(name, offline=settings.offline)
     with file:
@@ -130,7 +130,7 @@ def show_file(
         case "--tensors":
             out.lines(show_output.tensor_lines(file))
         case _ if as_json:
-            told = None if preset is None else show_output.preset_as_json(preset)
+            told = None if preset is None else preset_output.preset_as_json(preset)
             out.json({**show_output.as_json(file, name, entry), "preset": told})
         case _:
             show_output.show_all(file, name, entry)
@@ -139,7 +139,7 @@ def show_file(
 def _show_preset(preset: Preset) -> None:
     from llmrun.cli import show_output
 
-    show_output.show_section(f"Preset {preset.name}", [*show_output.preset_fields(preset)])
+    show_output.show_section(f"Preset {preset.name}", [*preset_output.preset_fields(preset)])
 
 
 def _show_template(file: GGUFFile, name: str) -> None:

@@ -111,7 +111,7 @@ def edit(name: Name, debug: options.Debug = False) -> int:
     """Open a template in $VISUAL, $EDITOR or a common editor, and check it. A new template starts as an example."""
     del debug
     _prepare()
-    from llmrun.cli.console.editor import edit_file
+    from llmrun.cli.console.programs import edit_file
     from llmrun.cli.prompting import load_template, template_path
 
     path = template_path(name)

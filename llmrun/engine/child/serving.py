@@ -20,6 +20,7 @@ import numpy as np
 
 from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.base.machine.memory import return_freed_memory
+from llmrun.engine.base import EngineStatus
 from llmrun.engine.child.messages import (
     Ask,
     Beat,
@@ -45,7 +46,6 @@ from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, TextPrompt
 from llmrun.engine.scheduling.predicting import MOST_ROWS
-from llmrun.engine.stats import EngineStatus
 
 _BEAT_S = 0.5  # the longest time between two beats
 _STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps

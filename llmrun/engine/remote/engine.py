@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import FinishReason, ModelInfo
+from llmrun.engine.base import request_timings
 from llmrun.engine.remote.client import Call, RemoteModel
 from llmrun.engine.remote.request import RemoteRequest, parse_endpoint, remote_request
 from llmrun.engine.requests import (
@@ -30,7 +31,6 @@ from llmrun.engine.requests import (
     TextDelta,
     TokenLogprobs,
 )
-from llmrun.engine.stats import request_timings
 from llmrun.engine.thinking import Marks, Split, ThinkingSplitter
 
 if TYPE_CHECKING:

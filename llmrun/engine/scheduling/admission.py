@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import ContextExceeded
 from llmrun.base.types import FinishReason
+from llmrun.engine.base import EngineStatus
 from llmrun.engine.requests import Event
 from llmrun.engine.scheduling.fairness import FairShares
 from llmrun.engine.scheduling.scheduler import Room, is_over, wait_for_prefix
 from llmrun.engine.scheduling.waits import Outlook
 from llmrun.engine.slots import SequenceSlots, Slot
-from llmrun.engine.stats import EngineStatus
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache

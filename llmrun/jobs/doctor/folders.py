@@ -18,7 +18,7 @@ from llmrun.base.machine.shell import another_folder, remove
 from llmrun.hub.catalog.file import read_file
 from llmrun.hub.catalog.lookup import read_whole
 from llmrun.hub.local.paths import hub_cache, models_folder
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine, advice_of
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, advice_of
 from llmrun.options.settings import load_presets, load_sound_settings
 
 _MOST_FILES = 200_000  # stop counting here, as network file systems list only about 10,000 files per second

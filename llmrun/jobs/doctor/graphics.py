@@ -16,11 +16,12 @@ from llmrun.backends.llama.build_command import (
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
 from llmrun.backends.llama.log import REBUILD, advice_for
 from llmrun.backends.llama.rpc_devices import build_problem, devices_with
+from llmrun.backends.registry import is_software_device
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError
+from llmrun.base.machine.gpus import Gpu
 from llmrun.base.machine.processor import text_of
-from llmrun.base.machine.system import Gpu, is_software_device
-from llmrun.jobs.doctor.findings import NOTE, OK, Finding, Machine, advice_of
+from llmrun.jobs.doctor.examine import NOTE, OK, Finding, Machine, advice_of
 from llmrun.options.settings import load_sound_settings
 
 SECTION = "GPU"

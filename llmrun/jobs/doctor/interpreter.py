@@ -15,7 +15,7 @@ from llmrun import __version__
 from llmrun.base.amounts import format_seconds
 from llmrun.base.machine import shell
 from llmrun.hub.remote.huggingface import Ping, ping_hub
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine
 from llmrun.jobs.doctor.folders import shown_path
 
 SECTION = "Python"

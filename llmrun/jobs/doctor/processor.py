@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from llmrun.base.amounts import counted, format_bandwidth, format_bytes, format_number
 from llmrun.base.errors import LlmrunError, UsageError, kernel_warnings_told
 from llmrun.base.machine.shell import unset
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine, advice_of
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, advice_of
 
 SECTION = "Processor"
 _LEVELS = {

@@ -21,7 +21,7 @@ from llmrun.serving.processes.served_model import State
 from llmrun.serving.protocol.openapi import document
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
-from llmrun.serving.upstreams.upstream import upstream_lines
+from llmrun.serving.upstreams.gauges import upstream_lines
 
 _NO_UPSTREAM = "no_upstream"
 

@@ -1,9 +1,9 @@
-"""One upstream: its client, its state, requests to it, and its metrics."""
+"""One upstream: its client, its state, and requests to it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +22,6 @@ from llmrun.engine.remote.client import (
 from llmrun.engine.remote.request import Endpoint
 from llmrun.engine.remote.stream import Teller
 from llmrun.serving.gate import UPSTREAM_FLAG
-from llmrun.serving.metrics import heading, labels
 from llmrun.serving.protocol.errors import InvalidField, parse_json
 
 UNASKED: Final = "not asked yet"
@@ -289,31 +288,3 @@ class Answering:
             if len(body) > most:
                 raise Misbehaved(f"the answer has more than {most:,} bytes")
         return bytes(body)
-
-
-_METRICS: Final[Sequence[tuple[str, str, str, Callable[[Upstream], int]]]] = (
-    ("up", "gauge", "Whether the upstream is up.", lambda one: int(one.is_up)),
-    ("requests_in_flight", "gauge", "Requests that the upstream is working on.", lambda one: one.in_flight),
-    ("requests_total", "counter", "Requests that were sent to the upstream.", lambda one: one.counts.requests),
-    (
-        "moved_total",
-        "counter",
-        "Requests that moved from this upstream to another one.",
-        lambda one: one.counts.moved,
-    ),
-    (
-        "resumed_total",
-        "counter",
-        "Streams of this upstream that another one continued.",
-        lambda one: one.counts.resumed,
-    ),
-)
-
-
-def upstream_lines(upstreams: Sequence[Upstream]) -> Iterator[str]:
-    """Yield the metrics of upstreams in the format of Prometheus. URLs of upstreams never contain keys."""
-    for name, kind, help_text, value in _METRICS:
-        full = f"llmrun_upstream_{name}"
-        yield from heading(full, kind, help_text)
-        for upstream in upstreams:
-            yield f"{full}{labels({'upstream': upstream.endpoint.base})} {value(upstream)}"

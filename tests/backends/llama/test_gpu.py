@@ -16,7 +16,7 @@ from llmrun.backends.llama.placement import layer_sizes
 from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, DoesNotFit
 from llmrun.base.machine.energy import nvidia_cards
-from llmrun.base.machine.system import gpus
+from llmrun.base.machine.gpus import gpus
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.gpu_contract import (
     LAYERS,

@@ -456,7 +456,7 @@ def test_the_key_changes_with_everything_the_code_depends_on() -> None:
         "kernels/compiler",
         "kernels/object_file",
         "formats/layouts/records",
-        "formats/layouts/packed_types",
+        "formats/layouts/linear",
         "formats/quants/k_quants",
     ],
 )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.machine import system
+from llmrun.base.machine import gpus
 from llmrun.base.machine.energy import NvidiaCard
-from llmrun.base.machine.system import Gpu
+from llmrun.base.machine.gpus import Gpu
 
 H200 = NvidiaCard("NVIDIA H200", "570.1", 150_000, 140_000)
 
@@ -22,7 +22,7 @@ def a_linux_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drive(monkeypatch: pytest.MonkeyPatch, *cards: NvidiaCard) -> None:
-    monkeypatch.setattr(system, "nvidia_cards", lambda: list(cards))
+    monkeypatch.setattr(gpus, "nvidia_cards", lambda: list(cards))
 
 
 def plug(root: Path, slot: str, maker: str, kind: str, driver: str = "", **files: str) -> None:
@@ -38,8 +38,8 @@ def plug(root: Path, slot: str, maker: str, kind: str, driver: str = "", **files
 def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
     plug(tmp_path, "0", "0x1af4", "0x030000", "virtio-pci")  # a virtual display
     plug(tmp_path, "1", "0x8086", "0x020000", "e1000")  # a network card
-    assert system.gpus(tmp_path) == []
-    assert system.gpus(tmp_path / "no system") == []
+    assert gpus.gpus(tmp_path) == []
+    assert gpus.gpus(tmp_path / "no system") == []
 
 
 def test_nvidias_driver_answers_for_its_gpus_which_are_not_taken_from_the_bus_again(
@@ -48,7 +48,7 @@ def test_nvidias_driver_answers_for_its_gpus_which_are_not_taken_from_the_bus_ag
     plug(tmp_path, "0", "0x10de", "0x030200", "nvidia")
     plug(tmp_path, "1", "0x8086", "0x030000", "i915")
     drive(monkeypatch, H200)
-    assert system.gpus(tmp_path) == [
+    assert gpus.gpus(tmp_path) == [
         Gpu("NVIDIA", "NVIDIA H200", "driver 570.1", 150_000, 140_000),
         Gpu("Intel", "Intel GPU 0x1234", "driver i915"),
     ]
@@ -56,7 +56,7 @@ def test_nvidias_driver_answers_for_its_gpus_which_are_not_taken_from_the_bus_ag
 
 def test_a_gpu_that_no_driver_has_taken_is_there_all_the_same(tmp_path: Path) -> None:
     plug(tmp_path, "0", "0x10de", "0x030000")
-    assert system.gpus(tmp_path) == [Gpu("NVIDIA", "NVIDIA GPU 0x1234", "")]
+    assert gpus.gpus(tmp_path) == [Gpu("NVIDIA", "NVIDIA GPU 0x1234", "")]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_amds_driver_tells_its_memory_and_perhaps_its_name(tmp_path: Path) -> No
         mem_info_vram_used="8000",
     )
     plug(tmp_path, "1", "0x1002", "0x120000", "amdgpu", mem_info_vram_total="what")  # an MI series GPU
-    assert system.gpus(tmp_path) == [
+    assert gpus.gpus(tmp_path) == [
         Gpu("AMD", "Radeon PRO W7900", "driver amdgpu", 48_000, 40_000),
         Gpu("AMD", "AMD GPU 0x1234", "driver amdgpu"),
     ]
@@ -101,5 +101,5 @@ def test_a_mac_with_an_apple_processor_has_its_own(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(system, "processor_name", lambda root: "Apple M4")
-    assert system.gpus(tmp_path) == [Gpu("Apple", "Apple M4", "Metal")] * count
+    monkeypatch.setattr(gpus, "processor_name", lambda root: "Apple M4")
+    assert gpus.gpus(tmp_path) == [Gpu("Apple", "Apple M4", "Metal")] * count

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.benching.flags import BenchFlags
-from llmrun.cli.benching.serving import serving_endpoints, serving_flag, serving_plans
+from llmrun.cli.benching.flags import BenchFlags, serving_endpoints, serving_flag, serving_plans
 from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, Rate, ServingPlan
 
 URL = "http://127.0.0.1:9/v1#m"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.console import clipboard
-from llmrun.cli.console.clipboard import copy_text
+from llmrun.cli.console import programs as programs_module
 from llmrun.cli.console.output import out
+from llmrun.cli.console.programs import copy_text
 
 TEXT = "a naïve text\nof two lines"
 
@@ -29,7 +29,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sequences(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the sequences written to the terminal."""
     told: list[str] = []
-    monkeypatch.setattr(clipboard, "can_move_cursor", lambda stream: True)
+    monkeypatch.setattr(programs_module, "can_move_cursor", lambda stream: True)
     monkeypatch.setattr(out, "sequence", told.append)
     return told
 
@@ -116,6 +116,6 @@ def test_more_than_a_terminal_takes_is_refused(programs: Path, sequences: list[s
 def test_without_a_terminal_and_a_program_there_is_no_clipboard(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clipboard, "can_move_cursor", lambda stream: False)
+    monkeypatch.setattr(programs_module, "can_move_cursor", lambda stream: False)
     with pytest.raises(UsageError, match="no clipboard found"):
         copy_text(TEXT)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.console.editor import edited
+from llmrun.cli.console.programs import edited
 
 
 @pytest.fixture(autouse=True)

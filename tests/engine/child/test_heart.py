@@ -6,9 +6,9 @@ import queue
 
 import pytest
 
+from llmrun.engine.base import EngineStatus
 from llmrun.engine.child.messages import Beat
 from llmrun.engine.child.serving import Heart
-from llmrun.engine.stats import EngineStatus
 
 pytestmark = pytest.mark.push
 

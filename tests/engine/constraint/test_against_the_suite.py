@@ -16,7 +16,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from llmrun.base.errors import UsageError
-from llmrun.engine.constraint.validation_worker import verdict_of
+from llmrun.engine.constraint.answer_checks import verdict_of
 from tests.support.constraint.corpora import SuiteCase, suite_cases
 from tests.support.constraint.matchers import (
     accepts,

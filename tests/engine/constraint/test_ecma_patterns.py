@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.constraint.validation_worker import compile_ecma
+from llmrun.engine.constraint.answer_checks import compile_ecma
 
 
 @pytest.mark.parametrize(

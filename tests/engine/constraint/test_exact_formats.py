@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.engine.constraint.answer_checks import is_date, is_date_time, is_time
 from llmrun.engine.constraint.keywords import PATTERNS, with_exact_formats
-from llmrun.engine.constraint.validation_worker import is_date, is_date_time, is_time
 from tests.support.constraint.matchers import accepts, byte_tokenizer, matcher, schema_grammar
 
 CHECKS: dict[str, Callable[[object], bool]] = {"date": is_date, "time": is_time, "date-time": is_date_time}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.constraint.validation_worker import is_date, is_date_time, is_time
+from llmrun.engine.constraint.answer_checks import is_date, is_date_time, is_time
 
 
 @pytest.mark.parametrize("text", ["2024-02-29", "2000-02-29", "0000-02-29", "9999-12-31"])

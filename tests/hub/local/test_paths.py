@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -58,20 +59,13 @@ def roots() -> tuple[Path, Path]:
 
 
 def test_every_builder_of_a_path_is_tried_here() -> None:
-    builders = {name for name, value in vars(paths).items() if callable(value) and not name.startswith("_")}
-    not_of_names = {
-        "safe_segments",
-        "models_folder",
-        "hub_cache",
-        "data_folder",
-        "UsageError",
-        "Path",
-        "expanded",
-        "folders_in",
-        "partial_of",
-        "single_model_folders",
-    }
+    builders = {name for name, value in vars(paths).items() if builds_a_path(value) and not name.startswith("_")}
+    not_of_names = {"models_folder", "hub_cache", "expanded", "partial_of"}
     assert builders - not_of_names == {name.partition(",")[0] for name in BUILDERS}
+
+
+def builds_a_path(value: object) -> bool:
+    return getattr(value, "__module__", "") == paths.__name__ and inspect.get_annotations(value).get("return") == "Path"  # type: ignore[arg-type]
 
 
 def require_one_line(error: LlmrunError) -> None:

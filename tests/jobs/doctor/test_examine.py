@@ -8,8 +8,7 @@ import pytest
 
 from llmrun.base.errors import UsageError
 from llmrun.jobs.doctor import examine as examining
-from llmrun.jobs.doctor.examine import Report, examine
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, Report, examine
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from llmrun.base.compiled import cache
 from llmrun.base.compiled.cache import CacheSurvey
 from llmrun.hub.remote.huggingface import Ping
 from llmrun.jobs.doctor import folders, interpreter
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine
 from llmrun.jobs.doctor.folders import Use, look_at_folders, look_at_kernels, look_at_own_models, look_at_settings
 from llmrun.jobs.doctor.interpreter import look_at_hub
 

@@ -12,9 +12,9 @@ import pytest
 from llmrun.backends.llama import build_command
 from llmrun.backends.llama.build_command import llama_requirement
 from llmrun.backends.llama.gpu_check import LlamaTrial
-from llmrun.base.machine.system import Gpu
+from llmrun.base.machine.gpus import Gpu
 from llmrun.jobs.doctor import graphics
-from llmrun.jobs.doctor.findings import NOTE, OK, Finding, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, Finding, Machine
 from llmrun.jobs.doctor.graphics import look_at_gpus, look_at_llama
 
 H200 = Gpu("NVIDIA", "NVIDIA H200", "driver 570.1", 150 * 10**9, 140 * 10**9)

@@ -16,7 +16,7 @@ from llmrun.base.compiled import levels
 from llmrun.base.compiled.store import KernelCompileError
 from llmrun.base.errors import KernelWarning
 from llmrun.jobs.doctor import processor
-from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Machine
 from llmrun.jobs.doctor.interpreter import look_at_python
 from llmrun.jobs.doctor.processor import (
     look_at_level,

@@ -9,7 +9,7 @@ import pytest
 from llmrun.backends.llama.rpc_devices import BuildProblem
 from llmrun.base.errors import NetworkError
 from llmrun.jobs.doctor import graphics
-from llmrun.jobs.doctor.findings import NOTE, OK, Finding, Machine
+from llmrun.jobs.doctor.examine import NOTE, OK, Finding, Machine
 from llmrun.jobs.doctor.graphics import look_at_rpc
 
 SERVERS = "10.0.0.2:50052,box:1"

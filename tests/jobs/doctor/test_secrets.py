@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmrun.jobs.doctor import examine
-from llmrun.jobs.doctor.examine import Secrets
-from llmrun.jobs.doctor.findings import NOTE, Finding
+from llmrun.jobs.doctor.examine import NOTE, Finding, Secrets
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import llama_cpp
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.quantizing import FILE_TYPE_NAMES, file_type_named, weight_type_named, weight_type_names
+from llmrun.jobs.file_types import FILE_TYPE_NAMES, file_type_named, weight_type_named, weight_type_names
 
 
 def test_numbers_are_those_of_llama_cpp() -> None:

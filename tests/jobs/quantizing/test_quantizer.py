@@ -14,7 +14,8 @@ from llmrun.backends.llama.imatrix_file import Entry, Imatrix, write_imatrix
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel, UsageError
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.local import safe_writes
-from llmrun.jobs.quantizing import Job, Plan, file_type_named, plan_of, quantize, without_data
+from llmrun.jobs.file_types import file_type_named
+from llmrun.jobs.quantizing import Job, Plan, plan_of, quantize, without_data
 from tests.support.backends.fake_llama import DIES, fake_llama
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.gguf.gguf_shards import split_by_gguf_py

@@ -24,7 +24,7 @@ def worker_of(process: subprocess.Popen[bytes]) -> int:
     end = time.monotonic() + TIMEOUT_S
     while time.monotonic() < end and process.poll() is None:
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            if b"llama.child.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"llama.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         time.sleep(0.005)
     raise AssertionError("llama.cpp was not started")

@@ -13,7 +13,7 @@ from llmrun.backends.llama.placement import bytes_needed, layer_sizes
 from llmrun.backends.llama.probe import usable_gpus
 from llmrun.base.amounts import format_bytes, format_mebibytes
 from llmrun.base.machine.energy import nvml_sources
-from llmrun.base.machine.system import gpus
+from llmrun.base.machine.gpus import gpus
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.jobs.bench.statistics import paired_ratio, typical
 from tests.support.backends.offloading import gpu_buffers

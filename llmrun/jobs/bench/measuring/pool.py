@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from llmrun.backends.describe import beyond_training
+from llmrun.backends.base import beyond_training
 from llmrun.base import child_processes
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError, shown
 from llmrun.base.machine.memory import free_memory

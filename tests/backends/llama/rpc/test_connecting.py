@@ -18,7 +18,7 @@ from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc_devices import build_problem, check_servers, devices_with, use_servers
 from llmrun.backends.llama.rpc_servers import RpcServer
 from llmrun.base.errors import BackendCrashed, LlmrunError, NetworkError, UsageError
-from llmrun.base.machine.system import Gpu
+from llmrun.base.machine.gpus import Gpu
 
 SERVERS = [RpcServer("box:50052", "10.0.0.2:50052"), RpcServer("10.0.0.3:1", "10.0.0.3:1")]
 NAMES = "box:50052,10.0.0.3:1"

@@ -12,7 +12,7 @@ import pytest
 
 from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.errors import Cancelled, UsageError
-from llmrun.cli.console import clipboard
+from llmrun.cli.console import programs
 from llmrun.options.settings import Settings
 from tests.support.cli.chats import events_in, journals, session
 
@@ -86,7 +86,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(text)
         return "to a list"
 
-    monkeypatch.setattr(clipboard, "copy_text", copy_text)
+    monkeypatch.setattr(programs, "copy_text", copy_text)
     return texts
 
 

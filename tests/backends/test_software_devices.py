@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.base.machine.system import is_software_device
+from llmrun.backends.registry import is_software_device
 
 
 @pytest.mark.parametrize(

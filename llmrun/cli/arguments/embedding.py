@@ -1,0 +1,88 @@
+"""The flags that `llmrun embed` and `llmrun rerank` share, and the settings that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmrun.base.errors import UsageError
+from llmrun.base.types import Pooling
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.options import one_of
+from llmrun.cli.arguments.settings import settings_of
+from llmrun.engine.remote.request import is_endpoint
+from llmrun.options.settings import Settings
+
+_POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """The values of the flags about the model, in the order of --help. None or False means "not given"."""
+
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Leave out the end of texts that are too long.  [default: fail]")
+    ] = False
+    ctx_size: options.ContextSize = None
+    threads: options.Threads = None
+    backend: options.Backend = None
+    offline: options.Offline = False
+    quiet: options.Quiet = False
+    verbose: options.Verbose = False
+    debug: options.Debug = False
+
+    def settings(self, model: str) -> Settings:
+        """Load the settings for this run and configure `out` with them. Raises UsageError."""
+        settings = settings_of(self, model, verbose=self.verbose)
+        if is_endpoint(settings.model):
+            raise UsageError(
+                f"{settings.model}: this command runs a model on this machine",
+                hint="send requests to the server's /v1/embeddings or /v1/rerank",
+            )
+        return replace(settings, preset=None)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedFlags(ModelFlags):
+    """The flags of `llmrun embed`."""
+
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", metavar="FILE", help="Embed each line of this file; - reads stdin.")
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this .npy or .jsonl file.")
+    ] = None
+    dimensions: Annotated[
+        int | None,
+        typer.Option("--dimensions", metavar="N", min=1, help="Keep only the first N dimensions.  [default: all]"),
+    ] = None
+    raw: Annotated[bool, typer.Option("--no-normalize", help="Do not scale the vectors to length 1.")] = False
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling",
+            metavar="NAME",
+            help="Pooling: mean, cls or last.  [default: the model's own]",
+            autocompletion=one_of(*_POOLINGS),
+        ),
+    ] = None
+
+    @property
+    def chosen_pooling(self) -> Pooling | None:
+        """The value of --pooling, or None for the model's own. Raises UsageError."""
+        if self.pooling is not None and self.pooling not in _POOLINGS:
+            raise UsageError(f"--pooling: {self.pooling!r} is not one of {', '.join(_POOLINGS)}")
+        return _POOLINGS[self.pooling] if self.pooling else None
+
+
+@dataclass(frozen=True, slots=True)
+class RerankFlags(ModelFlags):
+    """The flags of `llmrun rerank`."""
+
+    top: Annotated[
+        int | None, typer.Option("--top", metavar="N", min=1, help="Show only the best N documents.  [default: all]")
+    ] = None
+    json_output: options.Json = False

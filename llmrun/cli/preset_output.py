@@ -1,0 +1,46 @@
+"""Shows presets, for `llmrun show` and `llmrun list`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llmrun.cli.console.terminal import visible_line
+from llmrun.options.presets import Preset
+from llmrun.options.sampling_params import value_text
+
+
+def preset_fields(preset: Preset) -> Iterator[tuple[str, str]]:
+    """Yield the label and the value of everything in a preset, without its name."""
+    yield "model", visible_line(preset.model)
+    for name, value in preset.values.items():
+        yield name, _shown_value(value)
+    for name, value in preset.variables.items():
+        yield f"variable {visible_line(name)}", _shown_value(value)
+    for lora in preset.loras:
+        yield "adapter", visible_line(lora)
+
+
+def preset_summary(preset: Preset) -> str:
+    """Return the settings and variables of a preset in one line."""
+    values = [*preset.values.items(), *preset.variables.items(), *(("adapter", lora) for lora in preset.loras)]
+    return ", ".join(f"{visible_line(name)} {_shown_value(value)}" for name, value in values)
+
+
+def preset_as_json(preset: Preset) -> dict[str, Any]:
+    return {
+        "name": preset.name,
+        "model": preset.model,
+        "settings": dict(preset.values),
+        "variables": dict(preset.variables),
+        "lora": [*preset.loras],
+    }
+
+
+def _shown_value(value: object) -> str:
+    if isinstance(value, str):
+        return visible_line(value) or '""'
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value_text(value)
+    return json.dumps(value, ensure_ascii=False)
