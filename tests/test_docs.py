@@ -14,7 +14,7 @@ from llmrun.cli.app import CLOSED_PIPE, INTERRUPTED, TERMINATED
 from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.prompting import parse_template
 from llmrun.cli.registry import aliases, load
-from llmrun.model.archs.registry import ARCHITECTURES, table
+from llmrun.model.archs.registry import architectures, table
 from llmrun.options.settings import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,7 +105,7 @@ def test_the_table_of_architectures_is_the_registrys() -> None:
 
 
 def test_every_architecture_says_what_its_users_know_it_as() -> None:
-    assert all(architecture.models for architecture in ARCHITECTURES.values())
+    assert all(architecture.models for architecture in architectures().values())
 
 
 def test_the_readme_quotes_speeds_from_the_full_table() -> None:

@@ -11,8 +11,7 @@ import typer
 from llmrun.base.errors import UsageError
 from llmrun.base.types import Pooling
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import one_of
-from llmrun.cli.arguments.settings import settings_of
+from llmrun.cli.arguments.options import one_of, settings_of
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import Settings
 

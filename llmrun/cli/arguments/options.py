@@ -1,26 +1,29 @@
-"""The options that several commands share, and the shell completions of their values.
+"""The flags that several commands share, their completions, and the settings that follow from flags.
 
-If a flag is None, the value comes from the settings or the model.
-
-The completion functions are passed to options as `autocompletion`. They run only when a shell requests completions (see
-`cli/completing`), so each function contains its own imports. Each returns all possible values, with or without
-descriptions. FILES in the result means that file names are valid too.
+If a flag is None, the value comes from the settings. Completions run only when a shell requests them (see
+`cli/completing`), so each function contains its own imports. Commands such as `list` and `rm`, which do not need most
+settings, load them leniently.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmrun.backends.base import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.base.errors import UsageError
+from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_CHOICES
-from llmrun.options.settings import Settings
+from llmrun.options.settings import RULES, Settings, load_settings, load_sound_settings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FILES = "<files>"
 _HERE = "on this machine"
@@ -247,3 +250,31 @@ Choice = Annotated[
 Offline = Annotated[bool, typer.Option("--offline", help="Use only local files; do not access the network.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback if the command fails.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed without removing it.")]
+
+
+def given_by(flags: DataclassInstance) -> dict[str, object]:
+    """Return the settings among the flags that were given. None or False means that a flag was not."""
+    values = {flag.name: getattr(flags, flag.name) for flag in fields(flags) if flag.name in RULES}
+    return {name: value for name, value in values.items() if value not in (None, False)}
+
+
+def settings_of(flags: DataclassInstance, model: str, *, verbose: bool) -> Settings:
+    """Load the settings for a run with this model and configure `out` with them. Raises UsageError."""
+    settings = load_settings({**given_by(flags), "model": model})
+    out.quiet, out.verbose, out.color = settings.quiet, verbose, settings.color
+    return settings
+
+
+def apply_settings(flags: Mapping[str, object]) -> Settings:
+    """Load the settings for this run and configure `out` with them. Ignore an invalid setting and print a note.
+
+    Raises UsageError for an invalid flag.
+
+    flags  settings given as flags, as for `load_settings`; None or False means that the flag was not given
+    """
+    given = {name: value for name, value in flags.items() if value not in (None, False)}
+    settings, wrong = load_sound_settings(given)
+    out.quiet, out.color = settings.quiet, settings.color
+    for error in wrong:
+        out.note(f"{error}; ignored" + (f" ({error.hint})" if error.hint else ""))
+    return settings

@@ -13,7 +13,7 @@ from llmrun.base.amounts import parse_duration
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import given_by
+from llmrun.cli.arguments.options import given_by
 from llmrun.cli.console.output import out
 from llmrun.engine.remote.request import parse_endpoint
 from llmrun.options.settings import Settings, load_settings

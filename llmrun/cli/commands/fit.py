@@ -21,7 +21,7 @@ import typer
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import hanging, out
 from llmrun.cli.console.terminal import room
 from llmrun.cli.messages import message_for

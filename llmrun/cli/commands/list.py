@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.base.amounts import counted, format_age, format_bytes, format_tokens
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, shortened, visible_line
 from llmrun.options.settings import load_presets

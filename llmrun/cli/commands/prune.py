@@ -20,7 +20,7 @@ import typer
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import typer
 from llmrun.base.amounts import format_bytes, format_seconds
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for

@@ -17,7 +17,7 @@ from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.base.folders import own_models_file
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.options.settings import preset_named
 

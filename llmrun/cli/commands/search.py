@@ -19,7 +19,7 @@ import typer
 
 from llmrun.base.amounts import counted, format_bytes, format_tokens, format_weights
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:

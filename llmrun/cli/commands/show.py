@@ -18,7 +18,7 @@ import typer
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.cli import preset_output
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.settings import apply_settings
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import preset_named

@@ -20,8 +20,8 @@ import typer
 from llmrun.base.amounts import counted
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, UsageError
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.arguments.parsing import STDIN, read_stdin, read_text
-from llmrun.cli.arguments.settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.options.settings import model_named
 

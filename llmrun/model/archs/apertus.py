@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_of, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -57,3 +58,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.plan.xielu(up, curve), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("apertus", read_config, plan, models="Apertus", notes="no gate in the feed-forward, xIELU")

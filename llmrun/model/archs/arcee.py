@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -35,3 +36,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.plan.activate(up, Activation.RELU_SQUARED), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("arcee", read_config, plan, models="AFM 4.5B", notes="no gate in the feed-forward")

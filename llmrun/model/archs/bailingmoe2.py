@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import dots1
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import MixtureConfig, expert_size, shared_count, shared_size
 from llmrun.model.archs.parts.hyperparameters import layers_ahead
 from llmrun.model.archs.parts.keys import Keys
@@ -25,3 +26,8 @@ def read_config(file: GGUFFile) -> MixtureConfig:
 
 def plan(file: GGUFFile, config: MixtureConfig) -> Plan:
     return dots1.plan(file, config)
+
+
+ARCHITECTURE = Architecture(
+    "bailingmoe2", read_config, plan, models="Ling 2.0, Ring 2.0", notes="mixture of experts in groups, one shared"
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.encoders import bert_embedding, bert_layers, classified, ungated
 from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
@@ -26,3 +27,8 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     x = bert_layers(w, config, x, None, ungated(w, config))
     w.plan.hidden = classified(w, x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "bert", read_config, plan, models="BGE 1.5 and M3, E5, GTE, MiniLM, Arctic Embed", notes="embeddings"
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -50,3 +51,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.linear_add(f"{block}.attn_output", a, to=x)
     w.output_after_layernorm(x, scale=c.logit_scale)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("cohere2", read_config, plan, models="Command R7B, Command A", notes="sliding window")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -39,3 +40,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.linear_add(f"{block}.attn_output", a, to=x)
     w.output_after_layernorm(x, scale=c.logit_scale)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("command-r", read_config, plan, models="Command R, Aya 23")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     MixtureConfig,
     add_feed_forward,
@@ -45,3 +46,8 @@ def plan(file: GGUFFile, config: MixtureConfig) -> Plan:
         add_feed_forward(w, block, h, None if layer < c.dense else c.experts, c.shared, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "deepseek", read_config, plan, models="DeepSeek MoE 16B (first generation)", notes="mixture of experts, one shared"
+)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.model.archs.parts import draft_head
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_feed_forward,
@@ -270,3 +271,13 @@ def _latent(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Valu
     both = w.linear(f"{block}.attn_kv_a_mqa", h, c.latent + c.rotated)
     latent = w.rmsnorm(f"{block}.attn_kv_a_norm", w.plan.slice(both, 0, c.latent))
     return latent, w.plan.slice(both, c.latent, c.rotated)
+
+
+ARCHITECTURE = Architecture(
+    "deepseek2",
+    read_config,
+    plan,
+    models="DeepSeek V2 Lite, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3, Kanana 2, Mistral Large 3, text",
+    notes="latent attention, mixture of experts, one shared",
+    draft_plan=draft_plan,
+)

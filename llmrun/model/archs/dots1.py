@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     MixtureConfig,
     add_feed_forward,
@@ -60,3 +61,6 @@ def plan(file: GGUFFile, config: MixtureConfig) -> Plan:
     w.output_after_rmsnorm(x)
     w.leave_out_layers(c.layers, c.unused)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("dots1", read_config, plan, models="dots.llm1", notes="mixture of experts, one shared")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import llama
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 
@@ -28,3 +29,6 @@ def refuse_output_bias(keys: Keys) -> None:
 
 def plan(file: GGUFFile, config: llama.Config) -> Plan:
     return llama.plan(file, config)
+
+
+ARCHITECTURE = Architecture("ernie4_5", read_config, plan, models="ERNIE 4.5, dense")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.model.archs import deepseek
 from llmrun.model.archs.ernie4_5 import refuse_output_bias
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import MixtureConfig, expert_size, experts_of, leading_dense, shared_size
 from llmrun.model.archs.parts.keys import MOST_LAYERS, Keys
 
@@ -30,3 +31,8 @@ def read_config(file: GGUFFile) -> MixtureConfig:
 
 def plan(file: GGUFFile, config: MixtureConfig) -> Plan:
     return deepseek.plan(file, config)
+
+
+ARCHITECTURE = Architecture(
+    "ernie4_5-moe", read_config, plan, models="ERNIE 4.5 21B and 300B", notes="mixture of experts, one shared"
+)

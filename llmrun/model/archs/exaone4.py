@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_of, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -51,3 +52,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("exaone4", read_config, plan, models="EXAONE 4.0", notes="sliding window in 32B")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import RecurrentSizes, mamba, recurrent_sizes_of
@@ -41,3 +42,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("falcon-h1", read_config, plan, models="Falcon-H1", notes="Mamba-2")

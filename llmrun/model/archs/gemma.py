@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -36,3 +37,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.gated(block, h, Activation.GELU), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("gemma", read_config, plan, models="Gemma")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -78,3 +79,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     w.output_after_rmsnorm(x)
     w.plan.soft_cap_logits(c.logit_cap)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("gemma2", read_config, plan, models="Gemma 2", notes="sliding window, soft-capped logits")

@@ -8,6 +8,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.gemma2 import attention_scale
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -69,3 +70,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     if c.logit_cap:
         w.plan.soft_cap_logits(c.logit_cap)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("gemma3", read_config, plan, models="Gemma 3, text", notes="sliding window")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.gemma_layers import attention, check_storing, input_of_layer, inputs_of_layers
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
@@ -165,3 +166,8 @@ def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, *, is_sparse: 
         gate = w.plan.cut_off(gate, _DEVIATIONS)
     y = w.linear(f"{block}.ffn_down", w.plan.gated(gate, up, Activation.GELU), x.width)
     return w.rmsnorm(f"{block}.post_ffw_norm", y)
+
+
+ARCHITECTURE = Architecture(
+    "gemma3n", read_config, plan, models="Gemma 3n, text", notes="sliding window, AltUp, LAuReL"
+)

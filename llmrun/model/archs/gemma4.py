@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, expert_outputs, expert_size, experts_of, has_experts
 from llmrun.model.archs.parts.gemma_layers import attention, check_storing, input_of_layer, inputs_of_layers
 from llmrun.model.archs.parts.hyperparameters import (
@@ -177,3 +178,8 @@ def _combined_experts(w: PlanWriter, block: str, x: Value, experts: Experts) -> 
     )
     h = w.rmsnorm(f"{block}.pre_ffw_norm_2", x)
     return w.plan.combined(expert_outputs(w, block, h, experts, routing, Activation.GELU), routing)
+
+
+ARCHITECTURE = Architecture(
+    "gemma4", read_config, plan, models="Gemma 4, text", notes="sliding window, mixture of experts in 26B-A4B"
+)

@@ -7,6 +7,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.gemma3 import window_rope_of
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -72,3 +73,8 @@ def _dense(w: PlanWriter, c: Config, x: Value) -> Value:
     if "dense_2.weight" not in w.tensors:
         return x
     return w.linear("dense_3", w.linear("dense_2", x, c.dense), c.width)
+
+
+ARCHITECTURE = Architecture(
+    "gemma-embedding", read_config, plan, models="EmbeddingGemma", notes="embeddings, sliding window both ways"
+)

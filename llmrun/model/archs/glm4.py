@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_ahead, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
@@ -58,3 +59,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     w.output_after_rmsnorm(x)
     w.leave_out_layers(config.layers, config.unused)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "glm4", read_config, plan, models="GLM-4 0414, 9B and 32B; GLM-4.1V, GLM-4.6V-Flash and GLM-OCR, text"
+)

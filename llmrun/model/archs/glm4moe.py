@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.model.archs import dots1
 from llmrun.model.archs.parts import draft_head
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import MixtureConfig, add_feed_forward, shared_size_by_count
 from llmrun.model.archs.parts.hyperparameters import layers_ahead
 from llmrun.model.archs.parts.keys import Keys
@@ -61,3 +62,13 @@ def _add_layer(w: PlanWriter, block: str, c: MixtureConfig, rope: Rope, experts:
     w.linear_add(f"{block}.attn_output", w.plan.attention(q, k, v, c.attention(), rope), to=to)
     h = w.rmsnorm(f"{block}.post_attention_norm", to)
     add_feed_forward(w, block, h, experts, c.shared, to=to)
+
+
+ARCHITECTURE = Architecture(
+    "glm4moe",
+    read_config,
+    plan,
+    models="GLM-4.5 to 4.7; GLM-4.5V and 4.6V, text; Solar Open",
+    notes="mixture of experts, one shared",
+    draft_plan=draft_plan,
+)

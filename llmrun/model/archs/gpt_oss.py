@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, add_experts, expert_size, experts_of
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, windows_of
 from llmrun.model.archs.parts.keys import Keys
@@ -52,3 +53,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         add_experts(w, block, h, c.experts, to=x, activation=Activation.CLAMPED_SILU)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "gpt-oss", read_config, plan, models="gpt-oss", notes="mixture of experts, sliding window, attention sinks"
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -55,3 +56,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.plan.add(w.linear(f"{block}.ffn_down", w.swiglu(block, h), c.width), to=x, scale=c.residual_scale)
     w.output_after_rmsnorm(x, scale=1 / c.logit_scale)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("granite", read_config, plan, models="Granite 3 and 4, dense")

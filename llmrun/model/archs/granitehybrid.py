@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of, has_experts, shared_expert, shared_size
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, attention_layers, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
@@ -90,3 +91,8 @@ def _add_feed_forward(w: PlanWriter, block: str, x: Value, c: Config) -> None:
     if c.shared:
         w.plan.add(shared_expert(w, block, h, c.shared, c.width), to=x, scale=c.residual_scale)
     add_experts(w, block, h, c.experts, to=x)
+
+
+ARCHITECTURE = Architecture(
+    "granitehybrid", read_config, plan, models="Granite 4.0 H", notes="Mamba-2, mixture of experts in Tiny and Small"
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of, shared_expert, shared_size
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
@@ -62,3 +63,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         add_experts(w, block, h, c.experts, to=x)
     w.output_after_rmsnorm(x, scale=1 / c.logit_scale)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("granitemoe", read_config, plan, models="Granite 3 MoE", notes="mixture of experts")

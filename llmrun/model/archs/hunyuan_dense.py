@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.formats.gguf.metadata import MAX_EXPERTS
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -44,3 +45,6 @@ def add_attention(w: PlanWriter, block: str, config: Hyperparameters, rope: Rope
     q, k = (w.plan.rotated(value, config.head_size, rope) for value in (q, k))
     q, k = w.headnorm(f"{block}.attn_q_norm", q), w.headnorm(f"{block}.attn_k_norm", k)
     w.linear_add(f"{block}.attn_output", w.plan.attention(q, k, v, config.attention(), None), to=to)
+
+
+ARCHITECTURE = Architecture("hunyuan-dense", read_config, plan, models="Hunyuan 0.5B to 7B")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.hunyuan_dense import add_attention
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, add_feed_forward, experts_of, shared_size
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
@@ -43,3 +44,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         add_feed_forward(w, block, h, c.experts, c.shared, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "hunyuan-moe", read_config, plan, models="Hunyuan A13B", notes="mixture of experts, one shared"
+)

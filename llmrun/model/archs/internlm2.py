@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import llama
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 
@@ -21,3 +22,6 @@ def read_config(file: GGUFFile) -> llama.Config:
 
 def plan(file: GGUFFile, config: llama.Config) -> Plan:
     return llama.plan(file, config)
+
+
+ARCHITECTURE = Architecture("internlm2", read_config, plan, models="InternLM 2 and 2.5")

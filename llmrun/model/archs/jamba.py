@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, add_feed_forward, experts_of, has_experts
 from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, attention_layers, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
@@ -100,3 +101,8 @@ def _mamba(w: PlanWriter, block: str, h: Value, config: Config) -> Value:
         skip=w.tensors.vector(f"{block}.ssm_d", inner),
     )
     return plan.gated(z, y, Activation.SILU)
+
+
+ARCHITECTURE = Architecture(
+    "jamba", read_config, plan, models="Jamba 1.5 and Reasoning", notes="Mamba-1, mixture of experts"
+)

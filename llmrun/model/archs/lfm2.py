@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, attention_layers, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import add_convolution, short_convolution_taps
@@ -59,3 +60,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
     w.output_after_rmsnorm(x, norm="token_embd_norm")
     return w.finished()
+
+
+ARCHITECTURE = Architecture("lfm2", read_config, plan, models="LFM2, LFM2.5", notes="short convolutions")

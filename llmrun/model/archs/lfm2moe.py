@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_feed_forward,
@@ -68,3 +69,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         add_feed_forward(w, block, h, None if layer < c.dense else c.experts, 0, to=x)
     w.output_after_rmsnorm(x, norm="token_embd_norm")
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "lfm2moe", read_config, plan, models="LFM2 8B and 24B", notes="short convolutions, mixture of experts"
+)

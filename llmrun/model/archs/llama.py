@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of, has_experts
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters
 from llmrun.model.archs.parts.keys import Keys
@@ -54,3 +55,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
             add_experts(w, block, h, c.experts, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "llama", read_config, plan, models="Llama 1 to 3.3, SmolLM 1 and 2, TinyLlama, Mistral, Mixtral, Falcon 3"
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import olmoe
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import experts_of, gating_of
 from llmrun.model.archs.parts.hyperparameters import feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
@@ -25,3 +26,6 @@ def read_config(file: GGUFFile) -> olmoe.Config:
 
 def plan(file: GGUFFile, config: olmoe.Config) -> Plan:
     return olmoe.plan(file, config)
+
+
+ARCHITECTURE = Architecture("minimax-m2", read_config, plan, models="MiniMax-M2 to M2.7", notes="mixture of experts")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import llama
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 
@@ -30,3 +31,6 @@ def read_config(file: GGUFFile) -> llama.Config:
 
 def plan(file: GGUFFile, config: llama.Config) -> Plan:
     return llama.plan(file, config)
+
+
+ARCHITECTURE = Architecture("mistral3", read_config, plan, models="Ministral 3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import deepseek2
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.keys import Keys
 
 if TYPE_CHECKING:
@@ -18,3 +19,12 @@ def read_config(file: GGUFFile) -> deepseek2.Config:
 
 def plan(file: GGUFFile, config: deepseek2.Config) -> Plan:
     return deepseek2.plan(file, config)
+
+
+ARCHITECTURE = Architecture(
+    "mistral4",
+    read_config,
+    plan,
+    models="Mistral Small 4, text",
+    notes="latent attention, mixture of experts, one shared",
+)

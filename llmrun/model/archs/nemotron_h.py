@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.nemotron_layers import NemotronConfig, add_layers, add_ungated
@@ -29,3 +30,6 @@ def plan(file: GGUFFile, config: NemotronConfig) -> Plan:
 
 def _add_feed_forward(w: PlanWriter, block: str, h: Value, size: int, to: Value) -> None:
     add_ungated(w, f"{block}.ffn_up", f"{block}.ffn_down", h, size, to)
+
+
+ARCHITECTURE = Architecture("nemotron_h", read_config, plan, models="Nemotron-H, Nemotron Nano 2", notes="Mamba-2")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     Experts,
     expert_size,
@@ -73,3 +74,12 @@ def _add_experts(c: Config, w: PlanWriter, block: str, h: Value, size: int, to: 
     latent = w.linear(f"{block}.ffn_latent_down", h, c.latent)
     y = ungated_expert_outputs(w, block, latent, c.experts, routing, Activation.RELU_SQUARED)
     w.linear_add(f"{block}.ffn_latent_up", w.plan.combined(y, routing), to=to)
+
+
+ARCHITECTURE = Architecture(
+    "nemotron_h_moe",
+    read_config,
+    plan,
+    models="Nemotron 3 Nano and Super",
+    notes="Mamba-2, mixture of experts, one shared",
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.encoders import bert_embedding, bert_layers
 from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
@@ -26,3 +27,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     x = bert_embedding(w, config, positions=False)
     w.plan.hidden = bert_layers(w, config, x, w.rope(Pairing.NEOX), w.swiglu)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("nomic-bert", read_config, plan, models="Nomic Embed 1 and 1.5", notes="embeddings")

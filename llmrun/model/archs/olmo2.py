@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -47,3 +48,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("olmo2", read_config, plan, models="OLMo 2, OLMo 3", notes="sliding window in OLMo 3")

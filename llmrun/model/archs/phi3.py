@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -38,3 +39,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.fused_swiglu(block, h), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("phi3", read_config, plan, models="Phi-3, Phi-3.5, Phi-4, dense", notes="LongRoPE")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -37,3 +38,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("qwen2", read_config, plan, models="Qwen2, Qwen2.5")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_experts,
@@ -52,3 +53,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         add_experts(w, block, h, c.experts, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "qwen2moe", read_config, plan, models="Qwen1.5 MoE, Qwen2 57B", notes="mixture of experts, one shared"
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import qwen2
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
 
@@ -25,3 +26,6 @@ def read_config(file: GGUFFile) -> Hyperparameters:
 
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     return qwen2.plan(file, config)
+
+
+ARCHITECTURE = Architecture("qwen2vl", read_config, plan, models="Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, text")

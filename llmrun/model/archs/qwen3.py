@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.encoders import classified
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
@@ -38,3 +39,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     assert w.plan.hidden is not None
     w.plan.hidden = classified(w, w.plan.hidden)  # Qwen3-Reranker answers yes or no
     return w.finished()
+
+
+ARCHITECTURE = Architecture("qwen3", read_config, plan, models="Qwen3, dense, Qwen3-Embedding, Qwen3-Reranker")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts import draft_head
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
@@ -57,3 +58,13 @@ def draft_plan(file: GGUFFile, config: DeltaConfig) -> Plan | None:
 def _add_feed_forward(w: PlanWriter, block: str, to: Value) -> None:
     h = w.rmsnorm(f"{block}.post_attention_norm", to)
     w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=to)
+
+
+ARCHITECTURE = Architecture(
+    "qwen35",
+    read_config,
+    plan,
+    models="Qwen3.5 and Qwen3.6, dense, text",
+    notes="gated delta nets",
+    draft_plan=draft_plan,
+)

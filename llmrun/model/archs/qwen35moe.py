@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts import draft_head
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_experts,
@@ -86,3 +87,13 @@ def add_feed_forward(w: PlanWriter, block: str, c: Config, to: Value) -> None:
     h = w.rmsnorm(f"{block}.post_attention_norm", to)
     add_gated_shared_expert(w, block, h, c.shared, to=to)
     add_experts(w, block, h, c.experts, to=to)
+
+
+ARCHITECTURE = Architecture(
+    "qwen35moe",
+    read_config,
+    plan,
+    models="Qwen3.5 and Qwen3.6 MoE, text",
+    notes="gated delta nets, mixture of experts, one shared",
+    draft_plan=draft_plan,
+)

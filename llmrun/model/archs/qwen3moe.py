@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import Experts, add_experts, expert_size_or_share, experts_of
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters
 from llmrun.model.archs.parts.keys import Keys
@@ -41,3 +42,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         add_experts(w, block, h, c.experts, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "qwen3moe", read_config, plan, models="Qwen3 30B and 235B, Qwen3-Coder", notes="mixture of experts"
+)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs import qwen35moe
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import DeltaInputs, RecurrentSizes, add_delta_net, add_gated_attention
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -56,3 +58,13 @@ def _delta_inputs(w: PlanWriter, block: str, h: Value, sizes: RecurrentSizes) ->
         first += rows
     q, k, v, z = parts
     return DeltaInputs(w.plan.concat(w.plan.concat(q, k), v), z, gate, beta)
+
+
+ARCHITECTURE = Architecture(
+    "qwen3next",
+    read_config,
+    plan,
+    models="Qwen3-Next, Qwen3-Coder-Next",
+    notes="gated delta nets, mixture of experts, one shared",
+    draft_plan=qwen35moe.draft_plan,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import qwen3
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
 
@@ -22,3 +23,6 @@ def read_config(file: GGUFFile) -> Hyperparameters:
 
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     return qwen3.plan(file, config)
+
+
+ARCHITECTURE = Architecture("qwen3vl", read_config, plan, models="Qwen3-VL, dense, text")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import qwen3moe
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
 
@@ -21,3 +22,8 @@ def read_config(file: GGUFFile) -> qwen3moe.Config:
 
 def plan(file: GGUFFile, config: qwen3moe.Config) -> Plan:
     return qwen3moe.plan(file, config)
+
+
+ARCHITECTURE = Architecture(
+    "qwen3vlmoe", read_config, plan, models="Qwen3-VL 30B and 235B, text", notes="mixture of experts"
+)

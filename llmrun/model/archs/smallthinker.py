@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.experts import (
     Experts,
     expert_outputs,
@@ -68,3 +69,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.plan.combine(expert_outputs(w, block, h, c.experts, routing, Activation.RELU), routing, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture(
+    "smallthinker", read_config, plan, models="SmallThinker", notes="mixture of experts, sliding window in 21B"
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.model.archs.parts.architecture import Architecture
 from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -38,3 +39,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
     w.output_after_layernorm(x)
     return w.finished()
+
+
+ARCHITECTURE = Architecture("stablelm", read_config, plan, models="StableLM 3B, StableLM 2 1.6B")

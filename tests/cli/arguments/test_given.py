@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.settings import given_by, settings_of
+from llmrun.cli.arguments.options import given_by, settings_of
 from llmrun.cli.console.output import out
 
 

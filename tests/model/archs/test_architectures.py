@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from llmrun.base.errors import BadGGUF, UnsupportedModel
-from llmrun.model.archs.registry import ARCHITECTURES
+from llmrun.model.archs.registry import architecture_of, architectures
 from llmrun.model.plan import reference
 from llmrun.model.plan.ops import activations
 from llmrun.model.plan.ops.activations import Activate, Activation, Gated
@@ -134,6 +135,13 @@ def logits_with_all_keys(name: str) -> NDArray[np.float32]:
         return twin_logits(tiny_architecture(Path(folder), name), tokens_of(name))
 
 
+@pytest.mark.parametrize("name", ["command_r", "Llama", "registry", "parts", "../llama", ""])
+def test_only_declared_names_are_supported(name: str) -> None:
+    file = Mock(path=Path("m.gguf"), string=lambda key: name)
+    with pytest.raises(UnsupportedModel, match="architecture not supported"):
+        architecture_of(file)
+
+
 def test_every_architecture_has_a_row() -> None:
     rows = [*TINY_ARCHITECTURES.values(), *TINY_ENCODERS.values()]
-    assert {row.architecture for row in rows} >= set(ARCHITECTURES)
+    assert {row.architecture for row in rows} >= set(architectures())

@@ -19,7 +19,7 @@ from llmrun.formats.quants.registry import BY_NAME
 from llmrun.formats.quants.weight_type import WeightType
 from llmrun.model.archs import llama
 from llmrun.model.archs.parts.tensors import common_type, matrix, parameter_count, vector
-from llmrun.model.archs.registry import ARCHITECTURES, architecture_of
+from llmrun.model.archs.registry import architecture_of, architectures
 from llmrun.model.plan.matrix import SUPPORTED
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Linear
@@ -350,7 +350,7 @@ def test_llama_3s_factors_and_the_linear_one_both_divide(tmp_path: Path) -> None
 
 
 def test_every_architecture_has_a_file_of_its_name() -> None:
-    for name, architecture in ARCHITECTURES.items():
+    for name, architecture in architectures().items():
         assert architecture.plan.__module__ == f"llmrun.model.archs.{name.replace('-', '_')}"
 
 
