@@ -60,7 +60,7 @@ def _sampler_advice(text: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def parse_breakers(text: str) -> tuple[str, ...]:
-    """Return the breakers in a JSON list of texts or in a single text, or () for "none". Raises ValueError.
+    """Return the breakers in a JSON list of strings or in a single string, or () for "none". Raises ValueError.
 
     Values that look like a JSON list must be one, so that a typo does not become a breaker.
     """
@@ -83,5 +83,5 @@ def parse_breakers(text: str) -> tuple[str, ...]:
 
 SAMPLER_LIST: Final = ListOfTexts(parse_samplers, "a list of samplers, as in top_k;top_p;temperature", _sampler_advice)
 BREAKER_LIST: Final = ListOfTexts(
-    parse_breakers, "a text or a JSON list of texts", lambda text: r"""for example ["\n", ":"], or none"""
+    parse_breakers, "a string or a JSON list of strings", lambda text: r"""for example ["\n", ":"], or none"""
 )

@@ -88,7 +88,7 @@ def read_documents(names: Sequence[str]) -> list[Input]:
 
 
 def _lines(name: str) -> list[Input]:
-    """Return the text of each line that is not empty, and tell how many are."""
+    """Return the text of each non-empty line, and print how many empty lines were skipped."""
     whole = read_stdin("texts, one per line,") if name == STDIN else read_text(Path(name), "--file")
     is_json = name.endswith(_JSON_LINES) or (name == STDIN and whole.lstrip().startswith("{"))
     file = "stdin" if name == STDIN else name

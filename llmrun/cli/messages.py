@@ -14,7 +14,7 @@ from typer import TyperException
 from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.cli.arguments.usage import usage_error
 
-# The loader's error message, which has no errno, if a shared library cannot be mapped into memory.
+# Matches the loader's error for a shared library that cannot be mapped into memory. That exception has no errno.
 _UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
 
 

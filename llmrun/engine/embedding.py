@@ -223,7 +223,7 @@ def score_of(labels: NDArray[np.float32]) -> float:
 
 @dataclass(slots=True, eq=False)
 class EmbeddingJob:
-    """The texts of one call, and what is wanted of them.
+    """A job of embedding or scoring: the texts of one call, its options, and the results.
 
     texts       the tokens of each text
     on_done     called with the job once it has all of its results or an error

@@ -387,7 +387,7 @@ def _infill_ended(candidates: Candidates, place: Place) -> Candidates:
     return np.array([place.end], ids.dtype), np.zeros(1, logits.dtype)
 
 
-# llama.cpp's limits.
+# llama.cpp's limits for DRY's sequence breakers.
 _LONGEST_TEXT = 40  # bytes
 _LONGEST_TAIL = 20  # tokens
 

@@ -176,7 +176,7 @@ def plan_of(file: GGUFFile, job: Job) -> Plan:
 
 
 def without_data(plan: Plan, imatrix: Imatrix) -> list[str]:
-    """Return the names of tensors that will be quantized but that the importance matrix does not have."""
+    """Return the names of tensors that will be quantized but are missing from the importance matrix."""
     return [one.old.name for one in _weighted(plan) if one.old.name not in imatrix.entries]
 
 

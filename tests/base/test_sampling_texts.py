@@ -52,6 +52,6 @@ def test_breakers_are_a_text_or_a_json_list(text: str, breakers: tuple[str, ...]
 
 @pytest.mark.parametrize("text", ['["\n]', "[1]", '[""]', "[x]", '["\\ud800"]', "\ud800", "[" * 9999 + "]" * 9999])
 def test_invalid_breakers_are_an_error(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a text or a JSON list of texts"):
+    with pytest.raises(UsageError, match="is not a string or a JSON list of strings"):
         load_settings({"dry_sequence_breakers": text})
     assert BREAKER_LIST.advice(text)

@@ -334,7 +334,7 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
         ),
         (["-o", "out", "--workers", "ftp://x"], "--workers: 'ftp://x' is not a worker"),
         (["-o", "out", "-T", "no-such-template"], "template: no-such-template: no such template"),
-        (["-o", "out", "--force", "--retry-errors"], "--force and --retry-errors: contradict each other"),
+        (["-o", "out", "--force", "--retry-errors"], "--force: cannot be combined with --retry-errors"),
         (
             ["-o", "out", "--workers", "http://127.0.0.1:1", "-t", "3"],
             "--threads: not supported for models on a server",

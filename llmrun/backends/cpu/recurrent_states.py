@@ -163,7 +163,7 @@ class RecurrentStates:
         return StepRuns(words, np.array([row for run in runs for row in run.rows], np.int32)) if runs else NO_RUNS
 
     def finish(self) -> None:
-        """Note that the step has run, and make the checkpoints that are due."""
+        """Mark the step as completed, and save the checkpoints that are due."""
         for run, commit, ends_prompt in self._pending:
             seq = run.sequence
             self.bases[seq] = commit
@@ -175,7 +175,7 @@ class RecurrentStates:
         self._pending = []
 
     def lose(self) -> None:
-        """Note that the step has failed: the states of its sequences may be incomplete."""
+        """Mark the step as failed: the states of its sequences may be incomplete."""
         for run, _, _ in self._pending:
             self.bases[run.sequence] = None
         self._pending = []

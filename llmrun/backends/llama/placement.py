@@ -203,7 +203,7 @@ def layers_that_fit(sizes: LayerSizes, free: Sequence[int], split: Sequence[floa
 
 
 def bytes_needed(sizes: LayerSizes, split: Sequence[float], n_layers: int) -> list[int]:
-    """Return the bytes needed on each GPU if `n_layers` are offloaded and divided the way llama.cpp does.
+    """Return the bytes needed on each GPU if `n_layers` layers are offloaded and divided as in llama.cpp.
 
     split  the proportion of the layers for each GPU
     """

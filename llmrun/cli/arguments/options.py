@@ -210,7 +210,7 @@ MainGpu = Annotated[
 ]
 Rpc = Annotated[
     str | None,
-    typer.Option("--rpc", metavar="HOST:PORT,...", help="Use the memory of llama.cpp RPC servers, or off."),
+    typer.Option("--rpc", metavar="HOST:PORT,...", help="Offload layers to llama.cpp RPC servers, or off for none."),
 ]
 RpcAnyway = Annotated[
     bool | None, typer.Option("--rpc-anyway", help="Allow RPC servers at addresses that are not private.")

@@ -40,7 +40,7 @@ class ServeFlags:
         typer.Option(
             "--keep-alive",
             metavar="TIME",
-            help="Unload models idle for TIME, such as 30s; -1: never.  [default: 5m, or never if named here]",
+            help="Unload models idle for TIME, such as 30s; -1: never.  [default: 5m; never for MODEL arguments]",
         ),
     ] = None
     max_memory: Annotated[

@@ -78,7 +78,7 @@ def checked_value(name: str, value: object) -> Value:
     if name == STOP:
         if isinstance(value, list) and value and all(isinstance(text, str) and text for text in value):
             return value
-        raise UsageError(f"{name}: {value!r:.60} is not a list of texts")
+        raise UsageError(f"{name}: {value!r:.60} is not a list of strings")
     if name in flags.NAMES:
         if isinstance(value, str) and value:
             return value

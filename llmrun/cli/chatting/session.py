@@ -454,7 +454,7 @@ class Chat:
         return True
 
     def _offer_unanswered(self) -> None:
-        """Offer the last question again if a previous process ended before the answer began."""
+        """Offer the last question for editing if a previous process ended before the answer began."""
         if self.conversation.is_stopped_at_calls:
             out.note(f"the last answer was stopped while it called tools; {CONTINUES}")
         question = self.conversation.unanswered

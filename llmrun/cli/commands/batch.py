@@ -80,7 +80,7 @@ def command(
     if output is None and not is_dry_run:
         raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run to see what the batch takes")
     if force and retry_errors:
-        raise UsageError("--force and --retry-errors: contradict each other", hint="use only one")
+        raise UsageError("--force: cannot be combined with --retry-errors")
     prompting, values = chosen_template(template_name, params or ())
     flags = replace(prompting.applied(flags), seed=seed)
     settings = flags.settings()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _KEPT: Final = 0.98  # weight of older steps of the same class after each step: half of the weight is on the last 34
-_DRIFT: Final = 0.1  # share of a step's deviation by which all older times are scaled
+_DRIFT: Final = 0.1  # fraction of a step's relative deviation that is applied to all older times
 _FITTED_EVERY: Final = 8  # steps without drafts, which are recorded together; a fit takes up to 0.1 ms
 LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
 # The time of an additional row divided by the time of a step of one row, until it has been measured. With 2 threads and

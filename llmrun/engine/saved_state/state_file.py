@@ -32,7 +32,7 @@ from llmrun.engine.slots import common_prefix
 HEADER_BYTES: Final = 64
 _FIELDS: Final = struct.Struct("<12sIIQQ32s")  # kind, start, end, contents, size of the data, its sha256
 _SEAL_BYTES: Final = 32
-TOKEN: Final = np.dtype("<i8")  # tokens with adapters have large numbers (engine/adapters.py)
+TOKEN: Final = np.dtype("<i8")  # the ids of tokens with adapters have up to 63 bits (engine/adapters.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _FIRST_SAMPLES: Final = 8
 _ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
 
 _KEPT: Final = 0.98  # weight of older steps after each step: half of the weight is on the last 34
-_DRIFT: Final = 0.1  # share of a step's deviation by which all older times are scaled
+_DRIFT: Final = 0.1  # fraction of a step's relative deviation that is applied to all older times
 _LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
 _SHORTEST: Final = 1e-6  # seconds; a coarse clock can measure 0
 _POSITIONS: Final = 1024.0  # tokens; the unit of the features `cached` and `attended`

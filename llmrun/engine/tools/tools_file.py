@@ -224,9 +224,9 @@ class Table:
         return value
 
     def texts(self, key: str, example: str) -> list[str]:
-        value = self._needed(key, f"a list of texts such as {example}")
+        value = self._needed(key, f"a list of strings such as {example}")
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise self._wrong(key, f"a list of texts such as {example}")
+            raise self._wrong(key, f"a list of strings such as {example}")
         if any("\0" in one for one in value):
             raise self.error(key, "contains a NUL character")
         return value

@@ -38,7 +38,7 @@ class Glance(NamedTuple):  # a dataclass would take 0.3 ms longer to define
     architecture: str = ""
     file_type: str = ""  # "Q4_K_M"
     context: int = 0  # context length that the model was trained with, in tokens
-    size_label: str = ""  # "135M", "30B-A3B"; only if the file has it before the other fields
+    size_label: str = ""  # "135M", "30B-A3B"; empty if the key comes after the other fields
 
 
 def glance(path: Path, *, needs_file_type: bool = True) -> Glance:

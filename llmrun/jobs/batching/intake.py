@@ -89,7 +89,7 @@ def is_success(record: bytes) -> bool:
     except RecursionError:
         parsed = None
     if not isinstance(parsed, dict) or "response" not in parsed:
-        raise ValueError("not a record of a batch")
+        raise ValueError("not a batch output record")
     response = parsed["response"]
     return isinstance(response, dict) and response.get("status_code") == _OK
 

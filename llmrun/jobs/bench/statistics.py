@@ -266,7 +266,7 @@ def is_stable(values: Sequence[float]) -> bool:
     """
     numbers = np.asarray(values, np.float64)
     if not (np.isfinite(numbers) & (numbers > 0)).all():
-        raise ValueError("warm-up: a value is not above 0 and finite")
+        raise ValueError("warm-up: every value must be positive and finite")
     if numbers.size >= MAXIMUM_WARMUPS:
         return True
     if numbers.size < WINDOW:

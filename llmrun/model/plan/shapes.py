@@ -146,7 +146,9 @@ _LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionState:
-    """The last inputs of a causal convolution with `width` features. Each row depends on `taps` positions.
+    """The last inputs of a causal convolution with `width` features.
+
+    Each output row depends on the inputs of `taps` positions.
 
     The state is a ring buffer of float32[ring rows, width]. Position p is in row p % ring rows.
     """

@@ -108,7 +108,7 @@ def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
         ("/set temperature 101", "temperature: 101.0 is not a number from 0 to 100"),
         ("/set top_k 1.5", "is not an integer"),
         ("/set max_tokens 0", "max_tokens: 0 is not an integer of at least 1"),
-        ("/set stop []", "is not a list of texts"),
+        ("/set stop []", "is not a list of strings"),
         ("/set ctx_size 9", "--ctx-size 9"),
         ("/show nothing", "known: model, template"),
         ("/undo", "nothing to undo"),

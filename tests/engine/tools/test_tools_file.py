@@ -109,11 +109,11 @@ def test_programs_are_searched_for_on_the_path_of_the_child(path: Path, tmp_path
         ("[servers]\ntime = 5", "servers.time: 5 is not a table"),
         (
             "[servers.time]",
-            'servers.time.command: missing; it must be a list of texts such as ["uvx", "mcp-server-time"]',
+            'servers.time.command: missing; it must be a list of strings such as ["uvx", "mcp-server-time"]',
         ),
         (
             '[servers.time]\ncommand = "uvx time"',
-            'servers.time.command: \'uvx time\' is not a list of texts such as ["uvx", "mcp-server-time"]',
+            'servers.time.command: \'uvx time\' is not a list of strings such as ["uvx", "mcp-server-time"]',
         ),
         ("[servers.time]\ncommand = []", 'servers.time.command: empty [as in command = ["uvx", "mcp-server-time"]]'),
         (
@@ -126,7 +126,7 @@ def test_programs_are_searched_for_on_the_path_of_the_child(path: Path, tmp_path
         (SERVER + 'timeout = "5"', "servers.time.timeout: '5' is not a number of seconds up to 3600"),
         (SERVER + "timeout = nan", "servers.time.timeout: nan is not a number of seconds up to 3600"),
         (SERVER + "timeout = true", "servers.time.timeout: True is not a number of seconds up to 3600"),
-        (SERVER + "safe = true", 'servers.time.safe: True is not a list of texts such as ["get_current_time"]'),
+        (SERVER + "safe = true", 'servers.time.safe: True is not a list of strings such as ["get_current_time"]'),
         (SERVER + 'safe = ["a", "a"]', "servers.time.safe: 'a' is listed twice"),
         (SERVER + "env = 5", "servers.time.env: 5 is not a table"),
         (
