@@ -174,7 +174,16 @@ class Answer:
                 self._failed = error
                 rows = logits[:0]
         params, position = self.request.sampling, len(self.tokens)
-        return SequenceRows(rows, self.tokens, params, position, draft, masks, self.sampler_state, self.tokenizer)
+        return SequenceRows(
+            logits=rows,
+            history=self.tokens,
+            params=params,
+            position=position,
+            draft=draft,
+            masks=masks,
+            state=self.sampler_state,
+            tokenizer=self.tokenizer,
+        )
 
     def n_allowed(self, draft: Sequence[int]) -> int:
         """Return how many of the first tokens of a draft the response format allows."""
@@ -335,14 +344,14 @@ class Answer:
             forced_tokens=self.forced_tokens,
         )
         finished = Finished(
-            self.request_id,
-            reason,
-            self.decoder.stopped_by,
-            len(self.tokens),
-            timings,
-            self.thinking_tokens,
-            0.0 if self.first_answer is None else self.first_answer - self.submitted,
-            self.cut_tokens,
+            request_id=self.request_id,
+            reason=reason,
+            stop=self.decoder.stopped_by,
+            context_used=len(self.tokens),
+            timings=timings,
+            thinking_tokens=self.thinking_tokens,
+            first_answer_s=0.0 if self.first_answer is None else self.first_answer - self.submitted,
+            cut_tokens=self.cut_tokens,
         )
         return [self._delta(held, ()), finished] if held != Split() else [finished]
 

@@ -242,22 +242,22 @@ class Engine:
         request_id = next(self._ids)
         drafters, pace = self._speculation.begin(request)
         answer = Answer(
-            request_id,
-            request,
-            self.tokenizer,
-            prompt.tokens,
-            prompt.decoder,
-            ending,
-            most,
-            self.load_s,
-            submitted,
-            last_cancel,
-            self._sampler,
-            drafters,
-            pace,
-            prompt.constraint,
-            prompt.cut_tokens,
-            prompt.adapters,
+            request_id=request_id,
+            request=request,
+            tokenizer=self.tokenizer,
+            tokens=prompt.tokens,
+            decoder=prompt.decoder,
+            ending=ending,
+            limit=most,
+            load_s=self.load_s,
+            submitted=submitted,
+            last_cancel=last_cancel,
+            sampler=self._sampler,
+            drafters=drafters,
+            pace=pace,
+            constraint=prompt.constraint,
+            cut_tokens=prompt.cut_tokens,
+            adapters=prompt.adapters,
         )
         if not self._share_prefixes:
             answer.prefix_scope = request.tenant

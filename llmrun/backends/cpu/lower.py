@@ -59,7 +59,20 @@ def _records(work: Lowering) -> Lowered:
     hidden, given = _view(work, plan.hidden), _view(work, plan.given)
     of_adapters = np.array([record.of_adapters for record in work.records])
     used, reaches = plan.experts_used, plan.reaches
-    return Lowered(words, counters, kernels, origins, written, width, hidden, given, used, of_adapters, reaches, keep)
+    return Lowered(
+        records=words,
+        counters=counters,
+        kernels=kernels,
+        origins=origins,
+        written=written,
+        logits_width=width,
+        hidden=hidden,
+        given=given,
+        experts_used=used,
+        of_adapters=of_adapters,
+        reaches=reaches,
+        keep=keep,
+    )
 
 
 def _view(work: Lowering, value: Value | None) -> NDArray[np.float32] | None:
@@ -124,7 +137,11 @@ def lower(
 
     The KV cache has the shapes from `kv_shapes`, and the recurrent states those from `state_shapes`.
     """
-    return _records(Lowering(plan, packed, kv, states, kv_type, max_rows, n_threads))
+    return _records(
+        Lowering(
+            plan=plan, packed=packed, kv=kv, states=states, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads
+        )
+    )
 
 
 def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -> int:

@@ -97,14 +97,14 @@ class LlamaBackend:
         architecture = file.string("general.architecture")
         threads = options.threads or default_threads()
         asked = Placement(
-            options.context_size,
-            options.max_sequences,
-            options.kv_type,
-            _number_of_layers(options.gpu_layers),
-            options.kv_tokens if isinstance(options.kv_tokens, int) else None,
-            parse_tensor_split(options.tensor_split) if options.tensor_split else (),
-            options.split_mode,
-            options.main_gpu or 0,
+            context_size=options.context_size,
+            max_sequences=options.max_sequences,
+            kv_type=options.kv_type,
+            gpu_layers=_number_of_layers(options.gpu_layers),
+            cache_tokens=options.kv_tokens if isinstance(options.kv_tokens, int) else None,
+            tensor_split=parse_tensor_split(options.tensor_split) if options.tensor_split else (),
+            split_mode=options.split_mode,
+            main_gpu=options.main_gpu or 0,
         )
         train_context = file.integer(f"{architecture}.context_length", minimum=1)
         encodes, labels = is_encoder(file), labels_of(file)

@@ -175,7 +175,16 @@ def answer(
         raise LlmrunError("the engine stopped without finishing the request")
     logprobs = tuple(collected.logprobs)
     text, thoughts, tokens = collected.text, collected.reasoning, tuple(collected.tokens)
-    done = AnsweredRequest(model, engine.info, request, text, logprobs, finished, thoughts, tokens)
+    done = AnsweredRequest(
+        model=model,
+        info=engine.info,
+        request=request,
+        text=text,
+        logprobs=logprobs,
+        finished=finished,
+        reasoning=thoughts,
+        tokens=tokens,
+    )
     if as_json:
         out.json(completion_body(done))
     else:

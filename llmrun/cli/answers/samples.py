@@ -287,13 +287,13 @@ class _Run:
     def _answered(self, index: int, finished: Finished) -> AnsweredRequest:
         collected = self._collected[index]
         return AnsweredRequest(
-            self._showing.model,
-            self._engine.info,
-            self._requests[index],
-            collected.text,
-            tuple(collected.logprobs),
-            finished,
-            collected.reasoning,
+            model=self._showing.model,
+            info=self._engine.info,
+            request=self._requests[index],
+            text=collected.text,
+            logprobs=tuple(collected.logprobs),
+            finished=finished,
+            reasoning=collected.reasoning,
         )
 
     def _show_in_order(self) -> None:

@@ -391,7 +391,15 @@ class Chat:
         out.detail(f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached")
         last = self.conversation.exchanges[-1]
         explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
-        done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
+        done = AnsweredRequest(
+            model=self.model,
+            info=self.engine.info,
+            request=request,
+            text=last.answer,
+            logprobs=(),
+            finished=finished,
+            reasoning=last.thinking,
+        )
         # Some servers report the reason "stop" for an answer with calls.
         calls = self._calls if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP) else ()
         if not calls or out.verbose:

@@ -75,14 +75,14 @@ def command(
     if revision is not None and not models:
         raise UsageError("--revision: no model given")
     asked = _PullFlags(
-        tuple(dict.fromkeys(map(model_named, models or ()))),
-        revision,
-        lock,
-        locked,
-        dry_run,
-        anyway,
-        settings.offline,
-        json_output,
+        names=tuple(dict.fromkeys(map(model_named, models or ()))),
+        revision=revision,
+        lock=lock,
+        locked=locked,
+        dry_run=dry_run,
+        anyway=anyway,
+        offline=settings.offline,
+        as_json=json_output,
     )
     return _Pulling(asked).run()
 

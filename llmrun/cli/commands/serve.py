@@ -69,7 +69,17 @@ def command(
 
         if flags.model is None and not names and not serves_upstreams_only:
             _tell_of_default(settings)
-        serve_models(flags, settings, given, upstreams, options, limits, template, listening, tls)
+        serve_models(
+            flags=flags,
+            settings=settings,
+            names=given,
+            upstreams=upstreams,
+            options=options,
+            limits=limits,
+            template=template,
+            listening=listening,
+            tls=tls,
+        )
     return 0
 
 

@@ -502,5 +502,14 @@ def decode_from_child(data: bytes) -> FromChild:
 
 def cancelled_unbegun(request_id: int) -> Finished:
     """Return the last event of a request that was cancelled before it reached the engine's queue."""
-    nothing = Timings(0.0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    nothing = Timings(
+        load_s=0.0,
+        prompt_tokens=0,
+        cached_tokens=0,
+        generated_tokens=0,
+        prefill_s=0.0,
+        ttft_s=0.0,
+        decode_s=0.0,
+        total_s=0.0,
+    )
     return Finished(request_id, FinishReason.CANCELLED, None, 0, nothing)

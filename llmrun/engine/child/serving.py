@@ -81,15 +81,15 @@ class Heart:
         began, self._step_began, self._patience = self._step_began, None, 1.0
         self._step_seconds.append(now - (began or now))
         self._last = Beat(
-            busy,
-            max(self._step_seconds),
-            wait_s,
-            self._last.steps + 1,
-            status.free_tokens,
-            status.prompt_tokens,
-            status.cached_tokens,
-            status.generated_tokens,
-            status.preemptions,
+            busy=busy,
+            longest_step_s=max(self._step_seconds),
+            wait_s=wait_s,
+            steps=self._last.steps + 1,
+            free_tokens=status.free_tokens,
+            prompt_tokens=status.prompt_tokens,
+            cached_tokens=status.cached_tokens,
+            generated_tokens=status.generated_tokens,
+            preemptions=status.preemptions,
         )
         if now - self._sent < _STEP_BEAT_S:
             return None

@@ -89,7 +89,14 @@ class _RemoteAnswer:
         tentative = self.splitter is not None and self.splitter.tentative
         return [
             TextDelta(
-                self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative, chunk.tool_calls
+                request_id=self.request_id,
+                text=split.answer,
+                tokens=(),
+                logprobs=logprobs,
+                reasoning=reasoning,
+                unopened=split.unopened,
+                tentative=tentative,
+                tool_calls=chunk.tool_calls,
             )
         ]
 
@@ -115,7 +122,15 @@ class _RemoteAnswer:
             generated_tokens=generated,
         )
         first_answer = 0.0 if self.first_answer is None else self.first_answer - self.submitted
-        finished = Finished(self.request_id, reason, None, prompt + generated, timings, thinking, first_answer)
+        finished = Finished(
+            request_id=self.request_id,
+            reason=reason,
+            stop=None,
+            context_used=prompt + generated,
+            timings=timings,
+            thinking_tokens=thinking,
+            first_answer_s=first_answer,
+        )
         last = TextDelta(self.request_id, held.answer, (), (), held.thought, held.unopened)
         return [last, finished] if held != Split() else [finished]
 

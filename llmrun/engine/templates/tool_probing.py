@@ -240,13 +240,13 @@ def item_layout(texts: ItemTexts) -> ItemLayout | None:
             continue
         opening, closing = fitting or ("", "")
         found = ItemLayout(
-            start.removesuffix(opening) if opening else start,
-            end.removeprefix(closing) if closing else end,
-            opening,
-            closing,
-            layout.before,
-            layout.separator,
-            ValueForm(middle, layout.after),
+            head=start.removesuffix(opening) if opening else start,
+            tail=end.removeprefix(closing) if closing else end,
+            opening=opening,
+            closing=closing,
+            key_prefix=layout.before,
+            separator=layout.separator,
+            string=ValueForm(middle, layout.after),
         )
         if fitting is not None:
             break
@@ -537,18 +537,18 @@ class _Messages:
         if "integer" not in forms:
             return None
         form = ArgumentFormat(
-            "items",
-            (", ", ": "),
-            found.opening,
-            found.closing,
-            found.key_prefix,
-            found.separator,
-            {"string": string, **forms},
-            strings,
-            notations.get("boolean", "json"),
-            notations.get("array", "json"),
-            notations.get("object", "json"),
-            quote,
+            style="items",
+            separators=(", ", ": "),
+            opening=found.opening,
+            closing=found.closing,
+            key_prefix=found.key_prefix,
+            separator=found.separator,
+            forms={"string": string, **forms},
+            strings=strings,
+            scalars=notations.get("boolean", "json"),
+            arrays=notations.get("array", "json"),
+            objects=notations.get("object", "json"),
+            quote=quote,
             wrapper=wrapper,
         )
         if "array" not in forms:
@@ -613,7 +613,15 @@ class _Messages:
         for found in list_layouts(head, between, tail):
             start, end = _halves(found.before + core + found.after)
             return ToolCallFormat(
-                start, end, arguments, found.opening, found.separator, found.closing, first, True, id_form
+                call_start=start,
+                call_end=end,
+                arguments=arguments,
+                section_start=found.opening,
+                separator=found.separator,
+                section_end=found.closing,
+                first_index=first,
+                parallel=True,
+                id_form=id_form,
             )
         return None
 

@@ -261,7 +261,15 @@ class Toolbox:
         """Return what the user should know about a tool. Raises ToolFailed if there is no such tool."""
         entry = self._entry(name)
         found, why = entry.definition, self._why_unsafe(entry)
-        return ToolInfo(name, found.server, found.name, found.description, found.schema, why is None, why or "")
+        return ToolInfo(
+            name=name,
+            server=found.server,
+            original=found.name,
+            description=found.description,
+            schema=found.schema,
+            is_safe=why is None,
+            why_not=why or "",
+        )
 
     def mark_safe(self, name: str) -> None:
         """Let a tool run without confirmation, now and later, until its definition changes. Raises LlmrunError."""

@@ -384,13 +384,13 @@ def _declared_server(name: str, table: Table, command: Sequence[str]) -> ServerD
         raise table.error("safe", f"{twice!r} is listed twice")
     variables, folder = table.environment("env"), table.folder("cwd")
     return ServerDeclaration(
-        name,
-        _with_program(table, command, variables),
-        variables,
-        folder,
-        table.seconds("timeout", TIMEOUT_S),
-        table.seconds("start_timeout", START_TIMEOUT_S),
-        tuple(safe),
+        name=name,
+        command=_with_program(table, command, variables),
+        environment=variables,
+        folder=folder,
+        timeout_s=table.seconds("timeout", TIMEOUT_S),
+        start_timeout_s=table.seconds("start_timeout", START_TIMEOUT_S),
+        safe=tuple(safe),
     )
 
 
@@ -405,13 +405,13 @@ def _command(name: str, commands: Table) -> CommandDeclaration:
     _check_placeholders(table, command, parameters)
     variables, folder = table.environment("env"), table.folder("cwd")
     return CommandDeclaration(
-        name,
-        table.text("description"),
-        _with_program(table, command, variables),
-        parameters,
-        variables,
-        folder,
-        table.seconds("timeout", TIMEOUT_S),
+        name=name,
+        description=table.text("description"),
+        command=_with_program(table, command, variables),
+        parameters=parameters,
+        environment=variables,
+        folder=folder,
+        timeout_s=table.seconds("timeout", TIMEOUT_S),
         json_stdin="stdin" in table.values,
         is_safe=table.flag("safe"),
     )

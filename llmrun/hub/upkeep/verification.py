@@ -91,7 +91,13 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
         tensors, unsound = _check_tensors(model, reporter)
         problems += unsound
     return VerificationResult(
-        model.name, tuple(digests), expected, tensors, tuple(problems), tuple(missing), tuple(unread)
+        name=model.name,
+        digests=tuple(digests),
+        expected=expected,
+        tensors=tensors,
+        problems=tuple(problems),
+        missing=tuple(missing),
+        unread=tuple(unread),
     )
 
 

@@ -309,7 +309,15 @@ def profile(
             found.append(_limits(machine))
         limits = SpeedLimits(*np.median(np.concatenate(found), axis=0).tolist())
         decode, prefill = (_step_profile(backend, step, limits) for step in measured)
-        return Profile(str(path), backend.info.threads, kv_type, limits, decode, prefill, backend.info.train_context)
+        return Profile(
+            path=str(path),
+            threads=backend.info.threads,
+            kv_type=kv_type,
+            limits=limits,
+            decode=decode,
+            prefill=prefill,
+            train_context=backend.info.train_context,
+        )
 
 
 def _limits(machine: MachineLimits) -> NDArray[np.float64]:

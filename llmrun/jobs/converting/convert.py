@@ -205,7 +205,17 @@ def open_matrix(
         seen = f"has a stored zero point of {_LAST_ZERO}, which AutoGPTQ reads as 16 and GPTQModel as 0"
         raise unsupported(qzeros.file.path, f"{shown(qzeros.name)} {seen}")
     type_ = BY_NAME["Q4_0" if (zeros == _MIDDLE_OF_Q4_0 - offset).all() else "Q5_0"]
-    return PackedMatrix(qweight, qzeros, scales, packing, offset, outputs, inputs, group, type_)
+    return PackedMatrix(
+        qweight=qweight,
+        qzeros=qzeros,
+        scales=scales,
+        packing=packing,
+        zero_offset=offset,
+        outputs=outputs,
+        inputs=inputs,
+        group=group,
+        type=type_,
+    )
 
 
 def _read_zeros(qzeros: StoredTensor, outputs: int, packing: Packing) -> NDArray[np.uint8]:

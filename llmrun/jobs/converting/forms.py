@@ -251,7 +251,15 @@ def _layer(form: Form, shape: Shape, hf: str, block: str) -> list[Module]:
     def matrix(hf_name: str, name: str, outputs: int, inputs: int, heads: int = 0) -> Module:
         needs_bias = form.needs_biases and name in _ATTENTION
         heads = heads if form.interleaved else 0
-        return Module(f"{hf}.{hf_name}", f"{block}.{name}", outputs, inputs, name in form.biases, needs_bias, heads)
+        return Module(
+            hf_name=f"{hf}.{hf_name}",
+            name=f"{block}.{name}",
+            outputs=outputs,
+            inputs=inputs,
+            bias=name in form.biases,
+            needs_bias=needs_bias,
+            heads=heads,
+        )
 
     def norm(hf_name: str, name: str, size: int) -> Module:
         return Module(f"{hf}.{hf_name}", f"{block}.{name}", size)

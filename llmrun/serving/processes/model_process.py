@@ -230,7 +230,13 @@ class ModelProcess:
         waiting = [(served.request.tenant, served.n_bytes) for served in self._requests.values() if served.waits]
         self._limits.check_room(waiting, request.tenant, len(message), retry_after=max(1.0, self.load.wait_s))
         served = ServedRequest(
-            request_id, request, received, len(message), self._limits.unread_bytes, news, self._some_over.set
+            id=request_id,
+            request=request,
+            received=received,
+            n_bytes=len(message),
+            unread_bytes=self._limits.unread_bytes,
+            news=news,
+            on_over=self._some_over.set,
         )
         self._requests[request_id] = served
         if self._supervisor.state is State.READY:
@@ -259,13 +265,13 @@ class ModelProcess:
         """See ServedModel."""
         call = next(self._ids)
         message = Embed(
-            call,
-            wanted.inputs,
-            wanted.query,
-            wanted.dimensions,
-            wanted.normalize,
-            wanted.truncate,
-            wanted.tenant,
+            id=call,
+            inputs=wanted.inputs,
+            query=wanted.query,
+            dimensions=wanted.dimensions,
+            normalize=wanted.normalize,
+            truncate=wanted.truncate,
+            tenant=wanted.tenant,
         )
         parts = self._parts[call] = list[Embedded]()
         try:

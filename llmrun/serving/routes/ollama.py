@@ -127,14 +127,14 @@ class OllamaModelRoutes:
         facts, glanced = self._facts(known), glance_at(known)
         info = None if facts is None else facts.info
         return OllamaModel(
-            known.name,
-            known.size,
-            known.modified,
-            digest_of(known),
-            glanced.architecture if info is None else info.architecture,
-            glanced.size_label if info is None else parameter_label(info.parameters),
-            glanced.file_type if info is None else info.file_type,
-            glanced.context if info is None else info.context_size,
+            name=known.name,
+            size=known.size,
+            modified=known.modified,
+            digest=digest_of(known),
+            family=glanced.architecture if info is None else info.architecture,
+            parameters=glanced.size_label if info is None else parameter_label(info.parameters),
+            quantization=glanced.file_type if info is None else info.file_type,
+            context=glanced.context if info is None else info.context_size,
         )
 
     def _facts(self, known: KnownModel) -> ModelFacts | None:

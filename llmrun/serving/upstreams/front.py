@@ -143,15 +143,15 @@ class Upstreams:
         hold(len(content))
         streamed = _wants_stream(scope["path"], body)
         out = Outgoing(
-            scope["path"],
-            str(body["model"]),
-            content,
-            fields,
-            _kind(exchange.wire) if streamed else WHOLE,
-            exchange.tenant,
-            hashes,
-            _choices(body),
-            headers.get(LAST_EVENT, ""),
+            path=scope["path"],
+            model=str(body["model"]),
+            content=content,
+            headers=fields,
+            expected=_kind(exchange.wire) if streamed else WHOLE,
+            tenant=exchange.tenant,
+            hashes=hashes,
+            choices=_choices(body),
+            last_id=headers.get(LAST_EVENT, ""),
         )
         reply = Reply(send, exchange.wire, streamed=streamed)
         async with Presence(receive) as presence, reply.pinging(self._ping_s):

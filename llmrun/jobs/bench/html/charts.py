@@ -178,7 +178,15 @@ def _speed_bar(name: str, color: int, result: Result, metric: str, axis: Axis) -
         return Bar(name, color, axis.place(median), format_number(median), detail)
     low, high = min(samples), max(samples)
     detail += f", {len(samples)} repetitions from {format_number(low)} to {format_number(high)}"
-    return Bar(name, color, axis.place(median), format_number(median), detail, axis.place(low), axis.place(high))
+    return Bar(
+        name=name,
+        color=color,
+        length=axis.place(median),
+        words=format_number(median),
+        detail=detail,
+        low=axis.place(low),
+        high=axis.place(high),
+    )
 
 
 def _median(result: Result, metric: str) -> float | None:

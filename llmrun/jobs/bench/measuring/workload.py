@@ -273,7 +273,18 @@ def local_targets(
     adapters      LoRA adapters for all of them, in the notation of --lora
     """
     return [
-        BenchTarget(model, path, "", backend, n_threads, kv_type, layers, speculate, draft, adapters)
+        BenchTarget(
+            model=model,
+            path=path,
+            endpoint="",
+            backend=backend,
+            threads=n_threads,
+            kv_type=kv_type,
+            gpu_layers=layers,
+            speculate=speculate,
+            draft=draft,
+            adapters=adapters,
+        )
         for (model, path), backend, n_threads, kv_type, layers, (speculate, draft) in product(
             models, backends, threads, kv_types, gpu_layers, speculations
         )

@@ -67,7 +67,15 @@ def experts_of(
 ) -> Experts:
     """Read the hyperparameters of the experts. Raises BadGGUF and UnsupportedModel."""
     count, used = keys.integer("expert_count", minimum=1, maximum=MAX_EXPERTS), _used(keys)
-    return Experts(count, used, feed_forward, gating, normalized, scale, _groups(keys, count, used))
+    return Experts(
+        count=count,
+        used=used,
+        feed_forward=feed_forward,
+        gating=gating,
+        normalized=normalized,
+        scale=scale,
+        groups=_groups(keys, count, used),
+    )
 
 
 def _groups(keys: Keys, count: int, used: int) -> ExpertGroups | None:

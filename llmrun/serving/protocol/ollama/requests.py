@@ -138,13 +138,13 @@ def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> OllamaO
     _check_context(options, facts)
     sampling = replace(read_sampling(options, facts), seed=read_seed(options, seed))
     return OllamaOptions(
-        fields.boolean("stream") is not False,
-        _read_limit(options),
-        read_stop(options, "stop"),
-        sampling,
-        read_chat_logprobs(fields),
-        _read_format(fields),
-        options.unread(),
+        stream=fields.boolean("stream") is not False,
+        max_tokens=_read_limit(options),
+        stop=read_stop(options, "stop"),
+        sampling=sampling,
+        logprobs=read_chat_logprobs(fields),
+        response_format=_read_format(fields),
+        ignored=options.unread(),
     )
 
 

@@ -379,14 +379,14 @@ def read_options(fields: Fields, facts: ModelFacts, seed: int) -> Options:
     leave_quiet(fields)
     stream = bool(fields.boolean("stream"))
     return Options(
-        stream,
-        _includes_usage(fields) and stream,
-        fields.integer("n", 1, MOST_CHOICES) or 1,
-        read_seed(fields, seed),
-        _read_token_limit(fields),
-        read_stop(fields, "stop"),
-        read_sampling(fields, facts),
-        read_adapters(fields, facts),
+        stream=stream,
+        include_usage=_includes_usage(fields) and stream,
+        n=fields.integer("n", 1, MOST_CHOICES) or 1,
+        seed=read_seed(fields, seed),
+        max_tokens=_read_token_limit(fields),
+        stop=read_stop(fields, "stop"),
+        sampling=read_sampling(fields, facts),
+        adapters=read_adapters(fields, facts),
     )
 
 

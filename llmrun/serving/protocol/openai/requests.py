@@ -90,7 +90,16 @@ def chat_request(
     if wanted is not None and tools.may_be_called:
         raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to "none"')
     prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
-    return Request(prompt, max_tokens, stop, sampling, logprobs, thinking.think, thinking.budget, wanted)
+    return Request(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        stop=stop,
+        sampling=sampling,
+        logprobs=logprobs,
+        think=thinking.think,
+        think_budget=thinking.budget,
+        response_format=wanted,
+    )
 
 
 def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
