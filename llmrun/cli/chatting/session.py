@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from llmrun.base.amounts import format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.base.types import FinishReason, Timings
-from llmrun.cli.answers.answering import check_format
+from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
 from llmrun.cli.answers.report import AnsweredRequest, show_statistics, waiting_words
-from llmrun.cli.answers.samples import next_seed, sent_sampling
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.parsing import checked_text
 from llmrun.cli.chatting import plain

@@ -123,10 +123,9 @@ def command(
 
     # No slow imports above this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger
-    from llmrun.cli.answers.answering import answer
+    from llmrun.cli.answers.answering import answer, next_seed, sent_sampling
     from llmrun.cli.answers.open_model import open_model, tell_of_default_model, unwatched
     from llmrun.cli.answers.prompt_cache import with_prompt_cache
-    from llmrun.cli.answers.samples import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
 
