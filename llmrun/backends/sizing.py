@@ -23,6 +23,8 @@ import numpy as np
 from llmrun.base.amounts import format_mebibytes
 from llmrun.base.errors import DoesNotFit, shown
 from llmrun.formats.layouts.kv import F16, Q4_0, Q8_0, parse_kv_type
+from llmrun.model.archs.parts.architecture import Windows
+from llmrun.model.archs.registry import architecture_named
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -76,26 +78,8 @@ def _sizes(file: GGUFFile, attention: str, kind: str, default: tuple[int, int]) 
     return key, file.integer(f"{attention}.value_length{kind}", default[1], minimum=0)
 
 
-# The default period of the window pattern, from llama.cpp's src/models. The last layer of each period attends to all
-# tokens, and the other layers have a sliding window. If the period is 0, all layers have one.
-_PERIODS = {
-    "afmoe": 4,
-    "cohere2": 4,
-    "exaone4": 4,
-    "gemma2": 2,
-    "gemma3": 6,
-    "gemma3n": 5,
-    "gpt-oss": 2,
-    "lfm2": 0,
-    "mellum": 4,
-    "olmo2": 4,
-    "plamo3": 8,
-    "smallthinker": 4,
-}
-_FIRST_WITHOUT = frozenset({"smallthinker"})  # the first layer of each period attends to all tokens, not the last
-_WINDOWS = {"exaone4": 4096, "gemma2": 4096}  # default window sizes in tokens
-_ONLY_WITH_LAYERS = {"exaone4": 64}  # In these families, only models with this number of layers have sliding windows.
-_IGNORED = frozenset({"phi3"})  # llama.cpp ignores the windows of these architectures because some files are wrong.
+# Architectures that only llama.cpp runs, from its src/models.
+_WINDOWS_ELSEWHERE = {"afmoe": Windows(every=4), "mellum": Windows(every=4), "plamo3": Windows(every=8)}
 
 
 def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
@@ -104,16 +88,20 @@ def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
     Raises BadGGUF if the window in the metadata is not a valid number.
     """
     architecture = file.string("general.architecture")
+    declared = architecture_named(architecture)
+    rule = _WINDOWS_ELSEWHERE.get(architecture) if declared is None else declared.windows
     key = f"{architecture}.attention.sliding_window"
-    pattern = file.metadata.get(f"{key}_pattern", _PERIODS.get(architecture))
-    others = _ONLY_WITH_LAYERS.get(architecture, n_layers) != n_layers
-    if pattern is None or architecture in _IGNORED or others:
+    if rule is None:
+        if f"{key}_pattern" not in file.metadata:
+            return [0] * n_layers
+        rule = Windows()
+    if rule.unused or rule.only_with not in (0, n_layers):
         return [0] * n_layers
-    window = file.integer(key, _WINDOWS.get(architecture, 0), minimum=0)
+    window, pattern = file.integer(key, rule.default, minimum=0), file.metadata.get(f"{key}_pattern")
     if isinstance(pattern, np.ndarray):
         return [window if seen else 0 for seen in np.resize(pattern, n_layers).tolist()]
-    period = file.integer(f"{key}_pattern", _PERIODS.get(architecture, 0), minimum=0)
-    without = 0 if architecture in _FIRST_WITHOUT else period - 1
+    period = file.integer(f"{key}_pattern", rule.every, minimum=0)
+    without = 0 if rule.first else period - 1
     return [window if period == 0 or layer % period != without else 0 for layer in range(n_layers)]
 
 

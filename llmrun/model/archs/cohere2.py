@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -18,6 +18,8 @@ from llmrun.model.plan.elementary import Pairing
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
+
+_WINDOWS = Windows(every=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ def read_config(file: GGUFFile) -> Config:
     return Config.of(
         keys,
         epsilon=LAYER_NORM_EPSILON,
-        windows=windows_of(keys, every=4),
+        windows=windows_of(keys, every=_WINDOWS.every),
         logit_scale=keys.scale("logit_scale"),
     )
 
@@ -53,4 +55,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture("cohere2", read_config, plan, models="Command R7B, Command A", notes="sliding window")
+ARCHITECTURE = Architecture(
+    "cohere2", read_config, plan, models="Command R7B, Command A", notes="sliding window", windows=_WINDOWS
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_of, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 
-_LAYERS_OF_32B = 64
+_WINDOWS = Windows(every=4, default=4096, only_with=64)  # the model with 32B has 64 layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     layers = layers_of(keys)
-    if layers != _LAYERS_OF_32B:  # models of other sizes have no sliding window, even if the file has the key
+    if layers != _WINDOWS.only_with:  # models of other sizes have no sliding window, even if the file has the key
         return Config.of(keys, windows=(0,) * layers)
-    return Config.of(keys, windows=windows_of(keys, every=4, default=4096))
+    return Config.of(keys, windows=windows_of(keys, every=_WINDOWS.every, default=_WINDOWS.default))
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:
@@ -54,4 +54,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture("exaone4", read_config, plan, models="EXAONE 4.0", notes="sliding window in 32B")
+ARCHITECTURE = Architecture(
+    "exaone4", read_config, plan, models="EXAONE 4.0", notes="sliding window in 32B", windows=_WINDOWS
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _LAYERS_OF_27B = 46
+
+_WINDOWS = Windows(every=2, default=4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def read_config(file: GGUFFile) -> Config:
     refuse_experts(keys)
     return Config.of(
         keys,
-        windows=windows_of(keys, every=2, default=4096),
+        windows=windows_of(keys, every=_WINDOWS.every, default=_WINDOWS.default),
         window_base=keys.positive("rope.freq_base_swa", keys.positive("rope.freq_base", 10000.0)),
         score_cap=keys.positive("attn_logit_softcapping", 50.0),
         logit_cap=keys.positive("final_logit_softcapping", 30.0),
@@ -81,4 +83,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture("gemma2", read_config, plan, models="Gemma 2", notes="sliding window, soft-capped logits")
+ARCHITECTURE = Architecture(
+    "gemma2", read_config, plan, models="Gemma 2", notes="sliding window, soft-capped logits", windows=_WINDOWS
+)

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.gemma2 import attention_scale
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _LAYERS_OF_27B = 62
+
+_WINDOWS = Windows(every=6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def read_config(file: GGUFFile) -> Config:
     refuse_experts(keys)
     return Config.of(
         keys,
-        windows=windows_of(keys, every=6, default=0),
+        windows=windows_of(keys, every=_WINDOWS.every, default=_WINDOWS.default),
         window_base=keys.positive("rope.freq_base_swa", 10000.0),
         logit_cap=keys.number("final_logit_softcapping", 0.0),
     )
@@ -72,4 +74,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture("gemma3", read_config, plan, models="Gemma 3, text", notes="sliding window")
+ARCHITECTURE = Architecture(
+    "gemma3", read_config, plan, models="Gemma 3, text", notes="sliding window", windows=_WINDOWS
+)

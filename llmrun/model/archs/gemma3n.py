@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.gemma_layers import attention, check_storing, input_of_layer, inputs_of_layers
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
@@ -38,6 +38,8 @@ _SPARSE: Final = 10  # layers with sparse activations
 _DEVIATIONS: Final = 1.6448533535003662  # standard deviations above the mean, which 5 % of normal numbers exceed
 _LOGIT_CAP: Final = 30.0
 
+_WINDOWS = Windows(every=5)
+
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
@@ -57,7 +59,7 @@ class Config(Hyperparameters):
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
-    windows, base = windows_of(keys, every=5), keys.positive("rope.freq_base_swa", 10000.0)
+    windows, base = windows_of(keys, every=_WINDOWS.every), keys.positive("rope.freq_base_swa", 10000.0)
     config = Config.of(keys, windows=windows, window_base=base)
     check_storing(keys, [config.attention(window) for window in windows], config.storing)
     _refuse_other_values(keys, config)
@@ -169,5 +171,5 @@ def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, *, is_sparse: 
 
 
 ARCHITECTURE = Architecture(
-    "gemma3n", read_config, plan, models="Gemma 3n, text", notes="sliding window, AltUp, LAuReL"
+    "gemma3n", read_config, plan, models="Gemma 3n, text", notes="sliding window, AltUp, LAuReL", windows=_WINDOWS
 )

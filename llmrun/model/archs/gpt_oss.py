@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.experts import Experts, add_experts, expert_size, experts_of
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, windows_of
 from llmrun.model.archs.parts.keys import Keys
@@ -17,6 +17,8 @@ from llmrun.model.plan.ops.experts import Gating
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
+
+_WINDOWS = Windows(every=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     return Config.of(
         keys,
-        windows=windows_of(keys, every=2),
+        windows=windows_of(keys, every=_WINDOWS.every),
         window_base=keys.positive("rope.freq_base_swa", keys.positive("rope.freq_base", 10000.0)),
         experts=experts_of(keys, expert_size(keys), normalized=False, gating=Gating.SOFTMAX_OF_CHOSEN),
     )
@@ -56,5 +58,10 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 ARCHITECTURE = Architecture(
-    "gpt-oss", read_config, plan, models="gpt-oss", notes="mixture of experts, sliding window, attention sinks"
+    "gpt-oss",
+    read_config,
+    plan,
+    models="gpt-oss",
+    notes="mixture of experts, sliding window, attention sinks",
+    windows=_WINDOWS,
 )

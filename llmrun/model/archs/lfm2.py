@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, attention_layers, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import add_convolution, short_convolution_taps
@@ -15,6 +15,8 @@ from llmrun.model.plan.elementary import Pairing
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
+
+_WINDOWS = Windows(every=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +64,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture("lfm2", read_config, plan, models="LFM2, LFM2.5", notes="short convolutions")
+ARCHITECTURE = Architecture(
+    "lfm2", read_config, plan, models="LFM2, LFM2.5", notes="short convolutions", windows=_WINDOWS
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -18,6 +18,8 @@ from llmrun.model.plan.elementary import Pairing
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
+
+_WINDOWS = Windows(every=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Config(Hyperparameters):
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
-    return Config.of(keys, windows=windows_of(keys, every=4, default=0))
+    return Config.of(keys, windows=windows_of(keys, every=_WINDOWS.every, default=_WINDOWS.default))
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:
@@ -50,4 +52,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture("olmo2", read_config, plan, models="OLMo 2, OLMo 3", notes="sliding window in OLMo 3")
+ARCHITECTURE = Architecture(
+    "olmo2", read_config, plan, models="OLMo 2, OLMo 3", notes="sliding window in OLMo 3", windows=_WINDOWS
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.writer import PlanWriter
@@ -17,6 +17,8 @@ from llmrun.model.plan.elementary import Pairing
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
+
+_WINDOWS = Windows(unused=True)  # some files have a wrong one, and llama.cpp ignores it
 
 
 def read_config(file: GGUFFile) -> Hyperparameters:
@@ -41,4 +43,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     return w.finished()
 
 
-ARCHITECTURE = Architecture("phi3", read_config, plan, models="Phi-3, Phi-3.5, Phi-4, dense", notes="LongRoPE")
+ARCHITECTURE = Architecture(
+    "phi3", read_config, plan, models="Phi-3, Phi-3.5, Phi-4, dense", notes="LongRoPE", windows=_WINDOWS
+)

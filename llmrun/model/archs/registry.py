@@ -26,15 +26,21 @@ _KNOWN_BEST = ("llama", "qwen3", "gemma3", "phi3")
 def architecture_of(file: GGUFFile) -> Architecture:
     """Return the architecture of a file. Raises UnsupportedModel if it is not registered."""
     name = file.string("general.architecture")
-    module = name.replace("-", "_")
-    found = _declared_in(module) if module in _modules() else None
-    if found is None or found.name != name:
+    found = architecture_named(name)
+    if found is None:
         raise UnsupportedModel(
             f"architecture not supported: {shown(str(file.path), 300)}: '{shown(name)}'; the CPU engine supports "
             f"{len(_modules())} architectures, such as {', '.join(_KNOWN_BEST)}",
             hint="This model may run with --backend llama. docs/models.md lists all architectures.",
         )
     return found
+
+
+def architecture_named(name: str) -> Architecture | None:
+    """Return the architecture with this name, or None if llmrun does not support it."""
+    module = name.replace("-", "_")
+    found = _declared_in(module) if module in _modules() else None
+    return found if found is not None and found.name == name else None
 
 
 def architectures() -> dict[str, Architecture]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Windows
 from llmrun.model.archs.parts.experts import (
     Experts,
     expert_outputs,
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 _WINDOW = 4096  # llama.cpp uses this window whatever the file says
-_NO_WINDOW_EVERY = 4
+
+_WINDOWS = Windows(every=4, first=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def _windows(keys: Keys) -> tuple[int, ...]:
     if window not in (0, _WINDOW):
         raise keys.unsupported(f"a sliding window of {window} instead of {_WINDOW} positions")
     keys.refuse("attention.sliding_window_pattern", "rope.freq_base_swa")
-    return tuple(window if layer % _NO_WINDOW_EVERY else 0 for layer in range(layers_of(keys)))
+    return tuple(window if layer % _WINDOWS.every else 0 for layer in range(layers_of(keys)))
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:
@@ -72,5 +73,10 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 ARCHITECTURE = Architecture(
-    "smallthinker", read_config, plan, models="SmallThinker", notes="mixture of experts, sliding window in 21B"
+    "smallthinker",
+    read_config,
+    plan,
+    models="SmallThinker",
+    notes="mixture of experts, sliding window in 21B",
+    windows=_WINDOWS,
 )

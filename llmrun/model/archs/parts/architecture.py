@@ -16,6 +16,24 @@ def _no_head(file: GGUFFile, config: Any) -> Plan | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """Which layers have a sliding window, as far as the file does not say so itself.
+
+    every            the last layer of each `every` layers has none; 0 if all layers have one
+    default          the window in tokens if the file does not specify one
+    first            whether the first layer of each `every` layers has none, instead of the last
+    only_with        the number of layers of the only models with windows; 0 if all models have them
+    unused           whether the window in the file is never used
+    """
+
+    every: int = 0
+    default: int = 0
+    first: bool = False
+    only_with: int = 0
+    unused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """An architecture that llmrun supports.
 
@@ -25,6 +43,7 @@ class Architecture:
     models       the common names of its models
     notes        its unusual features
     draft_plan   builds the plan of the draft head, or returns None if the file has none
+    windows      which layers have a sliding window in llama.cpp, for sizes that are computed without a plan
     """
 
     name: str
@@ -33,3 +52,4 @@ class Architecture:
     models: str
     notes: str = ""
     draft_plan: Callable[[GGUFFile, Any], Plan | None] = _no_head
+    windows: Windows | None = None
