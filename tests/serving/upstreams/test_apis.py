@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from llmrun.serving.app import _routes
+from llmrun.serving.upstreams.upstream import _AT_ROOT
 from tests.support.serving.fake_model import TIMEOUT_S
 from tests.support.serving.fronts import fronting
 from tests.support.serving.restartable import Restartable
@@ -114,3 +117,12 @@ def test_errors_have_the_form_of_the_api(front: RunningServer) -> None:
         assert isinstance(front.send("POST", "/api/chat", wrong).json["error"], str)
         assert front.send("POST", "/v1/messages", wrong).json["type"] == "error"
         assert "param" in front.chat(**wrong).error
+
+
+def test_every_route_that_is_forwarded_has_a_path_on_upstreams() -> None:
+    """Upstreams have the paths below /v1, and those at the root that are listed in _AT_ROOT."""
+    routes = [route for route in _routes(Mock()) if "POST" in (route.methods or ()) and not route.param_convertors]
+    paths = {route.path for route in routes}
+    assert len(paths) > 15
+    found = [path for path in paths if path.startswith(("/v1/", *_AT_ROOT)) or f"/v1{path}" in paths]
+    assert paths - {*found} == set()
