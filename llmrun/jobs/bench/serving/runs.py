@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -29,12 +29,12 @@ _LATE_S = 0.01  # Requests that are sent later than this disturb the measurement
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """The results of a run. Figures of a part that the workload does not have are empty or None.
+    """The results of a run.
 
     rate       the rate of the open loop in requests per second; None for a closed loop
     capacity   the measured capacity; None if it was not needed
     groups     the name of a group of requests -> its figures; the first one has all requests
-    lateness   how late the client sent requests of an open loop
+    lateness   how late the client sent requests of an open loop; None for a closed loop
     messages   kind of failure -> an example of the server's message
     """
 
@@ -42,12 +42,12 @@ class ServingResult:
     host: str
     plan: ServingPlan
     probe: Probe
-    rate: float | None = None
-    capacity: Capacity | None = None
-    groups: Mapping[str, Figures] = field(default_factory=dict)
-    lateness: Spread | None = None
-    messages: Mapping[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    rate: float | None
+    capacity: Capacity | None
+    groups: Mapping[str, Figures]
+    lateness: Spread | None
+    messages: Mapping[str, str]
+    interrupted: bool
 
     @property
     def notes(self) -> list[str]:
@@ -84,20 +84,18 @@ def measure_serving(plan: ServingPlan, address: str, reporter: BenchReporter, *,
         Teller(model.endpoint.host, key),
         reporter,
     )
-    result = asyncio.run(_run(session))
-    return replace(result, model=model.endpoint.model, host=model.endpoint.host, interrupted=session.interrupted)
+    return asyncio.run(_run(session))
 
 
 async def _run(session: Session) -> ServingResult:
     """Send the requests of a workload in an open or a closed loop."""
     await session.sender.connect()
-    result = ServingResult("", "", session.plan, session.probe)
     plan, maker = session.plan, session.maker
     if plan.rate is None:
         numbers = count() if plan.requests is None else range(plan.requests)
         planned = map(maker.request, numbers)
         records = await session.closed_loop(planned, plan.concurrency, duration=plan.sending_s)
-        return _with_figures(result, session, records)
+        return _result(session, records)
     capacity = await session.capacity() if plan.rate.is_multiple else None
     rate = plan.rate.value * (capacity.rate if capacity else 1.0)
     times = arrival_times(
@@ -105,23 +103,37 @@ async def _run(session: Session) -> ServingResult:
     ) or [0.0]
     records = await session.open_loop(map(maker.request, range(len(times))), times)
     late = spread(record.sent - record.due for record in records) if records else None
-    return replace(_with_figures(result, session, records), rate=rate, capacity=capacity, lateness=late)
+    return _result(session, records, rate=rate, capacity=capacity, lateness=late)
 
 
-def _with_figures(result: ServingResult, session: Session, records: Sequence[Record]) -> ServingResult:
+def _result(
+    session: Session,
+    records: Sequence[Record],
+    *,
+    rate: float | None = None,
+    capacity: Capacity | None = None,
+    lateness: Spread | None = None,
+) -> ServingResult:
     if not records:
         raise KeyboardInterrupt
     if not any(record.succeeded for record in records):
         refuse_failures(records, session.maker.model, session.teller)
         raise NetworkError(f"nothing to measure: {session.teller.host}: no request succeeded")
     seconds = duration_of(records)
-    return replace(
-        result,
+    return ServingResult(
+        model=session.maker.model,
+        host=session.teller.host,
+        plan=session.plan,
+        probe=session.probe,
+        rate=rate,
+        capacity=capacity,
         groups={
             group.name: figures(group.records, session.plan.limits, seconds, group.gaps)
             for group in groups_of(session.plan.workload, records)
         },
+        lateness=lateness,
         messages={record.problem: record.words for record in records if record.problem and record.words},
+        interrupted=session.interrupted,
     )
 
 
@@ -131,7 +143,7 @@ _VLLM_NAMES = {"e2e": "e2el"}
 def to_row(result: ServingResult) -> dict[str, Any]:
     """Return a run as a JSON object. Times whose names end in `_ms` are in milliseconds, all others in seconds."""
     plan, late = result.plan, result.lateness
-    first = next(iter(result.groups.values()), None)
+    first = next(iter(result.groups.values()))
     return {
         "backend": "openai",
         "model_id": result.model,
@@ -146,7 +158,7 @@ def to_row(result: ServingResult) -> dict[str, Any]:
         "capacity": None if result.capacity is None else asdict(result.capacity),
         "concurrency": plan.concurrency if result.rate is None else None,
         "goodput_slo_ms": {name: limit * 1e3 for name, limit in plan.limits.items()},
-        **({} if first is None else _figures(first)),
+        **_figures(first),
         "groups": {name: _figures(found) for name, found in result.groups.items()},
         "messages": dict(result.messages),
         "idle_ttft_ms": result.probe.ttft * 1e3,
@@ -214,9 +226,9 @@ def times_rows(result: ServingResult) -> list[list[str]]:
 
 def sentences(result: ServingResult) -> list[str]:
     """Return the results that have no column."""
-    found = next(iter(result.groups.values()), None)
-    lines = [] if found is None else [_throughput(found), *_outcome(result, found)]
-    if found is not None and found.good is not None:
+    found = next(iter(result.groups.values()))
+    lines = [_throughput(found), *_outcome(result, found)]
+    if found.good is not None:
         share = format_percent(found.good / found.total)
         rate = format_number(found.per_second(found.good))
         lines.append(f"goodput: {rate} requests/s, {share} of requests ({goodput_words(result.plan.limits)})")
