@@ -28,7 +28,7 @@ def seeds(data: Path) -> list[int]:
 
 def test_retry_replaces_the_answer_with_one_of_a_new_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = itertools.count(1)  # with other seeds, two answers may be equal by chance
-    monkeypatch.setattr("llmrun.cli.answers.samples.secrets.randbelow", lambda _: next(drawn))
+    monkeypatch.setattr("llmrun.cli.answers.answering.secrets.randbelow", lambda _: next(drawn))
     with session(tmp_path, backend=ScriptedBackend(None), settings=Settings(max_tokens=8)) as found:
         found.run("one", "two")
         first = found.said
