@@ -1,4 +1,4 @@
-"""The directories and configuration files that llmrun uses, and flags of `os.open` that only some systems have.
+"""The directories and files that llmrun uses or that a user wrote, and flags of `os.open` that only some systems have.
 
 These flags are 0 on the other systems. Without O_BINARY, Windows translates line ends in `os.read` and `os.write`.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 O_BINARY: int = getattr(os, "O_BINARY", 0)
 O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+_LARGEST = 1 << 20  # bytes of a file that a user wrote
 
 
 def cache_folder() -> Path:
@@ -56,6 +57,20 @@ def config_file() -> Path:
 def own_models_file() -> Path:
     """Return the path of the user's `models.toml`, which is next to `config.toml` and need not exist."""
     return config_file().with_name("models.toml")
+
+
+def read_user_file(path: Path, kind: str) -> bytes:
+    """Read a file that a user wrote, of at most 1 MiB. `kind` says in errors what it is. Raises UsageError."""
+    try:
+        if path.exists() and not path.is_file():  # reading from a pipe might never end
+            raise UsageError(f"{kind}: {path}: not a file")
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise UsageError(f"{kind}: {path}: {error.strerror or error}") from error
+    if len(data) > _LARGEST:
+        raise UsageError(f"{kind}: {path}: more than {_LARGEST >> 20} MiB")
+    return data
 
 
 def _named_path(variable: str) -> Path | None:

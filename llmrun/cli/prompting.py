@@ -25,7 +25,7 @@ from string import Template
 from typing import Any
 
 from llmrun.base.errors import UsageError
-from llmrun.base.folders import config_file
+from llmrun.base.folders import config_file, read_user_file
 from llmrun.cli.arguments.flags import AnswerFlags
 from llmrun.cli.arguments.parsing import checked_text
 from llmrun.options.sampling_params import SAMPLING
@@ -36,7 +36,6 @@ SETTINGS = ("model", *SAMPLING, "max_tokens", "seed", "think", "think_budget", "
 KEYS = ("prompt", "system", "defaults", *SETTINGS)
 
 _TEXTS = ("prompt", "system")
-_LARGEST = 1 << 20  # bytes
 _NAME = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*", re.ASCII)
 
 
@@ -117,7 +116,7 @@ class PromptTemplate:
 
 def read_template(path: Path, name: str) -> PromptTemplate:
     """Read a template file. Raises UsageError with a one-line message if it is invalid."""
-    return parse_template(_read(path), path, name)
+    return parse_template(read_user_file(path, "template"), path, name)
 
 
 def parse_template(data: bytes, path: Path, name: str) -> PromptTemplate:
@@ -155,19 +154,6 @@ def parse_params(pairs: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--param: {pair!r} is not NAME=VALUE, as in language=French")
         params[name] = value
     return params
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.exists() and not path.is_file():  # reading from a pipe might never end
-            raise UsageError(f"template: {path}: not a file")
-        with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
-    except OSError as error:
-        raise UsageError(f"template: {path}: {error.strerror or error}") from error
-    if len(data) > _LARGEST:
-        raise UsageError(f"template: {path}: more than {_LARGEST >> 20} MiB")
-    return data
 
 
 def _checked_text(value: object, key: str, path: Path) -> str:

@@ -198,7 +198,7 @@ class ThinkingTags:
 
 @dataclass(frozen=True, slots=True)
 class ToolAbilities:
-    """What a template can do with tools.
+    """The abilities of a template that concern tools.
 
     takes_tools        True if the prompt shows the tools
     takes_results      True if the prompt shows messages with the role "tool"

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.errors import UsageError, shown
+from llmrun.base.folders import read_user_file
 from llmrun.engine.tools.tool import decode_json
 
 # The MCP SDK's list, plus the variables for language, time zone and temporary files.
@@ -292,7 +293,6 @@ def _passed_on(table: Table, name: str, value: str) -> str:
     return os.environ[variable]
 
 
-_LARGEST = 1 << 20  # bytes
 _DEEPEST = 64
 _SERVER_KEYS = ("command", "env", "cwd", "timeout", "start_timeout", "safe")
 _COMMAND_KEYS = ("description", "command", "parameters", "stdin", "env", "cwd", "timeout", "safe")
@@ -306,16 +306,7 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 def read_tools_file(path: Path) -> ToolsFile:
     """Read a tools file. Raises UsageError."""
-    try:
-        if path.exists() and not path.is_file():  # reading from a pipe might never end
-            raise UsageError(f"tools: {path}: not a file")
-        with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
-    except OSError as error:
-        raise UsageError(f"tools: {path}: {error.strerror or error}") from error
-    if len(data) > _LARGEST:
-        raise UsageError(f"tools: {path}: more than {_LARGEST >> 20} MiB")
-    return parse_tools_file(data, path)
+    return parse_tools_file(read_user_file(path, "tools"), path)
 
 
 def parse_tools_file(data: bytes, path: Path) -> ToolsFile:

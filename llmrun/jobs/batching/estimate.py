@@ -253,7 +253,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a batch takes on this machine.
+    """The tokens, speed and time of a batch on this machine.
 
     load_s  seconds to open the model
     """

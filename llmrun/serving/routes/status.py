@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
@@ -21,9 +22,28 @@ from llmrun.serving.processes.served_model import State
 from llmrun.serving.protocol.openapi import document
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
-from llmrun.serving.upstreams.gauges import upstream_lines
+
+if TYPE_CHECKING:
+    from llmrun.serving.upstreams.upstream import Upstream
 
 _NO_UPSTREAM = "no_upstream"
+_UPSTREAM_METRICS: Final[Sequence[tuple[str, str, str, Callable[[Upstream], int]]]] = (
+    ("up", "gauge", "Whether the upstream is up.", lambda one: int(one.is_up)),
+    ("requests_in_flight", "gauge", "Requests that the upstream is working on.", lambda one: one.in_flight),
+    ("requests_total", "counter", "Requests that were sent to the upstream.", lambda one: one.counts.requests),
+    (
+        "moved_total",
+        "counter",
+        "Requests that moved from this upstream to another one.",
+        lambda one: one.counts.moved,
+    ),
+    (
+        "resumed_total",
+        "counter",
+        "Streams of this upstream that another one continued.",
+        lambda one: one.counts.resumed,
+    ),
+)
 
 
 class StatusRoutes:
@@ -60,7 +80,7 @@ class StatusRoutes:
         ]
         text = self._service.metrics.text(__version__, loaded)
         if self._service.upstreams is not None:
-            text += "\n".join(upstream_lines(self._service.upstreams.all)) + "\n"
+            text += "\n".join(_upstream_lines(self._service.upstreams.all)) + "\n"
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE, "cache-control": "no-store"})
 
     async def openapi(self, request: HttpRequest) -> Response:
@@ -112,3 +132,12 @@ def _hashes(html: str, tag: str) -> str:
     contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     digests = (hashlib.sha256(content.encode()).digest() for content in contents)
     return " ".join(f"'sha256-{b64encode(digest).decode('ascii')}'" for digest in digests)
+
+
+def _upstream_lines(upstreams: Sequence[Upstream]) -> Iterator[str]:
+    """Yield the metrics of upstreams in the format of Prometheus. URLs of upstreams never contain keys."""
+    for name, kind, help_text, value in _UPSTREAM_METRICS:
+        full = f"llmrun_upstream_{name}"
+        yield from metrics.heading(full, kind, help_text)
+        for upstream in upstreams:
+            yield f"{full}{metrics.labels({'upstream': upstream.endpoint.base})} {value(upstream)}"
