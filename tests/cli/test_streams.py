@@ -13,7 +13,17 @@ import pexpect
 import pytest
 
 from tests.support.cli import forking
-from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, on_terminal, screen_of, script_file, scripted, shell
+from tests.support.cli.commands import (
+    LLMRUN,
+    ROOT,
+    TIMEOUT_S,
+    modes_of_a_new_terminal,
+    on_terminal,
+    screen_of,
+    script_file,
+    scripted,
+    shell,
+)
 
 pytestmark = pytest.mark.push
 
@@ -223,7 +233,7 @@ def test_ctrl_c_ends_the_answer_keeps_the_text_and_still_reports(tmp_path: Path)
     import termios
 
     process = on_terminal("generate", "--backend", "scripted", "-m", slow_script(tmp_path), "hello", NO_COLOR="1")
-    modes = termios.tcgetattr(process.child_fd)
+    modes = modes_of_a_new_terminal()
     process.expect_exact("abcdefghij")
     process.sendintr()
     rest = process.read().decode()

@@ -18,7 +18,7 @@ if sys.platform == "win32":
 
 import termios
 
-from tests.support.cli.commands import TIMEOUT_S, module_on_terminal
+from tests.support.cli.commands import TIMEOUT_S, modes_of_a_new_terminal, module_on_terminal
 from tests.support.cli.terminals import Terminal
 
 pytestmark = pytest.mark.push
@@ -47,7 +47,7 @@ class Prompt:
             encoding="utf-8",
         )
         self.process.delaybeforesend = None
-        self.modes = termios.tcgetattr(self.process.child_fd)
+        self.modes = modes_of_a_new_terminal()
         self.until(lambda: "\n> " in "\n" + "\n".join(self.terminal.rows()) + " ")
 
     def press(self, *keys: str) -> None:

@@ -18,7 +18,7 @@ import termios
 
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, journals
-from tests.support.cli.commands import on_terminal, script_file
+from tests.support.cli.commands import modes_of_a_new_terminal, on_terminal, script_file
 from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.tools.boxes import FAKE_SERVER
 
@@ -82,7 +82,7 @@ def chatting(folder: Path) -> Iterator[pexpect.spawn[bytes]]:
         LLMRUN_DATA_DIR=str(folder),
         NO_COLOR="1",
     )
-    before = termios.tcgetattr(process.child_fd)
+    before = modes_of_a_new_terminal()
     process.expect_exact("/help lists the commands")
     process.expect(PROMPT)
     yield process

@@ -18,7 +18,7 @@ if sys.platform == "win32":
 import termios
 
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
-from tests.support.cli.commands import ROOT, TIMEOUT_S
+from tests.support.cli.commands import ROOT, TIMEOUT_S, modes_of_a_new_terminal
 
 pytestmark = pytest.mark.push
 
@@ -69,7 +69,7 @@ def process_of_a_shell(body: str, continued: str) -> tuple[pexpect.spawn[bytes],
 def _started(*arguments: str) -> tuple[pexpect.spawn[bytes], list[object]]:
     child = pexpect.spawn(sys.executable, [*arguments], cwd=str(ROOT), timeout=TIMEOUT_S)
     child.delaybeforesend = None
-    before = termios.tcgetattr(child.child_fd)
+    before = modes_of_a_new_terminal()
     child.expect_exact("quiet")
     return child, before
 

@@ -19,7 +19,7 @@ import termios
 from llmrun.base.errors import Cancelled
 from llmrun.engine.tools.tool import Limits, ToolFailed
 from llmrun.engine.tools.tools_file import ServerDeclaration, environment
-from tests.support.cli.commands import on_terminal
+from tests.support.cli.commands import modes_of_a_new_terminal, on_terminal
 from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.tools.boxes import OpenBox, opened
 
@@ -122,7 +122,7 @@ def test_a_chat_on_a_terminal_calls_real_servers(tmp_path: Path) -> None:
     chat = on_terminal(
         "chat", "--backend", "scripted", script, "--tools", str(file), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1"
     )
-    before = termios.tcgetattr(chat.child_fd)
+    before = modes_of_a_new_terminal()
     chat.expect_exact("/help lists the commands")
     chat.expect_exact(PROMPT)
     chat.send("/tools\r")

@@ -98,6 +98,22 @@ def module_on_terminal(
     )
 
 
+def modes_of_a_new_terminal() -> list[Any]:
+    """Return the modes with which a process finds its terminal.
+
+    They are read from a terminal of their own: a forked child may have changed its own before a test can ask.
+    """
+    assert sys.platform != "win32"
+    import termios
+
+    theirs, ours = os.openpty()
+    try:
+        return termios.tcgetattr(ours)
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
 def screen_of(*arguments: str, columns: int = 100, **environment: str) -> tuple[str, int]:
     """Return everything a run writes to its terminal, with plain newlines, and its exit code."""
     process = on_terminal(*arguments, columns=columns, **environment)
