@@ -24,7 +24,7 @@ _NORM = "_norm.weight"
 _BY_HEAD = ("attn_k_b.weight", "attn_v_b.weight")
 # The ranks of known adapters are 4 to 256. The memory for products grows with the rank.
 MOST_RANK = 1024
-_MOST_INVOCATION = 1000  # tokens; those of known adapters are a few words
+_MOST_INVOCATION = 1000  # tokens; the invocations of known adapters have a few words
 
 
 @dataclass(frozen=True, slots=True)

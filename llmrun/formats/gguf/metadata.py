@@ -256,7 +256,7 @@ def purpose_of(file: Metadata) -> str:
 
 
 def check_is_model(file: Metadata) -> None:
-    """Raise ModelFileError for a file that belongs to a model but is not one."""
+    """Raise ModelFileError for a file that belongs to a model but is not a model itself."""
     if purpose := purpose_of(file):
         raise ModelFileError(
             f"not a model: {shown(str(file.path), 300)} is {purpose}", hint=_OTHERS[file.string("general.type")][1]

@@ -89,7 +89,7 @@ def write_gguf(
 
 
 def _write(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all bytes. An unbuffered file may write fewer at a time than it is given."""
+    """Write all bytes. An unbuffered file may write fewer bytes than it is given."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -155,7 +155,7 @@ def _yarn_multiplier(keys: Keys) -> float:
 
 
 def _with_own_magnitude(rope: RopeSettings, divisor: float) -> RopeSettings:
-    """Divide YaRN's magnitude of the rotated features by that of the multiplier `divisor`, or by nothing if it is 0.
+    """Divide YaRN's magnitude of the rotated features by that of the multiplier `divisor`, unless `divisor` is 0.
 
     The attention scale then includes this magnitude.
     """

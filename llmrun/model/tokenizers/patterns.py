@@ -506,7 +506,7 @@ def transitions(node: Node, membership: NDArray[np.bool_], n_symbols: int) -> ND
 
 
 def _steps_of(node: Node) -> list[_Step]:
-    """Return the pattern's steps. The first is the end of the pattern, and the last is the start."""
+    """Return the pattern's steps. The first step is the end of the pattern, and the last step is the start."""
     steps: list[_Step] = [None]
     numbers: dict[int, int] = {}
     _number_sets(node, numbers, 0)

@@ -1,4 +1,4 @@
-"""The Unigram tokenizer of SentencePiece, `t5` in GGUF files. XLM-RoBERTa and its descendants have it.
+"""The Unigram tokenizer of SentencePiece, `t5` in GGUF files. XLM-RoBERTa and its descendants use this tokenizer.
 
 Text is normalized by a table in the file (usually NFKC), and divided into the tokens with the largest sum of scores.
 """
@@ -136,10 +136,10 @@ class UnigramTokenizer(TextTokenizer):
 
 
 def _usable(scores: NDArray[np.float32], kinds: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the scores for the kernel, and that of an unknown character, float64[1].
+    """Return the scores for the kernel, and the score of an unknown character, float64[1].
 
-    User-defined tokens have the score 0, so that they are likely. Control tokens, the unknown one and those with the
-    score -inf are impossible. Unknown characters never are, so there is a division of every text.
+    User-defined tokens have the score 0, so that they are likely. Control tokens, the unknown token and tokens with
+    the score -inf are impossible. Unknown characters are never impossible, so every text can be divided.
     """
     normal = scores[(kinds == NORMAL) & np.isfinite(scores)]
     lowest = normal.min() if len(normal) else np.float32(np.finfo(np.float32).max)

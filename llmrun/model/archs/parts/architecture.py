@@ -1,4 +1,4 @@
-"""What each file of `model/archs/` declares about its architecture."""
+"""The declaration that each file of `model/archs/` makes about its architecture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _no_head(file: GGUFFile, config: Any) -> Plan | None:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Which layers have a sliding window, as far as the file does not say so itself.
+    """The layers that have a sliding window, if the file does not list them.
 
     every            the last layer of each `every` layers has none; 0 if all layers have one
     default          the window in tokens if the file does not specify one

@@ -68,5 +68,5 @@ def _plan(w: PlanWriter, config: Hyperparameters, block: str, add_layer: AddLaye
 
 
 def _own(w: PlanWriter, own: str, shared: str) -> str:
-    """Return the name of the head's own tensor, or that of the model's if the head has none of its own."""
+    """Return the name of the head's own tensor, or of the model's tensor if the head has none."""
     return own if f"{own}.weight" in w.tensors else shared

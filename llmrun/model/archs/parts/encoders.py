@@ -43,9 +43,9 @@ def has_no_cache(file: GGUFFile) -> bool:
 
 
 def labels_of(file: GGUFFile) -> int:
-    """Return the number of labels that a reranker scores, or 0 if the model is none.
+    """Return the number of labels that a reranker scores, or 0 if the model is not a reranker.
 
-    Raises UnsupportedModel if the file has no matrix from which the scores follow.
+    Raises UnsupportedModel if the file has no matrix that computes the scores.
     """
     architecture = file.string("general.architecture")
     if file.integer(f"{architecture}.pooling_type", 0) != Pooling.RANK:
@@ -66,7 +66,7 @@ _TYPE_COUNT = "tokenizer.ggml.token_type_count"
 
 
 def bert_embedding(w: PlanWriter, config: Hyperparameters, *, positions: bool) -> Value:
-    """Append the sum of the embeddings of tokens, of the first token type and, if asked, of positions, normalized."""
+    """Append the normalized sum of three embeddings: token, first token type and, if asked, position."""
     x = w.embed()
     if "token_types.weight" in w.tensors:
         count = w.tensors.file.integer(_TYPE_COUNT, 1, minimum=1, maximum=MOST_WIDTH)

@@ -22,7 +22,7 @@ _LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers s
 
 
 def check_storing(keys: Keys, shapes: Sequence[AttentionShape], storing: int) -> None:
-    """Check that `storing` layers, from the first on, are those whose KV cache the other layers can reuse.
+    """Check that the other layers can reuse the KV caches of the first `storing` layers.
 
     llama.cpp reuses the last of these layers, or, in sliding-window layers, the second to last. The plan reuses the
     last layer of the same shape. In all existing models, this is the same layer. Raises UnsupportedModel.
