@@ -27,9 +27,7 @@ from llmrun.base.errors import LlmrunError, NetworkError
 from llmrun.engine.remote.client import RemoteModel
 from llmrun.engine.remote.request import parse_endpoint
 from llmrun.jobs.bench.serving.plan import ServingPlan
-from llmrun.jobs.bench.serving.runs import measure_serving
-from llmrun.jobs.bench.serving.session import probed
-from llmrun.jobs.bench.serving.workloads import RequestMaker
+from llmrun.jobs.bench.serving.runs import measure_serving, warm_up
 from llmrun.jobs.bench.statistics import MINIMUM_ROUNDS, Interval, paired_ratio
 
 START_S = 600.0
@@ -81,7 +79,7 @@ def main() -> int:
 
 def measured(plan: ServingPlan, url: str) -> dict[str, float]:
     """Measure one server. Raises NetworkError if a request fails, because the loads would then differ."""
-    figures = measure_serving(plan, url, Quiet(), offline=True).groups["all"]
+    figures = measure_serving(plan, url, Quiet(), offline=True).figures
     if figures.completed < figures.total:
         raise NetworkError(f"{figures.total - figures.completed} requests failed: {dict(figures.failed)}")
     ttft, itl = figures.times["ttft"], figures.times["itl"]
@@ -120,7 +118,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
         try:
             model = RemoteModel.open(parse_endpoint(url), offline=True)
             with contextlib.closing(model):
-                probed(model, RequestMaker(ServingPlan(prompt=4, generate=4), model.endpoint.model), rounds=1)
+                warm_up(model, ServingPlan(prompt=4, generate=4))
             return
         except LlmrunError:
             if process.poll() is not None:

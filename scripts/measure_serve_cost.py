@@ -24,8 +24,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextPrompt
 from llmrun.jobs.bench.serving.plan import ServingPlan
-from llmrun.jobs.bench.serving.runs import measure_serving
-from llmrun.jobs.bench.serving.workloads import RequestMaker
+from llmrun.jobs.bench.serving.runs import measure_serving, request_of
 from llmrun.jobs.bench.statistics import paired_ratio
 from llmrun.options.sampling_params import SamplingParams
 from scripts.compare_servers import Quiet, serving
@@ -63,15 +62,14 @@ def main() -> int:
 
 def over_http(url: str, plan: ServingPlan) -> tuple[float, float]:
     """Return the output tokens per second and the median TTFT in seconds."""
-    figures = measure_serving(plan, url, Quiet(), offline=True).groups["all"]
+    figures = measure_serving(plan, url, Quiet(), offline=True).figures
     assert figures.completed == figures.total, figures.failed
     return figures.per_second(figures.output_tokens), figures.times["ttft"].p50
 
 
 def in_process(engine: Engine, plan: ServingPlan) -> tuple[float, float]:
     """Return the output tokens per second and the median TTFT in seconds of the same requests."""
-    maker = RequestMaker(plan, "")
-    prompts = iter([maker.words(index, plan.prompt) for index in range(plan.requests or 0)])
+    prompts = iter([str(request_of(plan, "", index).body["prompt"]) for index in range(plan.requests or 0)])
     ends = dict.fromkeys(engine.tokenizer.end_of_generation, -np.inf)
     sampling = SamplingParams(temperature=0, logit_bias=ends)
 

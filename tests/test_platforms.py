@@ -155,7 +155,6 @@ def _constants(call: ast.Call) -> Iterator[str]:
 
 # Files that only POSIX reaches, or that exist only there; their contents are ASCII.
 EXCEPTIONS = {
-    "base/machine/energy.py": "/sys",
     "base/machine/memory.py": "/proc",
     "base/machine/processor.py": "sysctl of macOS",
     "hub/local/safe_writes.py": "flock, and folders that can be opened only on POSIX",

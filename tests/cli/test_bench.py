@@ -298,7 +298,7 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
         (("--endpoint", "ftp://127.0.0.1/v1#m"), 2, "ftp://"),
         (("--endpoint", "http://127.0.0.1:9/v1#m", "--threads", "2"), 2, "--threads: cannot be set for an endpoint"),
         (("--endpoint", "http://127.0.0.1:9/v1#m", "--cold"), 2, "--cold: works only for models on this machine"),
-        (("--compare-price", "1"), 2, "--compare-price: needs the price of electricity"),
+        (("--compare-price", "1"), 2, "--compare-price: no longer exists"),
         (("history", "-o", "csv"), 2, "-o csv: not supported for the list of runs"),
         (("--profile", "--backend", "llama"), 2, "--profile: only the CPU engine"),
         (("--profile", "-o", "csv"), 2, "--profile: -o csv"),

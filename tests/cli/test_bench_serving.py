@@ -27,7 +27,7 @@ def test_a_table_has_percentiles_and_goodput() -> None:
     done = bench(FakeModel(), "--rate", "100", "--requests", "20", "--goodput", "ttft:60000")
     text = done.stdout.decode()
     assert done.returncode == 0, done.stderr.decode()
-    assert "random  4 in, 4 out  open loop at 100 requests/s" in text
+    assert "4 in, 4 out  open loop at 100 requests/s" in text
     for word in ("TTFT", "TPOT", "ITL", "E2E", "p50", "p90", "p99", "throughput: "):
         assert word in text
     assert "100% of requests (TTFT <= 60000 ms)" in text
@@ -41,8 +41,8 @@ def test_json_is_a_list_with_an_object_for_each_rate() -> None:
 
 def test_markdown_is_a_table_and_a_list() -> None:
     lines = bench(FakeModel(), "--requests", "5", "-o", "md").stdout.decode().splitlines()
-    assert lines[2] == "|  | time | count | mean | p50 | p90 | p99 |"
-    assert lines[4].startswith("| all | TTFT | 5 |")
+    assert lines[2] == "| time | count | mean | p50 | p90 | p99 |"
+    assert lines[4].startswith("| TTFT | 5 |")
     assert lines[-1].startswith("- throughput: ")
 
 

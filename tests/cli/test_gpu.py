@@ -8,7 +8,6 @@ import os
 import pytest
 
 from llmrun.backends.llama import probe
-from llmrun.base.machine.energy import nvml_sources
 from tests.support.cli.commands import llmrun
 from tests.support.cli.gpu_commands import GREEDY, GpuCommands, benched
 from tests.support.models.downloads import smollm2
@@ -58,10 +57,7 @@ def test_fit_counts_the_layers_on_the_gpu(name: str) -> None:
     assert "fits the GPU" in llmrun("fit", str(smollm2())).stdout.decode()
 
 
-def test_bench_measures_the_gpu_and_its_energy() -> None:
+def test_bench_measures_the_gpu() -> None:
     rows = benched()
-    on_the_gpu = rows[31, "decode"]
-    if nvml_sources():
-        assert "NVML" in on_the_gpu["energy_source"]
-        assert on_the_gpu["joules_per_token"] > 0
-        assert "NVML" not in (rows[0, "decode"]["energy_source"] or "")
+    assert rows[31, "decode"]["avg_ts"] > 0
+    assert rows[0, "decode"]["avg_ts"] > 0

@@ -72,8 +72,7 @@ def test_fit_leaves_the_device_alone() -> None:
 
 
 def test_bench_measures_the_device() -> None:
-    for row in benched().values():
-        assert "NVML" not in (row["energy_source"] or "")
+    assert all(row["avg_ts"] > 0 for row in benched().values())
 
 
 def test_a_device_that_is_not_there_is_explained() -> None:

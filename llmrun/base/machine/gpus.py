@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.base.machine.energy import nvidia_cards
+from llmrun.base.machine.nvidia import nvidia_cards
 from llmrun.base.machine.processor import number_of, processor_name, text_of
 
 _DISPLAY_CLASS = "0x03"  # the PCI class of VGA, 3D and display controllers

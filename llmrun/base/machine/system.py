@@ -12,8 +12,8 @@ import psutil
 
 from llmrun import __version__
 from llmrun.base.machine.cpu_count import default_threads
-from llmrun.base.machine.energy import gpu_names
 from llmrun.base.machine.memory import free_memory, memory_facts, processor_quota, whole_memory
+from llmrun.base.machine.nvidia import nvidia_cards
 from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
 
 _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
@@ -40,7 +40,7 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
         **memory_facts(root),
         **_power(),
         **machine_facts(root),
-        "gpus": gpu_names(),
+        "gpus": [card.name for card in nvidia_cards()],
         "os": _operating_system(),
         "kernel": platform.release(),
         "python": platform.python_version(),

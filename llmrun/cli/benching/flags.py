@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,16 +18,7 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import drafts, models, one_of
 from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_CHOICES, KV_TYPE, parse_kv_type
-from llmrun.jobs.bench.serving.plan import (
-    CONCURRENCY,
-    OVERLOAD,
-    OVERLOAD_FACTOR,
-    RANDOM,
-    WORKLOADS,
-    Rate,
-    ServingPlan,
-    parse_goodput,
-)
+from llmrun.jobs.bench.serving.plan import CONCURRENCY, ServingPlan, parse_goodput
 from llmrun.options.settings import SPECULATE_OFF, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -36,6 +27,15 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 LISTS = ("table", "json", "jsonl")  # the output formats for lists of runs
 DEFAULT_SECONDS = 30.0
+_REMOVED = {
+    "workload": "all prompts are different random words; a --rate above the capacity overloads a server",
+    "same": "to compare answers, send the same seeded requests alone and under load",
+    "price_kwh": "bench no longer measures energy; use a power meter or nvidia-smi",
+    "compare_price": "bench no longer measures energy; use a power meter or nvidia-smi",
+}
+SERVER_DECIDES = ("threads", "backend", "kv_type", "gpu_layers", "speculate", "lora")
+_SERVING = ("rate", "requests", "duration", "burstiness", "goodput", "seed")
+_NOT_SERVING = ("chat", "prompts", "cold", "profile", "seconds", "repetitions", "html", "save", *SERVER_DECIDES)
 _LIST = "(a number, 1,2,8 or 1-8)."
 _BACKENDS = ", ".join(CHOICES)
 
@@ -87,7 +87,7 @@ class BenchFlags:
         typer.Option(
             "--rate",
             metavar="R",
-            help="Requests per second, sent on time; 2x: twice the capacity.",
+            help="Requests per second, sent on time.",
         ),
     ] = None
     requests: Annotated[int | None, typer.Option("--requests", metavar="N", min=1, help="Stop after N requests.")] = (
@@ -101,16 +101,6 @@ class BenchFlags:
         float | None,
         typer.Option("--burstiness", metavar="B", help="Shape of the arrivals; below 1 is burstier.  [default: 1]"),
     ] = None
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            "--workload",
-            metavar="NAME",
-            help="random, shared-prefix, mixed or overload.  [default: random]",
-            autocompletion=one_of(*WORKLOADS),
-        ),
-    ] = None
-    same: Annotated[bool, typer.Option("--same", hidden=True)] = False  # removed
     goodput: Annotated[
         list[str] | None,
         typer.Option("--goodput", metavar="LIMITS", help="Count requests within limits in ms: ttft:500,itl:150."),
@@ -173,16 +163,10 @@ class BenchFlags:
     json_output: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts.")] = None
     save: Annotated[bool, typer.Option("--save", help="Save the run for `bench history` and `bench compare`.")] = False
-    price_kwh: Annotated[
-        float | None,
-        typer.Option("--price-kwh", metavar="P", min=0.0, help="Electricity price per kWh, to show the cost."),
-    ] = None
-    compare_price: Annotated[
-        float | None,
-        typer.Option(
-            "--compare-price", metavar="P", min=0.0, help="API price per million tokens, to compare the cost."
-        ),
-    ] = None
+    workload: Annotated[str | None, typer.Option("--workload", hidden=True)] = None  # this and the next three: removed
+    same: Annotated[bool, typer.Option("--same", hidden=True)] = False
+    price_kwh: Annotated[str | None, typer.Option("--price-kwh", hidden=True)] = None
+    compare_price: Annotated[str | None, typer.Option("--compare-price", hidden=True)] = None
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
@@ -190,9 +174,21 @@ class BenchFlags:
 
     def settings(self) -> Settings:
         """Load the settings, which provide defaults for some flags, and configure the output. Raises UsageError."""
+        for flag in self.given(_REMOVED):
+            raise UsageError(f"{flag}: no longer exists", hint=_REMOVED[flag.removeprefix("--").replace("-", "_")])
         settings = load_settings({"offline": self.offline or None, "quiet": self.quiet or None})
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
+
+    def given(self, names: Iterable[str]) -> list[str]:
+        """Return those of these flags that were given, such as `--kv-type` for the field `kv_type`."""
+        values = ((name, getattr(self, name)) for name in names)
+        return [f"--{name.replace('_', '-')}" for name, value in values if value is not None and value is not False]
+
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Raise UsageError if one of these flags was given. `why` follows its name."""
+        for flag in self.given(names):
+            raise UsageError(f"{flag}: {why}")
 
     @property
     def format(self) -> str:
@@ -280,9 +276,7 @@ def workloads(flags: BenchFlags) -> list[Workload]:
 
     from llmrun.jobs.bench.measuring.workload import chats, cold_starts, from_file, numbers, synthetic
 
-    kinds = [
-        name for name, given in (("--chat", flags.chat), ("--cold", flags.cold), ("--prompts", flags.prompts)) if given
-    ]
+    kinds = flags.given(("chat", "cold", "prompts"))
     if len(kinds) > 1:
         raise UsageError(f"{kinds[0]}: cannot be combined with {kinds[1]}")
     concurrencies = numbers(flags.concurrency or "1", "--concurrency", 1)
@@ -306,22 +300,12 @@ def workloads(flags: BenchFlags) -> list[Workload]:
 SERVING_FORMATS = ("table", "md", "json", "jsonl")
 _FASTEST = 100_000.0  # requests per second
 _MOST_SECONDS = 86_400.0
-_RATE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(x?)")
+_RATE = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
 def serving_flag(flags: BenchFlags) -> str:
     """Return the first flag that asks for the serving benchmark, or "" if there is none."""
-    given = (
-        ("--rate", flags.rate),
-        ("--requests", flags.requests),
-        ("--duration", flags.duration),
-        ("--burstiness", flags.burstiness),
-        ("--workload", flags.workload),
-        ("--same", flags.same or None),
-        ("--goodput", flags.goodput),
-        ("--seed", flags.seed),
-    )
-    return next((name for name, value in given if value is not None), "")
+    return next(iter(flags.given(_SERVING)), "")
 
 
 def serving_endpoints(flags: BenchFlags, models: Sequence[str], flag: str) -> list[str]:
@@ -342,17 +326,19 @@ def serving_endpoints(flags: BenchFlags, models: Sequence[str], flag: str) -> li
 
 def serving_plans(flags: BenchFlags, flag: str) -> list[ServingPlan]:
     """Return a plan for each rate. `flag` asks for the serving benchmark. Raises UsageError."""
-    _refuse_other_flags(flags, flag)
-    workload = _workload(flags)
-    rates = _rates(flags, workload)
-    if flags.burstiness is not None and rates == [None]:
+    flags.refuse(_NOT_SERVING, f"cannot be combined with {flag}")
+    if flags.n_depth != "0":
+        raise UsageError(f"--n-depth: cannot be combined with {flag}")
+    if flags.format not in SERVING_FORMATS:
+        raise UsageError(f"-o {flags.format}: not supported with {flag}: use one of {', '.join(SERVING_FORMATS)}")
+    rates = _rates(flags.rate)
+    if flags.rate is None and flags.burstiness is not None:
         raise UsageError("--burstiness: needs --rate")
-    if flags.concurrency is not None and any(rate and not rate.is_multiple for rate in rates):
+    if flags.rate is not None and flags.concurrency is not None:
         raise UsageError("--concurrency: cannot be combined with --rate")
     seed = secrets.randbits(32) if flags.seed is None else flags.seed
     return [
         ServingPlan(
-            workload=workload,
             rate=rate,
             requests=flags.requests,
             duration=_positive(flags.duration, "--duration", _MOST_SECONDS),
@@ -360,7 +346,6 @@ def serving_plans(flags: BenchFlags, flag: str) -> list[ServingPlan]:
             concurrency=_one_number(flags.concurrency or str(CONCURRENCY), "--concurrency", 1),
             prompt=_one_number(flags.n_prompt, "--n-prompt", 1),
             generate=_one_number(flags.n_gen, "--n-gen", 1),
-            depth=_one_number(flags.n_depth, "--n-depth", 0),
             limits=parse_goodput(flags.goodput) if flags.goodput else {},
             seed=seed,
         )
@@ -368,53 +353,23 @@ def serving_plans(flags: BenchFlags, flag: str) -> list[ServingPlan]:
     ]
 
 
-def _workload(flags: BenchFlags) -> str:
-    if flags.same:
-        hint = "to compare answers, send the same seeded requests alone and under load"
-        raise UsageError("--same: no longer exists", hint=hint)
-    if flags.workload is not None and flags.workload not in WORKLOADS:
-        raise UsageError(f"--workload: {flags.workload!r} is not one of {', '.join(WORKLOADS)}")
-    return flags.workload or RANDOM
-
-
-def _refuse_other_flags(flags: BenchFlags, flag: str) -> None:
-    for name, value in (
-        ("--chat", flags.chat or None),
-        ("--prompts", flags.prompts),
-        ("--cold", flags.cold or None),
-        ("--profile", flags.profile or None),
-        ("--seconds", flags.seconds),
-        ("--repetitions", flags.repetitions),
-        ("--html", flags.html),
-        ("--save", flags.save or None),
-        ("--price-kwh", flags.price_kwh),
-        ("--compare-price", flags.compare_price),
-        ("--threads", flags.threads),
-        ("--backend", flags.backend),
-        ("--kv-type", flags.kv_type),
-        ("--gpu-layers", flags.gpu_layers),
-        ("--speculate", flags.speculate),
-        ("--lora", flags.lora),
-    ):
-        if value is not None:
-            raise UsageError(f"{name}: cannot be combined with {flag}")
-    if flags.format not in SERVING_FORMATS:
-        raise UsageError(f"-o {flags.format}: not supported with {flag}: use one of {', '.join(SERVING_FORMATS)}")
-
-
-def _rates(flags: BenchFlags, workload: str) -> list[Rate | None]:
+def _rates(text: str | None) -> list[float | None]:
     """Return the rates of the open loops, or [None] for a closed loop."""
-    if flags.rate is None:
-        return [Rate(OVERLOAD_FACTOR, is_multiple=True) if workload == OVERLOAD else None]
-    rates: list[Rate | None] = []
-    for part in flags.rate.split(","):
-        match = _RATE.fullmatch(part.strip())
-        if match is None or not 0 < float(match[1]) <= _FASTEST:
+    if text is None:
+        return [None]
+    rates: list[float | None] = []
+    for part in map(str.strip, text.split(",")):
+        if part.endswith("x"):
+            raise UsageError(
+                f"--rate: {part!r}: multiples of the capacity no longer exist",
+                hint="measure the capacity without --rate, then give a number of requests per second",
+            )
+        if not _RATE.fullmatch(part) or not 0 < float(part) <= _FASTEST:
             raise UsageError(
                 f"--rate: {part!r} is not a number of requests per second between 0 and {_FASTEST:,.0f}",
-                hint="examples: 2.5 or 1,2,4 or 2x (twice the measured capacity)",
+                hint="examples: 2.5 or 1,2,4",
             )
-        rates.append(Rate(float(match[1]), is_multiple=match[2] == "x"))
+        rates.append(float(part))
     return list(dict.fromkeys(rates))
 
 

@@ -6,7 +6,6 @@ a README.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from llmrun.cli.console.terminal import columns, visible_line
 from llmrun.jobs.bench.documents.document import (
     Document,
     Result,
+    Roofline,
     Verdict,
     answer_sentences,
     metric_of,
@@ -36,7 +36,6 @@ from llmrun.jobs.bench.documents.document import (
     verdict_sentence,
 )
 from llmrun.jobs.bench.statistics import MINIMUM_ROUNDS
-from llmrun.jobs.bench.system import beside_api
 from llmrun.options.settings import SPECULATE_OFF
 
 _COLUMNS = ("load", "cold", "ttft", "prefill", "tpot", "decode", "e2e", "throughput", "requests")
@@ -78,12 +77,7 @@ def draft_words(result: Result) -> tuple[str, str]:
     return "" if of_step is None else f"{of_step:.2f}", "" if accepted is None else format_percent(accepted)
 
 
-_BAR = 10  # the width of a bar in columns
-_BARS_FROM = 96  # Bars are shown only on terminals with at least this many columns.
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-def show_tables(document: Document, api_price: float | None) -> None:
+def show_tables(document: Document) -> None:
     """Print the tables of a document to stdout. With --verbose, include the statistics of all metrics."""
     out.picture(_heading(document))
     out.picture(_speeds(document))
@@ -94,9 +88,6 @@ def show_tables(document: Document, api_price: float | None) -> None:
     lines = [verdict_sentence(document, verdict) for verdict in document.verdicts]
     lines += _unjudged(document)
     lines += answer_sentences(document)
-    lines += _energy_lines(document, api_price)
-    if out.verbose:
-        lines += document.prefetching
     if lines:
         out.picture(Text())
         for line in lines:
@@ -106,13 +97,12 @@ def show_tables(document: Document, api_price: float | None) -> None:
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int = 1) -> Table:
     """Build a table without borders.
 
-    Columns from `numbers_from` on are right-aligned, except bars, which have no heading. The caller must pass untrusted
-    text through `visible_line` first.
+    Columns from `numbers_from` on are right-aligned. The caller must pass untrusted text through `visible_line` first.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
-        is_number = number >= numbers_from and head != ""
-        table.add_column(head, justify="right" if is_number else "left", no_wrap=number >= numbers_from)
+        is_number = number >= numbers_from
+        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
         table.add_row(*row)
     return table
@@ -142,31 +132,21 @@ def _heading(document: Document) -> Text:
 def _speeds(document: Document) -> Table:
     """Return the table of medians, with fewer columns on a narrow terminal."""
     names = shown_metrics(document)
-    with_bars = columns() >= _BARS_FROM and len(document.results) > 1
     with_memory = any(result.peak_memory for result in document.results)
     for left_out in (None, "load", "tpot", "e2e"):
         names = [name for name in names if name != left_out]
-        table = _speeds_table(document, names, with_bars=with_bars, with_memory=with_memory and left_out is None)
+        table = _speeds_table(document, names, with_memory=with_memory and left_out is None)
         if out.width_of(table) <= columns():
             break
     return table
 
 
-def _speeds_table(document: Document, names: Sequence[str], *, with_bars: bool, with_memory: bool) -> Table:
-    heads, rows = [""], [[Text(visible_line(name))] for name in result_names(document)]
-    for name in names:
-        heads.append(head_words(name))
-        for row, result in zip(rows, document.results, strict=True):
-            row.append(Text(figure_words(result, name)))
-        if with_bars and metric_of(name).is_speed:
-            heads.append("")
-            for row, share in zip(rows, _shares_of_the_largest(document, name), strict=True):
-                row.append(Text(bar(share), style="cyan"))
-    if with_memory:
-        heads.append("memory")
-        for row, result in zip(rows, document.results, strict=True):
-            row.append(Text(format_mebibytes(result.peak_memory) if result.peak_memory else ""))
-    return table_of(heads, rows)
+def _speeds_table(document: Document, names: Sequence[str], *, with_memory: bool) -> Table:
+    rows = []
+    for name, result in zip(result_names(document), document.results, strict=True):
+        memory = [_memory(result)] if with_memory else []
+        rows.append([visible_line(name), *(figure_words(result, metric) for metric in names), *memory])
+    return table_of(["", *map(head_words, names), *(["memory"] if with_memory else [])], rows)
 
 
 def _speculation(document: Document) -> Table | None:
@@ -192,18 +172,6 @@ def _ratio(verdict: Verdict | None) -> str:
     return f"{verdict.ratio:.2f} ({verdict.low:.2f} to {verdict.high:.2f})"
 
 
-def _shares_of_the_largest(document: Document, name: str) -> list[float]:
-    values = [result.figures[name].median if name in result.figures else 0.0 for result in document.results]
-    return [value / max(values) if max(values) else 0.0 for value in values]
-
-
-def bar(share: float, width: int = _BAR) -> str:
-    """Return a bar that fills `share` of `width` columns, with a resolution of an eighth of a column."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8) if math.isfinite(share) else 0
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
-
-
 def _limits(document: Document) -> Table | None:
     """Return the table with the shares of the machine's limits, or None if they were not measured."""
     found = [
@@ -214,25 +182,13 @@ def _limits(document: Document) -> Table | None:
     if not found:
         return None
     limits = found[0][1]
-    with_bars = columns() >= _BARS_FROM
-    rows = []
-    for name, roofline in found:
-        row = [Text(visible_line(name))]
-        for share in (roofline.decode_share, roofline.prefill_share):
-            row.append(Text("" if share is None else format_percent(share)))
-            row += [Text("" if share is None else bar(share), style="green")] if with_bars else []
-        rows.append(row)
-    bars = [""] if with_bars else []
-    return table_of(
-        [
-            "share of limits",
-            f"decode\nof {format_bandwidth(limits.read_bandwidth)} read",
-            *bars,
-            f"prefill\nof {format_number(limits.multiply_rate / 1e9)} G int8 products/s",
-            *bars,
-        ],
-        rows,
-    )
+    rows = [[visible_line(name), *_shares(roofline)] for name, roofline in found]
+    heads = [
+        "share of limits",
+        f"decode\nof {format_bandwidth(limits.read_bandwidth)} read",
+        f"prefill\nof {format_number(limits.multiply_rate / 1e9)} G int8 products/s",
+    ]
+    return table_of(heads, rows)
 
 
 def _all_figures(document: Document) -> Table:
@@ -244,22 +200,6 @@ def _all_figures(document: Document) -> Table:
             spread = [words(value) for value in (figure.median, figure.mean, figure.stddev)]
             rows.append([visible_line(name), metric_of(metric).words, f"{figure.count:,}", *spread, *tail])
     return table_of(["", "figure", "count", "median", "mean", "stddev", "p95", "p99"], rows, numbers_from=2)
-
-
-def _energy_lines(document: Document, api_price: float | None) -> list[str]:
-    lines = []
-    for name, result in zip(result_names(document), document.results, strict=True):
-        energy = result.energy
-        if energy is None:
-            continue
-        joules, watts = format_number(energy.joules_per_token), format_number(energy.watts)
-        words = f"{name}: {joules} J per token, {watts} W ({energy.source})"
-        if energy.cost_per_million is not None:
-            words += f", {format_number(energy.cost_per_million)} per million tokens"
-            if api_price:
-                words += f". {beside_api(energy.cost_per_million, api_price)[1]}"
-        lines.append(words)
-    return lines
 
 
 # Unescaped, these characters would end a cell or start markup or HTML.
@@ -285,7 +225,8 @@ def markdown(document: Document) -> str:
             escaped(name),
             *(figure_words(result, one) for one in names),
             *(draft_words(result) if with_drafts else ()),
-            *_machine(result),
+            _memory(result),
+            *_shares(result.roofline),
         ]
         for name, result in zip(result_names(document), document.results, strict=True)
     ]
@@ -306,21 +247,24 @@ def escaped(text: str) -> str:
     return visible_line(text).translate(_ESCAPED)
 
 
-def _machine(result: Result) -> list[str]:
-    roofline = result.roofline
+def _shares(roofline: Roofline | None) -> list[str]:
+    """Format the shares of the machine's limits that decode and prefill reached. Empty if unknown."""
     shares = (None, None) if roofline is None else (roofline.decode_share, roofline.prefill_share)
-    memory = format_mebibytes(result.peak_memory) if result.peak_memory else ""
-    return [memory, *("" if share is None else format_percent(share) for share in shares)]
+    return ["" if share is None else format_percent(share) for share in shares]
+
+
+def _memory(result: Result) -> str:
+    return format_mebibytes(result.peak_memory) if result.peak_memory else ""
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def show_document(document: Document, kind: str, *, api_price: float | None = None) -> None:
+def show_document(document: Document, kind: str) -> None:
     """Print a document to stdout in the format `kind` (see flags.FORMATS), and failures and notes to stderr."""
     if kind == "table":
-        show_tables(document, api_price)
+        show_tables(document)
     elif kind == "md":
         out.answer(markdown(document))
         out.end_answer()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -11,9 +10,7 @@ from llmrun.cli.benching.run_output import escaped, table_lines, table_of
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import LiveReporter
 from llmrun.cli.console.terminal import visible_line
-from llmrun.jobs.bench.serving.plan import (
-    ServingPlan,
-)
+from llmrun.jobs.bench.serving.plan import ServingPlan
 from llmrun.jobs.bench.serving.runs import (
     TIMES_HEAD,
     ServingResult,
@@ -23,9 +20,6 @@ from llmrun.jobs.bench.serving.runs import (
     times_rows,
     to_row,
 )
-
-if TYPE_CHECKING:
-    pass
 
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -49,7 +43,10 @@ def measure_servers(plans: Sequence[ServingPlan], endpoints: Sequence[str], kind
                 break
     if kind == "json":
         out.json_list([to_row(found) for found in results])
-    return _exit_code(results)
+    if results[-1].interrupted:
+        out.note("interrupted: showing the requests that had ended")
+        return INTERRUPTED
+    return 0
 
 
 def _show(found: ServingResult, kind: str, *, is_first: bool) -> None:
@@ -64,27 +61,14 @@ def _show(found: ServingResult, kind: str, *, is_first: bool) -> None:
         return
     out.picture(Text(visible_line(heading(found)), style="bold"))
     if rows:
-        out.picture(table_of(TIMES_HEAD, _merged([[visible_line(cell) for cell in row] for row in rows])))
+        out.picture(table_of(TIMES_HEAD, rows))
         out.picture(Text())
     out.lines(sentences(found))
 
 
-def _merged(rows: Sequence[list[str]]) -> list[list[str]]:
-    """Leave out the name of a row if it equals that of the row before."""
-    before = ["", *(row[0] for row in rows)]
-    return [["" if row[0] == name else row[0], *row[1:]] for row, name in zip(rows, before, strict=False)]
-
-
-def _show_markdown(found: ServingResult, rows: list[list[str]]) -> None:
+def _show_markdown(found: ServingResult, rows: Sequence[Sequence[str]]) -> None:
     lines = [f"**{escaped(heading(found))}**", ""]
     if rows:
-        lines += [*table_lines(TIMES_HEAD, [[escaped(cell) for cell in row] for row in rows], numbers_from=2), ""]
+        lines += [*table_lines(TIMES_HEAD, rows, numbers_from=1), ""]
     out.answer("\n".join([*lines, *(f"- {escaped(sentence)}" for sentence in sentences(found))]))
     out.end_answer()
-
-
-def _exit_code(results: Sequence[ServingResult]) -> int:
-    if results[-1].interrupted:
-        out.note("interrupted: showing the requests that had ended")
-        return INTERRUPTED
-    return 0

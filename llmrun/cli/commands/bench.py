@@ -33,6 +33,7 @@ from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_earl
 from llmrun.cli.benching.flags import (
     FORMATS,
     LISTS,
+    SERVER_DECIDES,
     BenchFlags,
     Knobs,
     knobs,
@@ -71,8 +72,6 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     kind, lists, asked, seconds = flags.format, knobs(flags, settings), workloads(flags), flags.time_limit
     if flags.html is not None and not flags.html.expanduser().absolute().parent.is_dir():
         raise UsageError(f"--html: {flags.html}: the folder does not exist")
-    if flags.compare_price is not None and flags.price_kwh is None:
-        raise UsageError("--compare-price: needs the price of electricity", hint="add --price-kwh")
     if flags.profile and flags.speculate is not None:
         raise UsageError("--profile: cannot be combined with --speculate")
     if flags.profile and flags.lora:
@@ -113,7 +112,7 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
     if not local and not endpoints:
         local = [settings.model]
     if endpoints and not local:
-        _refuse_what_a_server_decides(flags)
+        flags.refuse(SERVER_DECIDES, "cannot be set for an endpoint")
     if endpoints and (flags.cold or flags.profile):
         raise UsageError(
             f"{'--cold' if flags.cold else '--profile'}: works only for models on this machine, not for an endpoint"
@@ -158,19 +157,6 @@ def _names(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(model_named(name.strip()) for some in lists for name in some))
 
 
-def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
-    for flag, value in (
-        ("--threads", flags.threads),
-        ("--backend", flags.backend),
-        ("--kv-type", flags.kv_type),
-        ("--gpu-layers", flags.gpu_layers),
-        ("--speculate", flags.speculate),
-        ("--lora", flags.lora),
-    ):
-        if value is not None:
-            raise UsageError(f"{flag}: cannot be set for an endpoint")
-
-
 def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
     """Return the display name of a model and the path of its file."""
     if any(map(is_stand_in, backends)):
@@ -209,7 +195,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     for words in warnings_between(system, system_state()):
         out.note(words)
     typed = shell.words(["llmrun", *sys.argv[1:]])
-    return document(outcome, command=typed, system=system, digests=digests, price_kwh=flags.price_kwh)
+    return document(outcome, command=typed, system=system, digests=digests)
 
 
 def _raise_if_empty(outcome: Outcome) -> None:
@@ -226,7 +212,7 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     from llmrun.jobs.bench.documents.history import save
 
     try:
-        show_document(found, kind, api_price=flags.compare_price)
+        show_document(found, kind)
         if flags.html is not None:
             write_page(found, flags.html)
     finally:  # Save the run even if the pipe is closed or the page cannot be written.
@@ -234,8 +220,6 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
             save(found)
     if flags.save:
         out.note(f"saved as {found.identity}: list saved runs with `llmrun bench history`")
-    if flags.price_kwh is not None and all(result.energy is None for result in found.results):
-        out.note("cannot compute the cost of tokens: this machine does not report its energy use")
     failed = [result.failure for result in found.results if result.failure is not None]
     if found.interrupted:
         return INTERRUPTED

@@ -9,7 +9,7 @@ import pytest
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.benching.flags import BenchFlags, serving_endpoints, serving_flag, serving_plans
-from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, Rate, ServingPlan
+from llmrun.jobs.bench.serving.plan import ServingPlan
 
 URL = "http://127.0.0.1:9/v1#m"
 
@@ -30,8 +30,6 @@ def test_without_its_flags_there_is_no_serving_benchmark() -> None:
         {"requests": 1},
         {"duration": 1.0},
         {"burstiness": 1.0},
-        {"workload": "mixed"},
-        {"same": True},
         {"goodput": ["ttft:1"]},
         {"seed": 0},
     ],
@@ -42,30 +40,32 @@ def test_each_of_its_flags_asks_for_it(given: dict[str, Any]) -> None:
 
 
 def test_every_rate_is_a_plan() -> None:
-    found = plans(rate="0.5, 2,1.5x", requests=7, n_prompt="9", n_gen="8", n_depth="3", seed=5, burstiness=0.5)
-    assert [plan.rate for plan in found] == [Rate(0.5), Rate(2.0), Rate(1.5, is_multiple=True)]
+    found = plans(rate="0.5, 2,.25", requests=7, n_prompt="9", n_gen="8", seed=5, burstiness=0.5)
+    assert [plan.rate for plan in found] == [0.5, 2.0, 0.25]
     first = found[0]
-    assert (first.prompt, first.generate, first.depth, first.requests, first.seed, first.burstiness) == (
-        9,
-        8,
-        3,
-        7,
-        5,
-        0.5,
-    )
-    assert first.workload == RANDOM
+    assert (first.prompt, first.generate, first.requests, first.seed, first.burstiness) == (9, 8, 7, 5, 0.5)
 
 
 def test_a_plan_has_the_fields_defaults() -> None:
     (plan,) = plans(requests=100)
     assert (plan.rate, plan.concurrency, plan.duration, plan.sending_s) == (None, 16, None, None)
-    (plan,) = plans(workload="mixed")
-    assert (plan.workload, plan.prefix, plan.sending_s) == (MIXED, 4096, 30.0)
+    (plan,) = plans(seed=1)
+    assert plan.sending_s == 30.0
 
 
-def test_overload_is_twice_the_capacity() -> None:
-    assert [(plan.workload, plan.rate) for plan in plans(workload="overload")] == [(OVERLOAD, Rate(2.0, True))]
-    assert plans(workload="overload", rate="3")[0].rate == Rate(3.0)
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"workload": "mixed"}, "--workload"),
+        ({"same": True}, "--same"),
+        ({"price_kwh": "0.3"}, "--price-kwh"),
+        ({"compare_price": "0.6"}, "--compare-price"),
+    ],
+)
+def test_removed_flags_name_their_successors(given: dict[str, Any], flag: str) -> None:
+    with pytest.raises(UsageError, match=f"^{flag}: no longer exists$") as caught:
+        BenchFlags(**given).settings()
+    assert caught.value.hint
 
 
 def test_without_a_seed_every_run_has_other_prompts() -> None:
@@ -81,9 +81,8 @@ def test_without_a_seed_every_run_has_other_prompts() -> None:
         ({"rate": "1,"}, "--rate: ''"),
         ({"rate": "1e9"}, "--rate: '1e9'"),
         ({"rate": "-1"}, "--rate: '-1'"),
-        ({"workload": "heavy"}, "--workload: 'heavy' is not one of random, shared-prefix, mixed, overload"),
-        ({"same": True}, "--same: no longer exists"),
-        ({"workload": "cancel"}, "--workload: 'cancel' is not one of random, shared-prefix, mixed, overload"),
+        ({"rate": "2x"}, "--rate: '2x': multiples of the capacity no longer exist"),
+        ({"rate": "1", "n_depth": "9"}, "--n-depth: cannot be combined with --rate"),
         ({"burstiness": 2.0}, "--burstiness: needs --rate"),
         ({"burstiness": -1.0, "rate": "1"}, "--burstiness: -1 is not between"),
         ({"duration": float("nan")}, "--duration: nan is not between"),

@@ -14,7 +14,6 @@ from llmrun.jobs.bench.documents.document import (
     METRICS,
     Distribution,
     Document,
-    Energy,
     Failure,
     Result,
     Roofline,
@@ -78,10 +77,6 @@ def measured(
     prefills = [prefill * noise.gauss(1, 0.02) for _ in range(repetitions)]
     first = [prompt / speed + 1 / decode for speed in prefills]
     gaps = [noise.lognormvariate(math.log(1 / decode), 0.06) * (6 if noise.random() < 0.01 else 1) for _ in range(1270)]
-    clock, timeline = first[0], [(first[0], 1)]
-    for token in range(2, generate + 1):
-        clock += gaps[token]
-        timeline.append((clock, token))
     whole = [wait + (generate - 1) / speed for wait, speed in zip(first, decodes, strict=True)]
     samples = {"ttft": first, "prefill": prefills, "decode": decodes, "e2e": whole, "tpot": [1 / x for x in decodes]}
     if concurrency > 1:
@@ -102,13 +97,11 @@ def measured(
         workload=WorkloadFacts("synthetic", f"{prompt} in, {generate} out{at_once}", prompt, generate, 0, concurrency),
         figures={**figures, "itl": distribution(gaps)},
         samples={key: tuple(each) for key, each in samples.items()},
-        timeline=tuple(timeline),
         gaps=tuple(ordered[round((len(ordered) - 1) * percent / 100)] for percent in range(101)),
         peak_memory=312 << 20,
         roofline=Roofline(19.4e9, 412e9, 9.4e7, 1.35e8, decode * 9.4e7 / 19.4e9, prefill * 1.35e8 / 412e9)
         if roofline
         else None,
-        energy=Energy("RAPL package", 41.3, 41.3 / decode, 0.12) if backend == "cpu" else None,
     )
 
 
@@ -181,9 +174,7 @@ def all_failed() -> Document:
 
 def without_samples() -> Document:
     """Return a document of a run interrupted before the end of its first repetition."""
-    return document(
-        replace(measured("cpu", 152.0, 2210.0), figures={}, samples={}, timeline=(), gaps=()), interrupted=True
-    )
+    return document(replace(measured("cpu", 152.0, 2210.0), figures={}, samples={}, gaps=()), interrupted=True)
 
 
 def hostile() -> Document:
@@ -191,9 +182,8 @@ def hostile() -> Document:
     subject = Subject(HOSTILE, HOSTILE, HOSTILE, 2, HOSTILE, HOSTILE, HOSTILE, {HOSTILE: HOSTILE, "list": [HOSTILE]})
     good = measured("cpu", 152.0, 2210.0)
     workload = replace(good.workload, kind=HOSTILE, label=HOSTILE)
-    energy = Energy(HOSTILE, 41.3, 0.3)
     figures = {**good.figures, HOSTILE: distribution([1.0])}
-    one = replace(good, subject=subject, workload=workload, energy=energy, figures=figures)
+    one = replace(good, subject=subject, workload=workload, figures=figures)
     return Document(
         identity=HOSTILE,
         created=HOSTILE,
@@ -232,11 +222,9 @@ def documents() -> st.SearchStrategy[Document]:
             metric, st.builds(Distribution, st.integers(0, 10**6), number, number, number, maybe, maybe), max_size=5
         ),
         samples=st.dictionaries(metric, st.lists(number, max_size=14).map(tuple), max_size=5),
-        timeline=st.lists(st.tuples(number, st.integers(0, 10**6)), max_size=8).map(tuple),
         gaps=st.lists(number, max_size=12).map(tuple),
         peak_memory=st.integers(0, 2**50),
         roofline=st.none() | st.builds(Roofline, number, number, number, number, maybe, maybe),
-        energy=st.none() | st.builds(Energy, text, number, number, maybe),
         failure=st.none() | st.builds(Failure, text, text, st.integers(0, 255)),
     )
     return st.lists(result, max_size=8).flatmap(

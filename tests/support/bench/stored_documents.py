@@ -8,7 +8,6 @@ from llmrun.jobs.bench.documents.document import (
     AnswerCheck,
     Distribution,
     Document,
-    Energy,
     Failure,
     Result,
     Roofline,
@@ -51,12 +50,10 @@ def result(backend: str = "cpu", speeds: tuple[float, ...] = (60.0, 62.0, 61.0))
             "decode": distribution(61.0),
         },
         samples={"prefill": tuple(10 * speed for speed in speeds), "decode": speeds},
-        timeline=((0.9, 1), (0.916, 2)),
         gaps=(0.014, 0.015, 0.016),
         peak_memory=300 << 20,
         totals=Totals(requests=3, prompt_tokens=1536, output_tokens=384, seconds=9.6),
         roofline=Roofline(2e10, 5e11, 9e7, 1.3e8, decode_share=0.8, prefill_share=None),
-        energy=Energy("RAPL package", 30.0, 0.5, 0.04),
     )
 
 
@@ -96,12 +93,10 @@ _results = st.builds(
     workload=st.builds(WorkloadFacts, _words, _words, _counts, _counts, _counts, _counts),
     figures=st.dictionaries(_words, _distributions, max_size=2),
     samples=st.dictionaries(_words, _some_numbers, max_size=2),
-    timeline=st.lists(st.tuples(_numbers, _counts), max_size=3).map(tuple),
     gaps=_some_numbers,
     peak_memory=_counts,
     totals=st.none() | st.builds(Totals, _counts, _counts, _counts, _numbers, _counts, _counts, _counts),
     roofline=st.none() | st.builds(Roofline, _numbers, _numbers, _numbers, _numbers, st.none() | _numbers),
-    energy=st.none() | st.builds(Energy, _words, _numbers, _numbers, st.none() | _numbers),
     failure=st.none() | st.builds(Failure, _words, _words, _counts),
 )
 

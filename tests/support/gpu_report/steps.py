@@ -1,9 +1,8 @@
-"""The steps of scripts/check-gpu that measure speed, energy and memory."""
+"""The steps of scripts/check-gpu that measure speed and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
@@ -12,7 +11,6 @@ from llmrun.backends.llama.placement import _MARGIN as MARGIN
 from llmrun.backends.llama.placement import bytes_needed, layer_sizes
 from llmrun.backends.llama.probe import usable_gpus
 from llmrun.base.amounts import format_bytes, format_mebibytes
-from llmrun.base.machine.energy import nvml_sources
 from llmrun.base.machine.gpus import gpus
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.jobs.bench.statistics import paired_ratio, typical
@@ -39,7 +37,7 @@ def machine(setup: Setup) -> Iterator[Row]:
 
 
 def offload(setup: Setup) -> Iterator[Row]:
-    """Measure the speed without the GPU, with half of the layers on it, and with all, and the energy of each."""
+    """Measure the speed without the GPU, with half of the layers on it, and with all."""
     wanted = (0, setup.layers // 2, setup.layers)
     page = setup.folder / "bench.html"
     found = setup.bench(",".join(map(str, wanted)), "--seconds", f"{setup.seconds:.0f}", "--html", str(page))
@@ -48,24 +46,7 @@ def offload(setup: Setup) -> Iterator[Row]:
     for layers in wanted:
         words = f"prefill {prefill[layers]:,.0f} tok/s, decode {decoding[layers]['avg_ts']:,.1f} tok/s"
         yield Row("speed by layers", f"{layers} of {setup.layers} layers", words)
-    yield from _energy([decoding[layers] for layers in wanted], setup.layers)
-    text = page.read_text(encoding="utf-8")
-    has_energy = " J per token (" in text
-    words = f"{format_bytes(len(text))}, {'with' if has_energy else 'without'} energy"
-    measured = any(row["joules_per_token"] for row in decoding.values())
-    yield Row("bench --html", page.name, words, "the energy, if it is measured", has_energy == measured)
-
-
-def _energy(decoding: Sequence[Mapping[str, Any]], layers: int) -> Iterator[Row]:
-    counted = bool(nvml_sources())
-    for row in decoding:
-        setting = f"{row['n_gpu_layers']} of {layers} layers"
-        wanted = "NVML" if counted and row["n_gpu_layers"] else ""
-        source = row["energy_source"] or ""
-        words = "not measured"
-        if row["joules_per_token"] is not None:
-            words = f"{row['joules_per_token']:.3g} J per token, {row['watts']:,.0f} W ({source})"
-        yield Row("energy", setting, words, wanted, wanted in source if wanted else None)
+    yield Row("bench --html", page.name, format_bytes(page.stat().st_size))
 
 
 def speed(setup: Setup) -> Iterator[Row]:

@@ -25,7 +25,8 @@ async def post(port: int, path: str, body: Mapping[str, Any], key: str = "") -> 
     if key:
         headers.append(("Authorization", f"Bearer {key}"))
     request = h11.Request(method="POST", target=path, headers=headers)
-    exchange = Exchange(time.perf_counter())
+    now = time.perf_counter()
+    exchange = Exchange(now, now)
     protocol = ExchangeProtocol(exchange, request, content, _MOST_BYTES)
     await asyncio.get_running_loop().create_connection(lambda: protocol, "127.0.0.1", port)
     try:

@@ -91,7 +91,7 @@ METRICS = {
 }
 
 
-FORMAT = 3  # The version of the JSON format. A file with a larger number was written by a newer version of llmrun.
+FORMAT = 4  # The version of the JSON format. A file with a larger number was written by a newer version of llmrun.
 
 
 def _since(version: int, default: Any) -> Any:
@@ -144,16 +144,6 @@ class Roofline:
     products_per_token: float
     decode_share: float | None = None
     prefill_share: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """The energy that the machine used during the requests. The cost is None if no electricity price was given."""
-
-    source: str  # such as "RAPL package" or "NVML"
-    watts: float
-    joules_per_token: float  # per generated token
-    cost_per_million: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +212,6 @@ class Result:
 
     figures   the distribution of each metric (METRICS) over all requests of all repetitions
     samples   the values of each metric, one per repetition in order; verdicts are computed from them
-    timeline  (seconds since submission, tokens so far) of a typical request
     gaps      the inter-token latencies in seconds at the percentiles 0, 1, ..., 100; empty if there were none
     """
 
@@ -230,12 +219,10 @@ class Result:
     workload: WorkloadFacts
     figures: Mapping[str, Distribution] = field(default_factory=dict)
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    timeline: tuple[tuple[float, int], ...] = ()
     gaps: tuple[float, ...] = ()
     peak_memory: int = 0  # bytes; 0 if unknown
     totals: Totals | None = None
     roofline: Roofline | None = None
-    energy: Energy | None = None
     failure: Failure | None = None
 
 
@@ -283,9 +270,8 @@ class AnswerCheck:
 class Document:
     """The results of one run.
 
-    created      an ISO 8601 UTC time
-    system       the machine's state (system.py)
-    prefetching  how our engine prefetched weights, one line per number of threads
+    created  an ISO 8601 UTC time
+    system   the machine's state (system.py)
     """
 
     identity: str
@@ -296,8 +282,10 @@ class Document:
     verdicts: tuple[Verdict, ...] = ()
     interrupted: bool = False
     answer_checks: tuple[AnswerCheck, ...] = _since(2, ())
-    prefetching: tuple[str, ...] = _since(3, ())
 
+
+# The fields that documents had before format 4. They are ignored when such documents are read.
+_BEFORE_4 = {Document: ("prefetching",), Result: ("timeline", "energy")}
 
 DEEPEST = 16  # The maximum nesting depth of a value.
 LARGEST = 2**63 - 1  # The largest integer that other programs can be expected to read.
@@ -387,8 +375,9 @@ class _Decoder:
         for name in fields:
             if name not in value:
                 raise UsageError(f"{self._where}: {before}{name}: missing")
+        ignored = _BEFORE_4.get(kind, ()) if self._version < 4 else ()
         for name in value:
-            if name not in fields:
+            if name not in fields and name not in ignored:
                 raise UsageError(f"{self._where}: {before}{_shown(name)}: unknown key")
         return kind(**{name: self.value(hint, value[name], before + name) for name, hint in fields.items()})
 
@@ -402,7 +391,7 @@ class _Decoder:
         if origin is types.UnionType:  # The only unions in the dataclasses are `X | None`.
             return None if value is None else self.value(arguments[0], value, key)
         if origin is tuple:
-            return self.row(arguments, value, key)
+            return self.row(arguments[0], value, key)
         if origin is Mapping:
             if not isinstance(value, dict):
                 self.refuse(key, value, "an object")
@@ -417,15 +406,10 @@ class _Decoder:
         simple = {str: self.text, bool: self.truth, int: self.integer, float: self.number}
         return simple[kind](value, key)
 
-    def row(self, kinds: tuple[Any, ...], value: object, key: str) -> tuple[Any, ...]:
+    def row(self, kind: Any, value: object, key: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
             self.refuse(key, value, "a list")
-        if kinds[-1] is Ellipsis:
-            kinds = (kinds[0],) * len(value)
-        if len(value) != len(kinds):
-            self.refuse(key, value, f"a list of {len(kinds)}")
-        pairs = enumerate(zip(kinds, value, strict=True))
-        return tuple(self.value(kind, item, f"{key}[{index}]") for index, (kind, item) in pairs)
+        return tuple(self.value(kind, item, f"{key}[{index}]") for index, item in enumerate(value))
 
     def anything(self, value: object, key: str, depth: int) -> Any:
         if depth > DEEPEST:

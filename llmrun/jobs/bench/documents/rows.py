@@ -217,7 +217,7 @@ def _figure(result: Result, name: str) -> float | None:
 
 
 def _ours(document: Document, index: int, result: Result, phase: str) -> dict[str, Any]:
-    workload, energy, roofline = result.workload, result.energy, result.roofline
+    workload, roofline = result.workload, result.roofline
     verdict = next((one for one in document.verdicts if (one.of, one.metric) == (index, phase)), None)
     check = next((one for one in document.answer_checks if one.of == index), None)
     totals = result.totals
@@ -239,10 +239,6 @@ def _ours(document: Document, index: int, result: Result, phase: str) -> dict[st
         "load_s": _figure(result, "load"),
         "peak_memory": result.peak_memory or None,
         **{f"roofline_{name}": getattr(roofline, name, None) for name in _ROOFLINE},
-        "energy_source": energy.source if energy else None,
-        "watts": energy.watts if energy else None,
-        "joules_per_token": energy.joules_per_token if energy else None,
-        "cost_per_million": energy.cost_per_million if energy else None,
         "verdict_against": document.results[verdict.against].subject.name if verdict else None,
         **{f"verdict_{name}": getattr(verdict, name, None) for name in _VERDICT},
         "answers_compared": check.answers if check else None,

@@ -1,15 +1,14 @@
 """Computes the charts of the HTML page as plain values: the ticks of axes, and positions in percent of an axis.
 
-There are bar charts of each configuration's speed and of its share of the machine's limits, and line charts of the
-distribution of latencies and of the number of tokens over time.
+There are bar charts of each configuration's speed and of its share of the machine's limits, and a line chart of the
+distribution of inter-token latencies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from llmrun.base.amounts import format_bandwidth, format_number, format_percent, format_seconds
 from llmrun.jobs.bench.documents.document import METRICS, Document, Result, metric_unit, metric_words, result_names
@@ -74,7 +73,7 @@ def _stepped(low: float, high: float, step: float) -> tuple[Axis, range]:
     return axis, range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
 
 
-def spread_axis(values: Iterable[float], most_ticks: int) -> Axis:
+def spread_axis(values: Sequence[float], most_ticks: int = 7) -> Axis:
     """Return an axis for a distribution. It is logarithmic if the largest value is at least 10 times the smallest."""
     used = sorted(values)
     high = used[-1]
@@ -82,7 +81,7 @@ def spread_axis(values: Iterable[float], most_ticks: int) -> Axis:
     if high <= 0 or high < 10 * low:
         return linear_axis(used[0], high, min(most_ticks, 5))
     bottom, top = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    low, high = _one_two_five_below(low), _one_two_five_above(high)
+    low, high = _one_two_five_below(low), _round_step(high)
     axis = Axis(low, high, (), True)
     for mantissas in ((1, 2, 5), (1,)):
         marks = [m * 10.0**power for power in range(bottom, top + 1) for m in mantissas]
@@ -98,10 +97,6 @@ def _round_step(least: float) -> float:
     """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next((m * power for m in (1, 2, 5) if m * power >= least * (1 - 1e-9)), 10 * power)
-
-
-def _one_two_five_above(value: float) -> float:
-    return _round_step(value)
 
 
 def _one_two_five_below(value: float) -> float:
@@ -253,152 +248,57 @@ def _share_chart(title: str, unit: str, shares: Sequence[tuple[str, int, float, 
     return BarChart(title, unit, tuple(bars), ticks, axis.place(100))
 
 
-FEWEST_FOR_A_CURVE = 10  # With fewer samples than this, a curve would suggest more precision than the data has.
 _MOST_POINTS = 400  # The maximum number of points per curve. No screen shows more.
-_SHARE_TICKS = (Tick(0.0, "0%"), Tick(50.0, "50%"), Tick(100.0, "100%"))
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One curve of a chart.
-
-    points  x,y pairs for an SVG polyline, in percent from the upper left corner
-    mark    the position of a dot on the curve
-    """
+    """One curve of a chart. `points` are x,y pairs for an SVG polyline, in percent from the upper left corner."""
 
     name: str
     color: int
     points: str
     note: str
-    mark: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CurveChart:
-    """A line chart.
+class GapChart:
+    """The cumulative distribution of inter-token latencies of each configuration."""
 
-    All curves share one panel. If there are more curves than distinct colors, each curve gets its own panel, with the
-    others in the background.
-    """
-
-    key: str  # the HTML id
-    title: str
-    across: str
-    upwards: str
-    across_ticks: tuple[Tick, ...]
-    upwards_ticks: tuple[Tick, ...]
+    unit: str
+    ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
-    is_logarithmic: bool = False
-
-    @property
-    def has_panels(self) -> bool:
-        """True if each curve gets its own panel."""
-        return len(self.curves) > MOST_COLORS
+    is_logarithmic: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A curve in data units: x in seconds, y in percent or tokens."""
+def gap_chart(document: Document) -> GapChart | None:
+    """Return the chart of inter-token latencies.
 
-    name: str
-    color: int
-    points: Sequence[tuple[float, float]]
-    note: str
-
-
-def gap_chart(document: Document) -> CurveChart | None:
-    """Return the cumulative distribution of inter-token latencies, or None if there is nothing to draw."""
-    lines = []
-    for index, result in enumerate(document.results):
-        gaps = result.gaps
-        if len(gaps) < 2 or not all(map(drawable, gaps)):
-            continue
-        points = [(gap, 100 * place / (len(gaps) - 1)) for place, gap in enumerate(gaps)]
-        note = f"median {format_seconds(_percentile(gaps, 50))}, 99% within {format_seconds(_percentile(gaps, 99))}"
-        lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
-    return _distribution("gaps", "inter-token latency", lines)
-
-
-def first_token_chart(document: Document) -> CurveChart | None:
-    """Return the cumulative distribution of the time to first token, or None if there are too few samples."""
-    lines = []
-    for index, result in enumerate(document.results):
-        samples = sorted(result.samples.get("ttft", ()))
-        if len(samples) < FEWEST_FOR_A_CURVE or not all(map(drawable, samples)):
-            continue
-        points = [(samples[0], 0.0)]
-        for place, sample in enumerate(samples):
-            points += [(sample, 100 * place / len(samples)), (sample, 100 * (place + 1) / len(samples))]
-        note = f"median {format_seconds(median(samples))}"
-        lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
-    return _distribution("first", "time to first token", lines)
-
-
-def _percentile(ordered: Sequence[float], percent: float) -> float:
-    return ordered[round((len(ordered) - 1) * percent / 100)]
-
-
-def _distribution(key: str, title: str, lines: Sequence[_Line]) -> CurveChart | None:
-    if not lines:
+    Returns None if there is nothing to draw, or if there are more configurations than distinct colors.
+    """
+    measured = [
+        (index, one.gaps)
+        for index, one in enumerate(document.results)
+        if len(one.gaps) > 1 and all(map(drawable, one.gaps))
+    ]
+    if not measured or len(document.results) > MOST_COLORS:
         return None
-    factor, unit = time_unit(max(x for line in lines for x, _ in line.points))
-    in_panels = len(lines) > MOST_COLORS
-    axis = spread_axis((x * factor for line in lines for x, _ in line.points), 3 if in_panels else 7)
-    upwards = linear_axis(0, 100)
-    return CurveChart(
-        key=key,
-        title=title,
-        across=unit,
-        upwards="cumulative share",
-        across_ticks=axis.ticks,
-        upwards_ticks=_SHARE_TICKS,
-        curves=tuple(_drawn(line, factor, axis, upwards) for line in lines),
-        is_logarithmic=axis.is_logarithmic,
-    )
+    factor, unit = time_unit(max(max(gaps) for _, gaps in measured))
+    axis = spread_axis([gap * factor for _, gaps in measured for gap in gaps])
+    names = result_names(document)
+    curves = [
+        Curve(names[index], color_of(document, index), _points(gaps, factor, axis), _note(gaps))
+        for index, gaps in measured
+    ]
+    return GapChart(unit, axis.ticks, tuple(curves), axis.is_logarithmic)
 
 
-def token_chart(document: Document) -> CurveChart | None:
-    """Return the number of tokens over time for a typical request. A dot marks the first token."""
-    lines = []
-    for index, result in enumerate(document.results):
-        line = [(at, float(tokens)) for at, tokens in result.timeline]
-        if not line or not all(drawable(at) and drawable(tokens) for at, tokens in line):
-            continue
-        note = f"first token after {format_seconds(line[0][0])}"
-        lines.append(_Line(result_names(document)[index], color_of(document, index), line, note))
-    if not lines:
-        return None
-    factor, unit = time_unit(max(x for line in lines for x, _ in line.points))
-    most_ticks = 3 if len(lines) > MOST_COLORS else 5
-    axis = linear_axis(0, factor * max(x for line in lines for x, _ in line.points), most_ticks)
-    upwards = linear_axis(0, max(y for line in lines for _, y in line.points), most_ticks)
-    return CurveChart(
-        key="tokens",
-        title="a typical request",
-        across=unit,
-        upwards="tokens",
-        across_ticks=axis.ticks,
-        upwards_ticks=upwards.ticks,
-        curves=tuple(_drawn_from_zero(line, factor, axis, upwards) for line in lines),
-    )
+def _points(gaps: Sequence[float], factor: float, axis: Axis) -> str:
+    last = len(gaps) - 1
+    places = [*range(0, last, math.ceil(len(gaps) / _MOST_POINTS)), last]
+    return " ".join(f"{axis.place(gaps[place] * factor):g},{round(100 - 100 * place / last, 2):g}" for place in places)
 
 
-def _drawn(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
-    points = [(axis.place(x * factor), round(100 - upwards.place(y), 2)) for x, y in _thinned(line.points)]
-    return Curve(line.name, line.color, " ".join(f"{x:g},{y:g}" for x, y in points), line.note)
-
-
-def _drawn_from_zero(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
-    """Return a curve that starts at zero and stays there until the first token."""
-    first, tokens = line.points[0]
-    waited = _Line(line.name, line.color, [(0.0, 0.0), (first, 0.0), *line.points], line.note)
-    curve = _drawn(waited, factor, axis, upwards)
-    mark = axis.place(first * factor), round(100 - upwards.place(tokens), 2)
-    return Curve(curve.name, curve.color, curve.points, curve.note, mark)
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    if len(points) <= _MOST_POINTS:
-        return list(points)
-    stride = math.ceil(len(points) / (_MOST_POINTS - 1))
-    return [*points[::stride], points[-1]]
+def _note(gaps: Sequence[float]) -> str:
+    median, most = (gaps[round((len(gaps) - 1) * share)] for share in (0.5, 0.99))
+    return f"median {format_seconds(median)}, 99% within {format_seconds(most)}"

@@ -21,7 +21,6 @@ from llmrun.jobs.bench.documents.document import (
     METRICS,
     Distribution,
     Document,
-    Energy,
     Failure,
     Result,
     answer_sentences,
@@ -34,11 +33,9 @@ from llmrun.jobs.bench.documents.document import (
 from llmrun.jobs.bench.html.charts import (
     MOST_COLORS,
     color_of,
-    first_token_chart,
     gap_chart,
     roofline_charts,
     speed_charts,
-    token_chart,
 )
 
 
@@ -95,8 +92,6 @@ def _facts(result: Result) -> tuple[str, ...]:
         facts.append(counted(repetitions, "repetition"))
     if result.peak_memory:
         facts.append(f"peak memory {format_mebibytes(result.peak_memory)}")
-    if result.energy:
-        facts += _energy_facts(result.energy)
     return tuple(fact for fact in facts if fact)
 
 
@@ -109,13 +104,6 @@ def _draft_facts(result: Result) -> list[str]:
         f"speculation {result.subject.speculate}",
         f"{totals.tokens_per_step:.2f} tokens per step, {accepted} of the drafts accepted",
     ]
-
-
-def _energy_facts(energy: Energy) -> list[str]:
-    facts = [f"{format_number(energy.watts)} W, {format_number(energy.joules_per_token)} J per token ({energy.source})"]
-    if energy.cost_per_million is not None:
-        facts.append(f"{format_number(energy.cost_per_million)} for the electricity of a million tokens")
-    return facts
 
 
 def _rows(result: Result) -> tuple[FigureRow, ...]:
@@ -220,8 +208,7 @@ def page(document: Document) -> str:
         has_figures=any(result.figures for result in document.results),
         has_colors=1 < len(document.results) <= MOST_COLORS,
         speeds=speed_charts(document),
-        distributions=[chart for chart in (gap_chart(document), first_token_chart(document)) if chart],
-        tokens=token_chart(document),
+        gaps=gap_chart(document),
         roofline=roofline,
         columns=COLUMNS,
         configurations=configurations(document),

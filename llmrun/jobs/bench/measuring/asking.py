@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,6 @@ class Sample:
     seconds   the time during which at least one request was running
     runs      the number of times that the workload ran
     cold      seconds from launching the process to its first token; None if the model was already open
-    joules    the energy that the machine used; None if it cannot be measured
     answers   for each session of the first run, the sha256 of its answers in hexadecimal; empty for cold starts
     """
 
@@ -42,7 +40,6 @@ class Sample:
     seconds: float
     runs: int = 1
     cold: float | None = None
-    joules: float | None = None
     answers: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -117,18 +114,6 @@ def joined(samples: Iterable[Sample]) -> Sample:
             runs=first.runs + other.runs,
         )
     return first
-
-
-def timeline(request: Timings) -> tuple[tuple[float, int], ...]:
-    """Return (seconds since submission, tokens so far) for each piece of text that arrived.
-
-    A piece may contain several tokens. Their number is unknown, so the tokens are spread evenly over the pieces.
-    """
-    if not request.generated_tokens:
-        return ()
-    moments = list(accumulate(request.gaps_s, initial=request.ttft_s))
-    of_each = request.generated_tokens / len(moments)
-    return tuple((moment, round(of_each * number)) for number, moment in enumerate(moments, 1))
 
 
 def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:

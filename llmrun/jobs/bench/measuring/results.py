@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.backends.cpu.prefetching import way_in_words
 from llmrun.backends.sizing import KVBytes
-from llmrun.base.amounts import counted
 from llmrun.jobs.bench.documents.document import (
     METRICS,
     AnswerCheck,
     Distribution,
     Document,
-    Energy,
     Failure,
     Result,
     Roofline,
@@ -29,12 +26,11 @@ from llmrun.jobs.bench.documents.document import (
     Totals,
     Verdict,
 )
-from llmrun.jobs.bench.measuring.asking import Sample, timeline
+from llmrun.jobs.bench.measuring.asking import Sample
 from llmrun.jobs.bench.measuring.pool import OpenedFacts
 from llmrun.jobs.bench.measuring.runner import Outcome, Trial
 from llmrun.jobs.bench.measuring.workload import BenchTarget
 from llmrun.jobs.bench.statistics import MINIMUM_ROUNDS, Interval, are_narrow, distribution, paired_ratio, verdict_level
-from llmrun.jobs.bench.system import energy_of
 
 _OWN_FACTS = (
     "backend",
@@ -48,9 +44,7 @@ _OWN_FACTS = (
 JUDGED = ("prefill", "decode")  # The metrics that most verdicts compare. See `judged_metrics`.
 
 
-def document(
-    outcome: Outcome, *, command: str, system: Mapping[str, Any], digests: Mapping[str, str], price_kwh: float | None
-) -> Document:
+def document(outcome: Outcome, *, command: str, system: Mapping[str, Any], digests: Mapping[str, str]) -> Document:
     """Return the document of a run. `digests` maps the path of each model file to its sha256."""
     created = datetime.now(UTC)
     return Document(
@@ -62,17 +56,11 @@ def document(
             "read_bandwidth": statistics.median(outcome.bandwidths) if outcome.bandwidths else None,
             "multiply_rate": max(outcome.multiply_rates, default=None),
         },
-        results=tuple(_result(trial, outcome, digests, price_kwh) for trial in outcome.trials),
+        results=tuple(_result(trial, outcome, digests) for trial in outcome.trials),
         verdicts=tuple(verdicts(outcome.trials)),
         interrupted=outcome.interrupted,
         answer_checks=tuple(answer_checks(outcome)),
-        prefetching=_prefetching(outcome),
     )
-
-
-def _prefetching(outcome: Outcome) -> tuple[str, ...]:
-    threads = {opened.facts["threads"] for opened in outcome.opened.values() if opened.facts.get("backend") == "cpu"}
-    return tuple(f"{counted(n_threads, 'thread')}: {way_in_words(n_threads)}" for n_threads in sorted(threads))
 
 
 def judged_metrics(group: Sequence[Trial]) -> tuple[str, ...]:
@@ -166,7 +154,7 @@ def _ratio(trials: Sequence[Trial], metric: str, of: int, against: int, level: f
     return paired_ratio(ours, theirs, is_speed=METRICS[metric].is_speed, level=level)
 
 
-def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str], price_kwh: float | None) -> Result:
+def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str]) -> Result:
     configuration = trial.configuration
     opened = outcome.opened.get(configuration.target, OpenedFacts())
     samples = {name: tuple(samples_of(trial, name)) for name in METRICS}
@@ -177,12 +165,10 @@ def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str], price_kw
         workload=configuration.workload.facts,
         figures=_figures(trial, opened),
         samples={name: values for name, values in samples.items() if values},
-        timeline=_typical_timeline(trial.samples),
         gaps=_gap_percentiles(trial.samples),
         peak_memory=opened.peak_memory,
         totals=_totals(trial.samples),
         roofline=_roofline(trial, opened.facts, outcome),
-        energy=_energy(trial.samples, trial.energy_source, price_kwh),
         failure=Failure(str(trial.failure), trial.failure.hint, trial.failure.exit_code) if trial.failure else None,
     )
 
@@ -231,12 +217,6 @@ def _figures(trial: Trial, opened: OpenedFacts) -> dict[str, Distribution]:
     return {name: distribution(found) for name, found in values.items() if found}
 
 
-def _typical_timeline(samples: Sequence[Sample]) -> tuple[tuple[float, int], ...]:
-    """Return the timeline of the request with the median total time."""
-    requests = sorted((r for sample in samples for r in sample.requests), key=lambda request: request.total_s)
-    return timeline(requests[len(requests) // 2]) if requests else ()
-
-
 def _gap_percentiles(samples: Sequence[Sample]) -> tuple[float, ...]:
     gaps = [gap for sample in samples for gap in sample.values("itl")]
     return tuple(np.percentile(gaps, range(101)).tolist()) if gaps else ()
@@ -278,12 +258,3 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
         if "prefill" in reached and is_alone
         else None,
     )
-
-
-def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> Energy | None:
-    measured = [sample for sample in samples if sample.joules is not None]
-    if not measured:
-        return None
-    joules = sum(sample.joules or 0.0 for sample in measured)
-    seconds, tokens = sum(sample.seconds for sample in measured), sum(sample.generated for sample in measured)
-    return energy_of(joules, seconds, tokens, source=source, price_kwh=price_kwh)

@@ -12,15 +12,14 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from llmrun.backends.base import RPC_OFF
 from llmrun.base import child_processes
 from llmrun.base.amounts import format_seconds_briefly
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 from llmrun.base.machine.cpu_count import default_threads
-from llmrun.base.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.base.machine.memory import free_memory
 from llmrun.jobs.bench.measuring.asking import Sample, joined
 from llmrun.jobs.bench.measuring.pool import BenchReporter, OpenedFacts, Pool, Start, WorkerProcess
@@ -86,14 +85,10 @@ _WELL_OVER = 1.5  # If a run exceeds the time limit by this factor, a note expla
 
 @dataclass(slots=True)
 class Trial:
-    """The state of one configuration, with a sample for each completed round.
-
-    energy_source  the names of the counters that measured the samples' joules; empty if there are none
-    """
+    """The state of one configuration, with a sample for each completed round."""
 
     configuration: Configuration
     samples: list[Sample] = field(default_factory=list)
-    energy_source: str = ""
     failure: LlmrunError | None = None
 
 
@@ -142,7 +137,6 @@ class Runner:
         self._effort = effort
         self._reporter = reporter
         self._pool = Pool(configurations, reporter, start)
-        self._meters = _Meters()
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
@@ -227,22 +221,17 @@ class Runner:
         return rounds > 0 and (time.perf_counter() + self._round_s > until or self._effort.enough(self._alive))
 
     def _turn(self, trial: Trial, seed: int) -> Sample:
-        """Run one turn and measure its energy.
-
-        The energy meter covers the whole machine, but the other configurations are idle during the turn.
-        """
+        """Run one turn. A target that has just been opened warms up first."""
         configuration = trial.configuration
         if configuration.workload.facts.kind == "cold":
             return cold_start(configuration.target)
         worker, is_new = self._pool.worker(configuration.target)
         if is_new:
             worker.warm(configuration.workload, self._next_seed(), self._effort.seconds * _WARM_UP_SHARE)
-        with self._meters.of(configuration.target, self._pool.opened).measure() as reading:
-            runs = [worker.run(configuration.workload, seed)]
-            while sum(run.seconds for run in runs) < _TURN_S:
-                runs.append(worker.run(configuration.workload, self._next_seed()))
-        trial.energy_source = reading.source
-        return replace(joined(runs), joules=reading.joules)
+        runs = [worker.run(configuration.workload, seed)]
+        while sum(run.seconds for run in runs) < _TURN_S:
+            runs.append(worker.run(configuration.workload, self._next_seed()))
+        return joined(runs)
 
     def _next_seed(self) -> int:
         self._seed += 1
@@ -314,20 +303,6 @@ class _Failing:
         self._trial.failure = error
         self._pool.drop(self._trial.configuration.target)
         return True
-
-
-class _Meters:
-    """Two energy meters. The one for engines without GPU layers omits GPUs, because idle GPUs draw tens of watts."""
-
-    def __init__(self) -> None:
-        self._made: dict[bool, EnergyMeter] = {}
-
-    def of(self, target: BenchTarget, opened: Mapping[BenchTarget, OpenedFacts]) -> EnergyMeter:
-        """Return the meter for a target that has been opened. A server may be on this machine and may use its GPUs."""
-        uses_gpus = bool(target.endpoint or opened[target].facts.get("gpu_layers"))
-        if uses_gpus not in self._made:
-            self._made[uses_gpus] = EnergyMeter([*rapl_sources(), *(nvml_sources() if uses_gpus else ())])
-        return self._made[uses_gpus]
 
 
 def _words(trial: Trial) -> str:

@@ -72,6 +72,7 @@ def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 class Exchange:
     """A request that was sent. Times are from time.perf_counter.
 
+    due      when it should have been sent
     sent     when the client began to connect
     ended    when the response or the connection ended
     status   the HTTP status; 0 if there was no response
@@ -80,6 +81,7 @@ class Exchange:
     problem  why the response is incomplete, such as "connection lost"; empty if it is complete
     """
 
+    due: float
     sent: float
     ended: float = 0.0
     status: int = 0
@@ -207,9 +209,9 @@ class Sender:
         self._address = str(transport.get_extra_info("peername")[0])
         transport.close()
 
-    async def post(self, path: str, content: bytes) -> Exchange:
+    async def post(self, path: str, content: bytes, due: float) -> Exchange:
         """Send a JSON request to a path below the endpoint, such as "/completions". Never raises for a failure."""
-        exchange = Exchange(time.perf_counter())
+        exchange = Exchange(due, time.perf_counter())
         headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
         request = h11.Request(method="POST", target=self._prefix + path, headers=[*self._headers, *headers])
         protocol = ExchangeProtocol(exchange, request, content, _MOST_BYTES)
@@ -252,70 +254,25 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-_MOST_TRIES = 10
-_MOST_RETRY_AFTER_S = 600.0
-REJECTED = 429
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A request to send.
-
-    number  the number of its prompt
-    group   a name for requests whose times are reported together
-    """
-
-    path: str
-    content: bytes
-    number: int = 0
-    group: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Try:
-    """One attempt to send a request. Times are from time.perf_counter.
-
-    ended        when the response ended
-    retry_after  the wait in seconds that a 429 asked for, or None
-    """
-
-    sent: float
-    ended: float
-    status: int
-    retry_after: float | None
-
-
-@dataclass(slots=True)
-class Sent:
-    """A request that has ended. `due` is the time when it should have been sent, from time.perf_counter."""
-
-    planned: Planned
-    due: float
-    tries: list[Try]
-    last: Exchange
-
-
 @dataclass(slots=True)
 class Driver:
-    """Sends requests and collects the results, which remain available if the run is interrupted.
-
-    A request that gets a 429 with Retry-After is sent again after that time.
-    """
+    """Sends requests to a path, and collects those that have ended, also if the run is interrupted."""
 
     sender: Sender
-    ended: list[Sent] = field(default_factory=list)
+    path: str
+    ended: list[Exchange] = field(default_factory=list)
     running: int = 0
 
-    async def open_loop(self, planned: Iterable[Planned], times: Sequence[float]) -> None:
+    async def open_loop(self, contents: Iterable[bytes], times: Sequence[float]) -> None:
         """Send each request at its time in seconds from now, and wait until all have ended."""
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for one, at in zip(planned, times, strict=True):  # Each request is created before its time.
+            for content, at in zip(contents, times, strict=False):  # Each request is created before its time.
                 due = started + at
                 await asyncio.sleep(due - time.perf_counter())
-                group.create_task(self.ask(one, due))
+                group.create_task(self._send(content, due))
 
-    async def closed_loop(self, planned: Iterator[Planned], concurrency: int, *, duration: float = math.inf) -> None:
+    async def closed_loop(self, contents: Iterator[bytes], concurrency: int, *, duration: float = math.inf) -> None:
         """Keep `concurrency` requests running until there are no more, or for `duration` seconds.
 
         The requests that are running after `duration` seconds are completed.
@@ -323,40 +280,16 @@ class Driver:
         until = time.perf_counter() + duration
 
         async def client() -> None:
-            while time.perf_counter() < until and (one := next(planned, None)) is not None:
-                await self.ask(one, time.perf_counter())
+            while time.perf_counter() < until and (content := next(contents, None)) is not None:
+                await self._send(content, time.perf_counter())
 
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(client())
 
-    async def ask(self, planned: Planned, due: float) -> None:
-        """Send a request until it is not rejected with Retry-After, and record it."""
+    async def _send(self, content: bytes, due: float) -> None:
         self.running += 1
-        tries: list[Try] = []
         try:
-            while True:
-                last = await self.sender.post(planned.path, planned.content)
-                wait = retry_after(last.headers) if last.status == REJECTED else None
-                tries.append(Try(last.sent, last.ended, last.status, wait))
-                if wait is None or len(tries) == _MOST_TRIES:
-                    break
-                await asyncio.sleep(wait)
+            self.ended.append(await self.sender.post(self.path, content, due))
         finally:
             self.running -= 1
-        self.ended.append(Sent(planned, due, tries, last))
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the wait in seconds that a server asks for, or None. Dates, which no inference server sends, are None."""
-    milliseconds = _seconds(headers, "retry-after-ms")
-    wait = _seconds(headers, "retry-after") if milliseconds is None else milliseconds / 1e3
-    return None if wait is None or wait > _MOST_RETRY_AFTER_S else wait
-
-
-def _seconds(headers: Mapping[str, str], name: str) -> float | None:
-    try:
-        value = float(headers.get(name, ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None

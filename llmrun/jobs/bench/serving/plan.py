@@ -51,53 +51,32 @@ def goodput_words(limits: Mapping[str, float]) -> str:
     return ", ".join(f"{name.upper()} <= {limit * 1e3:g} ms" for name, limit in limits.items())
 
 
-RANDOM, SHARED_PREFIX, MIXED, OVERLOAD = "random", "shared-prefix", "mixed", "overload"
-WORKLOADS = (RANDOM, SHARED_PREFIX, MIXED, OVERLOAD)
-
 CONCURRENCY = 16
 DURATION_S = 30.0
-OVERLOAD_FACTOR = 2.0
-_DEPTHS = {SHARED_PREFIX: 1024, MIXED: 4096}
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A rate in requests per second or, if `is_multiple`, as a multiple of the measured capacity."""
-
-    value: float
-    is_multiple: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
     """One run on one server.
 
-    rate         None for a closed loop
+    rate         requests per second of an open loop, or None for a closed loop
     requests     the number of requests, or None
     duration     seconds during which requests are sent; used if `requests` is None
-    concurrency  the number of clients in a closed loop and in the calibration
+    concurrency  the number of clients in a closed loop
     prompt, generate  words of a prompt, tokens of an answer
-    depth        words of the common prefix or of the long prompts; 0 for the workload's default
     limits       metric -> limit in seconds, for goodput
     seed         determines the prompts and the arrivals
     """
 
-    workload: str = RANDOM
-    rate: Rate | None = None
+    rate: float | None = None
     requests: int | None = None
     duration: float | None = None
     burstiness: float = 1.0
     concurrency: int = CONCURRENCY
     prompt: int = 512
     generate: int = 128
-    depth: int = 0
     limits: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
-
-    @property
-    def prefix(self) -> int:
-        """The words of the common prefix or of the long prompts."""
-        return self.depth or _DEPTHS.get(self.workload, 0)
 
     @property
     def sending_s(self) -> float | None:
@@ -105,12 +84,3 @@ class ServingPlan:
         if self.duration is None and self.requests is None:
             return DURATION_S
         return self.duration
-
-    @property
-    def loop_words(self) -> str:
-        """The kind of loop, such as `open loop at 2.5 requests/s` or `16 clients`."""
-        if self.rate is None:
-            return f"{self.concurrency} clients"
-        if self.rate.is_multiple:
-            return f"open loop at {self.rate.value:g}x capacity"
-        return f"open loop at {self.rate.value:g} requests/s"

@@ -14,26 +14,24 @@ import numpy as np
 
 from llmrun.base.errors import NetworkError
 from llmrun.engine.remote.stream import Teller, Usage, read_chunks, server_words
-from llmrun.jobs.bench.serving.driving import REJECTED, Sent, Try
+from llmrun.jobs.bench.serving.driving import Exchange
 from llmrun.jobs.bench.serving.plan import METRICS, meets
+
+_REJECTED = "HTTP 429"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One request. Times are in seconds since the run began.
 
-    number   the number of its prompt
     due      when the request should have been sent; TTFT and E2E count from here
-    sent     when it was sent for the first time
+    sent     when it was sent
     moments  the arrival times of the pieces of text; empty if the request did not succeed
     problem  the kind of failure, such as "HTTP 500" or "connection lost"; empty if the request succeeded
     words    the server's message about the failure
     usage    the server's token counts, or None
-    tries    the attempts to send it, with times in seconds since the run began
     """
 
-    group: str
-    number: int
     due: float
     sent: float
     moments: tuple[float, ...]
@@ -41,16 +39,6 @@ class Record:
     problem: str
     words: str
     usage: Usage | None
-    tries: tuple[Try, ...]
-
-    @property
-    def succeeded(self) -> bool:
-        return not self.problem
-
-    @property
-    def is_rejected(self) -> bool:
-        """Whether the server rejected the last attempt because it is too busy."""
-        return self.tries[-1].status == REJECTED
 
     @property
     def output_tokens(self) -> int:
@@ -63,41 +51,37 @@ class Record:
         return [later - earlier for earlier, later in zip(self.moments, self.moments[1:], strict=False)]
 
 
-def parsed(sent: Sent, started: float, teller: Teller) -> Record:
+def parsed(exchange: Exchange, started: float, teller: Teller) -> Record:
     """Parse a request's response. `started` is the start of the run, from time.perf_counter."""
-    last = sent.last
     moments: list[float] = []
-    usage, words, problem = None, "", last.problem
+    usage, words, problem = None, "", exchange.problem
     if not problem:
-        problem, words = _refusal(sent, teller)
+        problem, words = _refusal(exchange, teller)
     if not problem:
-        if last.headers.get("content-type", "").lower().startswith("text/event-stream"):
-            moments, usage, problem, words = _read(last.pieces, last.ended, teller)
+        if exchange.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            moments, usage, problem, words = _read(exchange.pieces, exchange.ended, teller)
         else:
             problem = "answer is not an event stream"
     return Record(
-        group=sent.planned.group,
-        number=sent.planned.number,
-        due=sent.due - started,
-        sent=sent.tries[0].sent - started,
+        due=exchange.due - started,
+        sent=exchange.sent - started,
         moments=tuple(moment - started for moment in moments),
-        ended=last.ended - started,
+        ended=exchange.ended - started,
         problem=problem,
         words=words,
         usage=usage,
-        tries=tuple(Try(one.sent - started, one.ended - started, one.status, one.retry_after) for one in sent.tries),
     )
 
 
-def _refusal(sent: Sent, teller: Teller) -> tuple[str, str]:
+def _refusal(exchange: Exchange, teller: Teller) -> tuple[str, str]:
     """Return the problem and the server's message if the status is not a success."""
-    if 200 <= sent.last.status < 300:
+    if 200 <= exchange.status < 300:
         return "", ""
     try:
-        words = server_words(json.loads(sent.last.body))
+        words = server_words(json.loads(exchange.body))
     except (ValueError, RecursionError):
         words = ""
-    return f"HTTP {sent.last.status}", teller.shown(words)
+    return f"HTTP {exchange.status}", teller.shown(words)
 
 
 def _read(
@@ -135,12 +119,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The times and outcomes of a group of requests.
+    """The times and outcomes of all requests of a run.
 
-    times          metric (see goodput.METRICS) -> its distribution; metrics without values are left out. The values of
-                   ITL are all gaps of all requests
+    times          metric (see plan.METRICS) -> its distribution; metrics without values are left out. The values of ITL
+                   are all gaps of all requests
     seconds        from the start of the run to the end of its last request
-    rejected       requests whose last attempt got a 429
+    rejected       requests that got a 429
     failed         kind of failure -> number of requests, without the rejected ones
     good           the requests that meet the limits of --goodput, or None without limits
     cached_tokens  prompt tokens that the server took from its cache
@@ -167,9 +151,9 @@ class Figures:
 def request_times(record: Record) -> dict[str, float]:
     """Return the times of a successful request in seconds: metric -> value.
 
-    TTFT and E2E count from the time when the request was due, so they include every delay of the client and all earlier
-    attempts. E2E ends with the last piece of text. TPOT is the mean time per token after the first. ITL is the 99th
-    percentile of the gaps between two pieces of text.
+    TTFT and E2E count from the time when the request was due, so they include every delay of the client. E2E ends with
+    the last piece of text. TPOT is the mean time per token after the first. ITL is the 99th percentile of the gaps
+    between two pieces of text.
     """
     first, last = record.moments[0], record.moments[-1]
     values = {"ttft": first - record.due, "e2e": last - record.due}
@@ -180,27 +164,20 @@ def request_times(record: Record) -> dict[str, float]:
     return values
 
 
-def figures(
-    records: Sequence[Record], limits: Mapping[str, float], seconds: float, gaps: Sequence[float] | None = None
-) -> Figures:
-    """Summarize a group of requests.
-
-    limits   metric -> limit in seconds, for goodput
-    seconds  the duration of the run
-    gaps     the ITLs to summarize; None for those of the group's requests
-    """
-    done = [record for record in records if record.succeeded]
+def figures(records: Sequence[Record], limits: Mapping[str, float]) -> Figures:
+    """Summarize the requests of a run. `limits` maps metrics to limits in seconds, for goodput."""
+    done = [record for record in records if not record.problem]
     per_request = [request_times(record) for record in done]
     values = {name: [times[name] for times in per_request if name in times] for name in METRICS}
-    values["itl"] = [gap for record in done for gap in record.gaps] if gaps is None else [*gaps]
+    values["itl"] = [gap for record in done for gap in record.gaps]
     usages = [record.usage for record in done if record.usage is not None]
-    unanswered = [record for record in records if record.problem]
+    failed = Counter(record.problem for record in records if record.problem)
     return Figures(
         times={name: spread(found) for name, found in values.items() if found},
-        seconds=seconds,
+        seconds=max((record.ended for record in records), default=0.0),
         completed=len(done),
-        rejected=sum(record.is_rejected for record in unanswered),
-        failed=dict(Counter(record.problem for record in unanswered if not record.is_rejected)),
+        rejected=failed.pop(_REJECTED, 0),
+        failed=dict(failed),
         good=sum(meets(times, limits) for times in per_request) if limits else None,
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
@@ -215,8 +192,3 @@ def spread(values: Iterable[float]) -> Spread:
         raise ValueError("spread: no values")
     p50, p90, p99 = np.percentile(numbers, PERCENTILES).tolist()
     return Spread(numbers.size, float(numbers.mean()), float(numbers.std()), p50, p90, p99)
-
-
-def duration_of(records: Sequence[Record]) -> float:
-    """Return the time from the start of the run to the end of its last request."""
-    return max((record.ended for record in records), default=0.0)

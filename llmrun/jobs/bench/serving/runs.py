@@ -6,45 +6,53 @@ The JSON uses the names of `vllm bench serve` where it has them. The text is for
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from llmrun.base.amounts import counted, format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import NetworkError
-from llmrun.engine.remote.client import KEY_VARIABLE, RemoteModel
-from llmrun.engine.remote.request import parse_endpoint
+from llmrun.engine.remote.client import KEY_VARIABLE, Call, RemoteModel
+from llmrun.engine.remote.request import RemoteRequest, parse_endpoint, remote_request
 from llmrun.engine.remote.stream import Teller
+from llmrun.engine.requests import Request, TextPrompt
+from llmrun.jobs.bench.measuring.asking import random_words
 from llmrun.jobs.bench.measuring.pool import BenchReporter
-from llmrun.jobs.bench.serving.driving import Sender, arrival_times
-from llmrun.jobs.bench.serving.plan import METRICS, MIXED, ServingPlan, goodput_words
-from llmrun.jobs.bench.serving.record import Figures, Record, Spread, duration_of, figures, spread
-from llmrun.jobs.bench.serving.session import Capacity, Probe, Session, probed, refuse_failures
-from llmrun.jobs.bench.serving.workloads import RequestMaker, groups_of
+from llmrun.jobs.bench.serving.driving import Driver, Sender, arrival_times
+from llmrun.jobs.bench.serving.plan import METRICS, ServingPlan, goodput_words
+from llmrun.jobs.bench.serving.record import Figures, Record, Spread, figures, parsed, spread
+from llmrun.options.sampling_params import SamplingParams
 
 _LATE_S = 0.01  # Requests that are sent later than this disturb the measurement.
+_SENT = frozenset({"temperature", "seed"})  # All other sampling parameters are left at the server's defaults.
+_WARM_UP = 1 << 32  # the number of the prompt that warms up, which no run uses
+_WARM_UP_TOKENS = 16
+_MOST_EVENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
     """The results of a run.
 
-    rate       the rate of the open loop in requests per second; None for a closed loop
-    capacity   the measured capacity; None if it was not needed
-    groups     the name of a group of requests -> its figures; the first one has all requests
-    lateness   how late the client sent requests of an open loop; None for a closed loop
-    messages   kind of failure -> an example of the server's message
+    left_out       the fields beyond OpenAI's API that the server rejected
+    counts_tokens  whether the server reports token counts in streams
+    lateness       how late the client sent requests of an open loop; None for a closed loop
+    messages       kind of failure -> an example of the server's message
     """
 
     model: str
     host: str
     plan: ServingPlan
-    probe: Probe
-    rate: float | None
-    capacity: Capacity | None
-    groups: Mapping[str, Figures]
+    left_out: Sequence[str]
+    counts_tokens: bool
+    figures: Figures
     lateness: Spread | None
     messages: Mapping[str, str]
     interrupted: bool
@@ -53,9 +61,9 @@ class ServingResult:
     def notes(self) -> list[str]:
         """Remarks about the server and the client that matter for the figures."""
         found = []
-        if self.probe.left_out:
-            found.append(f"{self.host} does not support {', '.join(self.probe.left_out)}: answers may be shorter")
-        if not self.probe.counts_tokens:
+        if self.left_out:
+            found.append(f"{self.host} does not support {', '.join(self.left_out)}: answers may be shorter")
+        if not self.counts_tokens:
             found.append(f"{self.host} does not report token counts: pieces of text are counted instead")
         if self.lateness is not None and self.lateness.p99 > _LATE_S:
             found.append(f"this machine is too busy: 1% of requests were sent at least {self.lateness.p99:.3f} s late")
@@ -70,71 +78,96 @@ def measure_serving(plan: ServingPlan, address: str, reporter: BenchReporter, *,
     """
     model = RemoteModel.open(parse_endpoint(address), offline=offline)
     try:
-        maker = RequestMaker(plan, model.endpoint.model)
         reporter.progress(f"{model.endpoint.host}: warming up")
-        probe = probed(model, maker)
+        warm_up(model, plan)
     finally:
         model.close()
     key = os.environ.get(KEY_VARIABLE) or None
-    session = Session(
-        plan,
-        replace(maker, left_out=probe.left_out),
-        Sender(model.endpoint, key),
-        probe,
-        Teller(model.endpoint.host, key),
-        reporter,
-    )
-    return asyncio.run(_run(session))
-
-
-async def _run(session: Session) -> ServingResult:
-    """Send the requests of a workload in an open or a closed loop."""
-    await session.sender.connect()
-    plan, maker = session.plan, session.maker
-    if plan.rate is None:
-        numbers = count() if plan.requests is None else range(plan.requests)
-        planned = map(maker.request, numbers)
-        records = await session.closed_loop(planned, plan.concurrency, duration=plan.sending_s)
-        return _result(session, records)
-    capacity = await session.capacity() if plan.rate.is_multiple else None
-    rate = plan.rate.value * (capacity.rate if capacity else 1.0)
-    times = arrival_times(
-        rate, plan.seed, requests=plan.requests, duration=plan.sending_s, burstiness=plan.burstiness
-    ) or [0.0]
-    records = await session.open_loop(map(maker.request, range(len(times))), times)
-    late = spread(record.sent - record.due for record in records) if records else None
-    return _result(session, records, rate=rate, capacity=capacity, lateness=late)
-
-
-def _result(
-    session: Session,
-    records: Sequence[Record],
-    *,
-    rate: float | None = None,
-    capacity: Capacity | None = None,
-    lateness: Spread | None = None,
-) -> ServingResult:
+    teller = Teller(model.endpoint.host, key)
+    path = request_of(plan, model.endpoint.model, 0).path
+    driver = Driver(Sender(model.endpoint, key), path)
+    contents = _contents(plan, model)
+    records, interrupted = asyncio.run(_run(plan, driver, contents, teller, reporter))
     if not records:
         raise KeyboardInterrupt
-    if not any(record.succeeded for record in records):
-        refuse_failures(records, session.maker.model, session.teller)
-        raise NetworkError(f"nothing to measure: {session.teller.host}: no request succeeded")
-    seconds = duration_of(records)
+    _refuse_if_all_failed(records, model)
     return ServingResult(
-        model=session.maker.model,
-        host=session.teller.host,
-        plan=session.plan,
-        probe=session.probe,
-        rate=rate,
-        capacity=capacity,
-        groups={
-            group.name: figures(group.records, session.plan.limits, seconds, group.gaps)
-            for group in groups_of(session.plan.workload, records)
-        },
-        lateness=lateness,
+        model=model.endpoint.model,
+        host=model.endpoint.host,
+        plan=plan,
+        left_out=model.left_out,
+        counts_tokens=any(record.usage is not None for record in records),
+        figures=figures(records, plan.limits),
+        lateness=None if plan.rate is None else spread(record.sent - record.due for record in records),
         messages={record.problem: record.words for record in records if record.problem and record.words},
-        interrupted=session.interrupted,
+        interrupted=interrupted,
     )
+
+
+def warm_up(model: RemoteModel, plan: ServingPlan) -> None:
+    """Send one request of the plan, which also shows which fields the server rejects (`model.left_out`).
+
+    Raises NetworkError, ModelNotFound and ContextExceeded.
+    """
+    wire = request_of(plan, model.endpoint.model, _WARM_UP, min(_WARM_UP_TOKENS, plan.generate))
+    for _ in model.stream(wire.path, wire.body, wire.extras, Call(), most_events=_MOST_EVENTS):
+        pass
+
+
+def request_of(plan: ServingPlan, model: str, number: int, tokens: int | None = None) -> RemoteRequest:
+    """Return the request with a number, whose prompt depends only on the number and the plan's seed.
+
+    tokens  the length of the answer; None for the plan's
+    """
+    prompt = TextPrompt(random_words(np.random.default_rng([plan.seed, number]), plan.prompt))
+    request = Request(prompt, tokens or plan.generate, sampling=SamplingParams(temperature=0), sent_sampling=_SENT)
+    return remote_request(request, model, ignore_eos=True)
+
+
+def _contents(plan: ServingPlan, model: RemoteModel) -> Iterator[bytes]:
+    """Yield the JSON of the plan's requests, without the fields that the server rejects."""
+    for number in count() if plan.requests is None else range(plan.requests):
+        wire = request_of(plan, model.endpoint.model, number)
+        extras = {name: value for name, value in wire.extras.items() if name not in model.left_out}
+        yield json.dumps(wire.body | extras).encode()
+
+
+async def _run(
+    plan: ServingPlan, driver: Driver, contents: Iterator[bytes], teller: Teller, reporter: BenchReporter
+) -> tuple[list[Record], bool]:
+    """Send the requests in an open or a closed loop. Return those that ended, and whether Ctrl-C ended the loop."""
+    await driver.sender.connect()
+    total = plan.requests
+    if plan.rate is None:
+        loop = driver.closed_loop(contents, plan.concurrency, duration=plan.sending_s or math.inf)
+    else:
+        times = arrival_times(
+            plan.rate, plan.seed, requests=plan.requests, duration=plan.sending_s, burstiness=plan.burstiness
+        ) or [0.0]
+        total = len(times)
+        loop = driver.open_loop(contents, times)
+    started = time.perf_counter()
+
+    def told() -> tuple[str, float | None]:
+        done = f"{len(driver.ended):,}" if total is None else f"{len(driver.ended):,} of {total:,}"
+        return f"{done} requests done, {driver.running:,} running", len(driver.ended) / total if total else None
+
+    reporter.watch(told)
+    interrupted = False
+    try:
+        await loop
+    except asyncio.CancelledError:
+        interrupted = True
+    return [parsed(exchange, started, teller) for exchange in driver.ended], interrupted
+
+
+def _refuse_if_all_failed(records: Sequence[Record], model: RemoteModel) -> None:
+    """Raise NetworkError if no request succeeded."""
+    if all(record.problem for record in records):
+        first = records[0]
+        seen = f"{first.problem}: {first.words}" if first.words else first.problem
+        where = f"{model.endpoint.model} @ {model.endpoint.host}"
+        raise NetworkError(f"{len(records):,} of {len(records):,} requests failed: {where}: {seen}")
 
 
 _VLLM_NAMES = {"e2e": "e2el"}
@@ -143,26 +176,19 @@ _VLLM_NAMES = {"e2e": "e2el"}
 def to_row(result: ServingResult) -> dict[str, Any]:
     """Return a run as a JSON object. Times whose names end in `_ms` are in milliseconds, all others in seconds."""
     plan, late = result.plan, result.lateness
-    first = next(iter(result.groups.values()))
     return {
         "backend": "openai",
         "model_id": result.model,
         "host": result.host,
-        "workload": plan.workload,
         "seed": plan.seed,
         "n_prompt": plan.prompt,
         "n_gen": plan.generate,
-        "n_prefix": plan.prefix,
-        "request_rate": result.rate,
+        "request_rate": plan.rate,
         "burstiness": plan.burstiness,
-        "capacity": None if result.capacity is None else asdict(result.capacity),
-        "concurrency": plan.concurrency if result.rate is None else None,
+        "concurrency": plan.concurrency if plan.rate is None else None,
         "goodput_slo_ms": {name: limit * 1e3 for name, limit in plan.limits.items()},
-        **_figures(first),
-        "groups": {name: _figures(found) for name, found in result.groups.items()},
+        **_figures(result.figures),
         "messages": dict(result.messages),
-        "idle_ttft_ms": result.probe.ttft * 1e3,
-        "idle_tpot_ms": result.probe.tpot * 1e3,
         "late_ms": None if late is None else {"p50": late.p50 * 1e3, "p99": late.p99 * 1e3},
         "notes": result.notes,
         "interrupted": result.interrupted,
@@ -197,49 +223,42 @@ def _figures(found: Figures) -> dict[str, Any]:
     return row
 
 
-TIMES_HEAD = ("", "time", "count", "mean", "p50", "p90", "p99")
+TIMES_HEAD = ("time", "count", "mean", "p50", "p90", "p99")
 
 
 def heading(result: ServingResult) -> str:
     """Return a line that says what ran."""
     plan = result.plan
-    words = [f"{result.model} @ {result.host}", plan.workload, f"{plan.prompt} in, {plan.generate} out"]
-    if plan.prefix:
-        long = f"long prompts {plan.prompt + plan.prefix}"
-        words.append(long if plan.workload == MIXED else f"prefix {plan.prefix}")
-    if result.rate is not None:
-        words.append(f"open loop at {format_number(result.rate)} requests/s")
+    words = [f"{result.model} @ {result.host}", f"{plan.prompt} in, {plan.generate} out"]
+    if plan.rate is not None:
+        words.append(f"open loop at {format_number(plan.rate)} requests/s")
     else:
-        words.append(f"{counted(plan.concurrency, 'client')}")
+        words.append(counted(plan.concurrency, "client"))
     return "  ".join([*words, f"seed {plan.seed}"])
 
 
 def times_rows(result: ServingResult) -> list[list[str]]:
-    """Return a row of TIMES_HEAD for each metric of each group."""
+    """Return a row of TIMES_HEAD for each metric."""
     return [
-        [name, metric.upper(), f"{spread.count:,}", *map(format_seconds_briefly, _columns(spread))]
-        for name, found in result.groups.items()
+        [
+            metric.upper(),
+            f"{times.count:,}",
+            *map(format_seconds_briefly, (times.mean, times.p50, times.p90, times.p99)),
+        ]
         for metric in METRICS
-        if (spread := found.times.get(metric)) is not None
+        if (times := result.figures.times.get(metric)) is not None
     ]
 
 
 def sentences(result: ServingResult) -> list[str]:
     """Return the results that have no column."""
-    found = next(iter(result.groups.values()))
+    found = result.figures
     lines = [_throughput(found), *_outcome(result, found)]
     if found.good is not None:
         share = format_percent(found.good / found.total)
         rate = format_number(found.per_second(found.good))
         lines.append(f"goodput: {rate} requests/s, {share} of requests ({goodput_words(result.plan.limits)})")
-    if result.capacity is not None:
-        clients = counted(result.capacity.clients, "client")
-        lines.append(f"capacity: {format_number(result.capacity.rate)} requests/s with {clients}")
     return lines
-
-
-def _columns(spread: Spread) -> tuple[float, ...]:
-    return spread.mean, spread.p50, spread.p90, spread.p99
 
 
 def _throughput(found: Figures) -> str:

@@ -47,12 +47,21 @@ def test_the_json_has_the_shape_of_the_document() -> None:
     assert made["format"] == FORMAT
     assert set(made) == {"format", *(field.name for field in dataclasses.fields(Document))}
     assert made["results"][0]["figures"]["ttft"]["median"] == 0.8
-    assert made["results"][1]["timeline"] == [[0.9, 1], [0.916, 2]]
+    assert made["results"][1]["gaps"] == [0.014, 0.015, 0.016]
+
+
+def as_format_3(made: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a document with the fields that the third version had."""
+    older = {**copy.deepcopy(made), "format": 3, "prefetching": ["2 threads: weights are prefetched"]}
+    for one in older["results"]:
+        one["timeline"] = [[0.9, 1], [0.916, 2]]
+        one["energy"] = {"source": "NVML", "watts": 30.0, "joules_per_token": 0.5, "cost_per_million": None}
+    return older
 
 
 def as_format_1(made: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON of a document as the first version wrote it."""
-    older = copy.deepcopy(made)
+    older = as_format_3(made)
     older["format"] = 1
     del older["answer_checks"], older["prefetching"]
     for one in older["results"]:
@@ -60,6 +69,15 @@ def as_format_1(made: dict[str, Any]) -> dict[str, Any]:
         for name in ("steps", "drafted_tokens", "accepted_tokens"):
             del one["totals"][name]
     return older
+
+
+def test_fields_of_earlier_formats_are_ignored() -> None:
+    assert from_json(as_format_3(to_json(document())), "old.json") == document()
+
+
+def test_later_formats_have_no_fields_of_earlier_ones() -> None:
+    newer = {**as_format_3(to_json(document())), "format": 4}
+    assert refusal(newer) == "prefetching: unknown key"
 
 
 def test_a_document_of_the_first_format_is_read_with_defaults() -> None:
@@ -156,9 +174,8 @@ def _put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
             [10**400],
             "results[0].samples.decode[0]: a huge integer is not a number of at most 1e+30",
         ),
-        ("results.0.timeline.1", [0.5], "results[0].timeline[1]: a list is not a list of 2"),
-        ("results.0.energy.new", 1, "results[0].energy.new: unknown key"),
-        ("results.0.energy", [], "results[0].energy: a list is not an object"),
+        ("results.0.roofline.new", 1, "results[0].roofline.new: unknown key"),
+        ("results.0.roofline", [], "results[0].roofline: a list is not an object"),
         ("verdicts.0.of", 2, "verdicts[0].of: 2 is not an index of 2 results"),
         (
             "answer_checks",

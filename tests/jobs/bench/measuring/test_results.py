@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -69,7 +68,7 @@ STEADY = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99, 1.0, 1.0]
 def test_a_document_has_the_figures_of_all_requests_and_survives_its_json() -> None:
     outcome = outcome_of(trial("a", STEADY), trial("b", [2 * seconds for seconds in STEADY]))
     outcome.trials[1].failure = DoesNotFit("too big", hint="smaller")
-    found = document(outcome, command="llmrun bench", system={"os": "any"}, digests={}, price_kwh=None)
+    found = document(outcome, command="llmrun bench", system={"os": "any"}, digests={})
     first, second = found.results
     assert first.figures["decode"].median == pytest.approx(10.0)
     assert first.figures["itl"].count == 100
@@ -78,22 +77,13 @@ def test_a_document_has_the_figures_of_all_requests_and_survives_its_json() -> N
     assert first.totals is not None
     assert (first.totals.requests, first.totals.output_tokens) == (10, 110)
     assert len(first.gaps) == 101
-    assert first.timeline[-1][1] == 11
     assert second.failure is not None
     assert (second.failure.message, second.failure.exit_code) == ("too big", 7)
     assert from_json(to_json(found), "here") == found
 
 
-def test_a_document_says_how_our_engine_prefetched_weights() -> None:
-    one, two = trial("a", STEADY), trial("b", STEADY)
-    outcome = outcome_of(one, two)
-    outcome.opened[two.configuration.target] = OpenedFacts({**FACTS, "backend": "llama"}, [0.5], 5_000_000)
-    (line,) = document(outcome, command="", system={}, digests={}, price_kwh=None).prefetching
-    assert re.fullmatch(r"2 threads: weights are (not )?prefetched.*", line)
-
-
 def test_shares_are_of_the_median_bandwidth_and_the_best_multiply_rate() -> None:
-    found = document(outcome_of(trial("a", STEADY)), command="", system={}, digests={}, price_kwh=None)
+    found = document(outcome_of(trial("a", STEADY)), command="", system={}, digests={})
     roofline = found.results[0].roofline
     assert roofline is not None
     held = 100 + 11 / 2
@@ -106,7 +96,7 @@ def test_layers_with_a_window_read_no_more_than_that() -> None:
     outcome = outcome_of(trial("a", STEADY))
     windows = {"64": 10, "1000": 1}
     outcome.opened[outcome.trials[0].configuration.target].facts = {**FACTS, "kv_bytes_per_token_of_window": windows}
-    roofline = document(outcome, command="", system={}, digests={}, price_kwh=None).results[0].roofline
+    roofline = document(outcome, command="", system={}, digests={}).results[0].roofline
     assert roofline is not None
     held = 100 + 11 / 2
     assert roofline.bytes_per_token == pytest.approx(1_000_000 + 100 * held + 10 * 64 + 1 * held)
@@ -114,12 +104,12 @@ def test_layers_with_a_window_read_no_more_than_that() -> None:
 
 def test_requests_together_and_layers_on_a_gpu_have_no_share() -> None:
     together = outcome_of(trial("a", STEADY, synthetic(100, 11, 0, 4)))
-    roofline = document(together, command="", system={}, digests={}, price_kwh=None).results[0].roofline
+    roofline = document(together, command="", system={}, digests={}).results[0].roofline
     assert roofline is not None
     assert (roofline.decode_share, roofline.prefill_share) == (None, None)
     on_gpu = outcome_of(trial("a", STEADY))
     on_gpu.opened[on_gpu.trials[0].configuration.target].facts = {**FACTS, "gpu_layers": "33/33"}
-    assert document(on_gpu, command="", system={}, digests={}, price_kwh=None).results[0].roofline is None
+    assert document(on_gpu, command="", system={}, digests={}).results[0].roofline is None
 
 
 def test_a_verdict_is_between_a_configuration_and_the_first_of_its_workload() -> None:
@@ -170,29 +160,18 @@ def test_it_is_enough_when_every_interval_is_narrow_whatever_it_says() -> None:
     assert not is_precise([trial("a", calm[:4]), trial("b", calm[:4])])
 
 
-def test_energy_is_told_where_it_was_counted() -> None:
-    outcome = outcome_of(trial("a", STEADY))
-    samples = outcome.trials[0].samples
-    outcome.trials[0].samples = [Sample(one.requests, one.seconds, joules=22.0) for one in samples]
-    outcome.trials[0].energy_source = "RAPL package"
-    energy = document(outcome, command="", system={}, digests={}, price_kwh=0.36).results[0].energy
-    assert energy is not None
-    assert energy.joules_per_token == pytest.approx(2.0)
-    assert energy.cost_per_million == pytest.approx(2e6 / 3.6e6 * 0.36)
-
-
 def test_answers_with_and_without_speculation_are_compared_round_by_round() -> None:
     off = speculating("off", STEADY, [("x", "y")] * 10)
     auto = speculating("auto", STEADY[:9], [("x", "y")] * 8 + [("x", "z")])
     for exact in (True, False):
-        found = document(exact_outcome(off, auto, exact=exact), command="", system={}, digests={}, price_kwh=None)
+        found = document(exact_outcome(off, auto, exact=exact), command="", system={}, digests={})
         assert found.answer_checks == (AnswerCheck(1, 0, answers=18, different=1, is_exact=exact),)
         assert from_json(to_json(found), "here") == found
 
 
 def test_answers_of_different_backends_are_not_compared() -> None:
     trials = trial("a", STEADY), trial("b", STEADY)
-    assert document(outcome_of(*trials), command="", system={}, digests={}, price_kwh=None).answer_checks == ()
+    assert document(outcome_of(*trials), command="", system={}, digests={}).answer_checks == ()
 
 
 def test_speculation_is_judged_by_decode_alone() -> None:
@@ -205,7 +184,7 @@ def test_speculation_is_judged_by_decode_alone() -> None:
 
 def test_a_step_of_several_tokens_reads_the_weights_once() -> None:
     outcome = exact_outcome(speculating("off", STEADY, [()] * 10), speculating("auto", STEADY, [()] * 10))
-    off, auto = (one.roofline for one in document(outcome, command="", system={}, digests={}, price_kwh=None).results)
+    off, auto = (one.roofline for one in document(outcome, command="", system={}, digests={}).results)
     assert off is not None
     assert auto is not None
     assert auto.bytes_per_token == pytest.approx(off.bytes_per_token * 5 / 11)
@@ -213,7 +192,7 @@ def test_a_step_of_several_tokens_reads_the_weights_once() -> None:
 
 def test_totals_count_steps_and_drafts() -> None:
     outcome = exact_outcome(speculating("auto", STEADY, [()] * 10))
-    result = document(outcome, command="", system={}, digests={}, price_kwh=None).results[0]
+    result = document(outcome, command="", system={}, digests={}).results[0]
     assert result.subject.speculate == "auto"
     assert result.totals is not None
     assert (result.totals.tokens_per_step, result.totals.acceptance) == (2.2, 0.75)

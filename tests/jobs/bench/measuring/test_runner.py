@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError
-from llmrun.jobs.bench.measuring import runner
 from llmrun.jobs.bench.measuring.asking import Sample
 from llmrun.jobs.bench.measuring.pool import BenchReporter, WorkerProcess
 from llmrun.jobs.bench.measuring.runner import Effort, Runner, Trial
@@ -90,29 +89,6 @@ def test_configurations_alternate_and_each_round_has_the_same_tokens(tmp_path: P
         assert first[1] == second[1]
     assert len({seed for _, seed in measured}) == 4
     assert [len(trial.samples) for trial in outcome.trials] == [4, 4]
-
-
-class Counter:
-    """A counter that returns one joule per reading."""
-
-    interval = 0.0
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def joules(self) -> float:
-        return 1.0
-
-
-def test_gpu_energy_counts_only_with_layers_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle GPU draws tens of watts, which must not be attributed to a model on the CPU."""
-    monkeypatch.setattr(runner, "rapl_sources", lambda: [Counter("RAPL package")])
-    monkeypatch.setattr(runner, "nvml_sources", lambda: [Counter("NVML")])
-    turns = Turns()
-    turns.gpu_layers = {"b": "31/31"}
-    on_the_cpu, on_the_gpu = runner_of("ab", turns, rounds(2), tmp_path).run().trials
-    assert (on_the_cpu.energy_source, on_the_gpu.energy_source) == ("RAPL package", "RAPL package + NVML")
-    assert ([sample.joules for sample in on_the_cpu.samples], on_the_gpu.samples[0].joules) == ([1.0, 1.0], 2.0)
 
 
 def test_warming_up_is_not_measured(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llmrun.base.types import Timings
-from llmrun.jobs.bench.measuring.asking import Sample, joined, timeline
+from llmrun.jobs.bench.measuring.asking import Sample, joined
 
 FIRST = Timings(
     load_s=9.0,
@@ -69,16 +69,3 @@ def test_runs_of_one_turn_add_up() -> None:
 def test_a_sample_survives_the_way_from_another_process() -> None:
     sample = Sample((FIRST, SECOND), 1.6)
     assert Sample.from_json(json.loads(json.dumps(sample.to_json()))) == sample
-
-
-def test_a_timeline_begins_at_the_first_token_and_ends_at_the_last() -> None:
-    found = timeline(FIRST)
-    assert [moment for moment, _ in found] == pytest.approx([0.5, 0.6, 0.8, 1.0, 1.3])
-    assert [tokens for _, tokens in found] == [1, 2, 3, 4, 5]
-
-
-def test_tokens_that_arrive_together_are_spread_over_the_arrivals() -> None:
-    burst = Timings(0.0, 9, 0, 8, 0.1, 0.1, 0.3, 0.4, (0.3,))
-    (first, early), (last, all_of_them) = timeline(burst)
-    assert (early, all_of_them) == (4, 8)
-    assert (first, last) == pytest.approx((0.1, 0.4))
