@@ -29,6 +29,7 @@ from llmrun.formats.layouts.records import NUMERICS
 from llmrun.hub.local.model_records import known_digest
 from llmrun.hub.local.safe_writes import digest, put_in_place, writing
 from llmrun.hub.names import shards_of
+from llmrun.hub.upkeep.model_copies import file_digests
 from llmrun.jobs.recording import ModelFile, Opening, Output, RecordedAdapter, Recording, first_tokens
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def record(
 ) -> Recording:
     """Return the recording of the only request that the engine has answered. The engine's cache is empty afterwards.
 
-    Hashing the model's files takes a second for each GB or two, unless llmrun has downloaded them. Raises LlmrunError
+    Hashing the model's files takes a second for each GB or two, unless llmrun knows their digests. Raises LlmrunError
     if a file cannot be read.
     """
     n_prompt = finished.timings.prompt_tokens
@@ -166,7 +167,10 @@ def _recorded(adapter: Adapter, reporter: Reporter) -> RecordedAdapter:
 
 def adapter_digest(path: Path, reporter: Reporter) -> str:
     """Return the sha256 of an adapter. Raises LlmrunError if it cannot be read."""
-    return _digest_of(path, reporter, "adapter")
+    try:
+        return known_digest(path) or digest(path, reporter, f"hashing {path.name}")
+    except OSError as error:
+        raise LlmrunError(f"adapter: {path}: cannot be read: {error.strerror or error}") from error
 
 
 def opening_of(engine: Engine, *, chat_template: str | None, thinking_tags: Sequence[str] | None, raw: bool) -> Opening:
@@ -183,19 +187,16 @@ def template_digest(engine: Engine) -> str | None:
 
 
 def model_files(path: Path, reporter: Reporter) -> tuple[ModelFile, ...]:
-    """Return the names and digests of a model's files. A known digest of an unchanged file is not computed again.
+    """Return the names and digests of a model's files. Unchanged files are hashed only once.
 
     Raises LlmrunError if a file cannot be read.
     """
     files = [path.with_name(name) for name in shards_of(path.name)]
-    return tuple(ModelFile(file.name, _digest_of(file, reporter, "model")) for file in files)
-
-
-def _digest_of(file: Path, reporter: Reporter, kind: str) -> str:
     try:
-        return known_digest(file) or digest(file, reporter, f"hashing {file.name}")
+        digests = file_digests(files, reporter, "hashing")
     except OSError as error:
-        raise LlmrunError(f"{kind}: {file}: cannot be read: {error.strerror or error}") from error
+        raise LlmrunError(f"model: {error.filename or path}: cannot be read: {error.strerror or error}") from error
+    return tuple(ModelFile(file.name, sha256) for file, sha256 in zip(files, digests, strict=True))
 
 
 def write_recording(path: Path, recording: Recording) -> None:

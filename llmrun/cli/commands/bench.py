@@ -175,7 +175,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     """
     from llmrun.cli.console.progress import HubReporter, LiveReporter
     from llmrun.hub.local.safe_writes import in_use
-    from llmrun.jobs.bench.measuring.digests import file_sha256
+    from llmrun.hub.upkeep.model_copies import file_digests
     from llmrun.jobs.bench.measuring.results import document, is_precise
     from llmrun.jobs.bench.measuring.runner import Effort, Runner
     from llmrun.jobs.bench.system import system_state, warnings_about, warnings_between
@@ -185,7 +185,9 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
         out.note(words)
     targets = [one.target for one in configurations]
     paths = dict.fromkeys(path for target in targets for path in (target.path, target.draft) if path)
-    digests = {path: file_sha256(Path(path), HubReporter()) for path in paths if Path(path).is_file()}
+    digests = {
+        path: file_digests([Path(path)], HubReporter(), "hashing")[0] for path in paths if Path(path).is_file()
+    }
     effort = Effort(seconds, flags.repetitions, is_precise)
     with ExitStack() as held, LiveReporter() as reporter:
         for path in digests:

@@ -44,7 +44,7 @@ def originals(first: Path, reporter: Reporter) -> list[OriginalFile]:
     """
     files = [path.absolute() for path in model_files(first)]
     try:
-        digests = _digests(files, reporter, "hashing")
+        digests = file_digests(files, reporter, "hashing")
         return [
             OriginalFile(str(path), path.stat().st_size, sha256) for path, sha256 in zip(files, digests, strict=True)
         ]
@@ -61,7 +61,7 @@ def find_copy(files: Sequence[OriginalFile], reporter: Reporter) -> Path | None:
     for candidate in _candidates(files):
         try:
             sizes = [path.stat().st_size for path in candidate]
-            if sizes == [file.size for file in files] and _digests(candidate, reporter, "checking") == [
+            if sizes == [file.size for file in files] and file_digests(candidate, reporter, "checking") == [
                 file.sha256 for file in files
             ]:
                 return candidate[0]
@@ -167,8 +167,13 @@ def _received(files: Sequence[OriginalFile]) -> list[Path]:
     return [paths.received_file(files[0].sha256, file.name) for file in files]
 
 
-def _digests(files: Sequence[Path], reporter: Reporter, doing: str) -> list[str]:
-    """Return the sha256 of each file of a model, and record them. Raises OSError."""
+def file_digests(files: Sequence[Path], reporter: Reporter, doing: str) -> list[str]:
+    """Return the sha256 of each file of a model, and record them, so that unchanged files are hashed only once.
+
+    doing  the first word of the progress
+
+    Raises OSError.
+    """
     known = [known_digest(path) for path in files]
     if None not in known:
         return [sha256 for sha256 in known if sha256 is not None]
