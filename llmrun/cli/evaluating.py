@@ -1,7 +1,6 @@
 """Implements `llmrun eval`: the run with its progress, and the results as text or JSON.
 
-After Ctrl-C, the results measured so far
-are printed.
+After Ctrl-C, the results measured so far are printed.
 """
 
 from __future__ import annotations
@@ -104,13 +103,13 @@ def _size_of_base(model: ModelInfo, base: ModelInfo) -> str:
 
 def _text_lines(text: TextResult, context: int) -> Iterator[str]:
     yield _line("text", f"{counted(text.chunks, 'chunk')} of {context:,} tokens, {text.scored:,} tokens scored")
-    yield _line("perplexity", _with_interval(text.model.value, _four_digits))
+    yield _line("perplexity", _with_interval(text.model.value, "{:.4f}".format))
     if text.base is None or text.comparison is None:
         return
     found = text.comparison
-    yield _line("of the base", _with_interval(text.base.value, _four_digits))
-    yield _line("ratio", _with_interval(found.ratio, _four_digits))
-    yield _line("KL divergence", _with_interval(found.divergence, _six_digits))
+    yield _line("of the base", _with_interval(text.base.value, "{:.4f}".format))
+    yield _line("ratio", _with_interval(found.ratio, "{:.4f}".format))
+    yield _line("KL divergence", _with_interval(found.divergence, "{:.6f}".format))
     spread = [f"{number:g} %: {value:.6f}" for number, value in zip(PERCENTILES, found.percentiles, strict=True)]
     yield _line("", f"{', '.join(spread)}, maximum: {found.maximum:.6f}")
     yield _line("same top token", _with_interval(found.same_top, _percent))
@@ -148,14 +147,6 @@ def _with_interval(found: Interval, written: Callable[[float], str]) -> str:
     if math.isinf(found.high):
         return f"{written(found.estimate)}  (a single chunk has no interval)"
     return f"{written(found.estimate)}  (95 %: {written(found.low)} to {written(found.high)})"
-
-
-def _four_digits(value: float) -> str:
-    return f"{value:.4f}"
-
-
-def _six_digits(value: float) -> str:
-    return f"{value:.6f}"
 
 
 def _percent(value: float) -> str:

@@ -24,7 +24,6 @@ from llmrun.jobs.bench.documents.foreign import (
     worst_loss,
 )
 from llmrun.jobs.bench.documents.history import find, load_history
-from llmrun.jobs.bench.statistics import unpaired_ratio
 
 _LOST = 1
 _NO_INTERVAL = "one sample"
@@ -39,7 +38,7 @@ _CAVEAT = (
 def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bool) -> int:
     """Print the ratios and return the exit code, 1 if a test slowed down beyond `fail_above`. Raises UsageError."""
     limit = None if fail_above is None else parse_limit(fail_above)
-    found = compare(_series(before), _series(after), unpaired_ratio)
+    found = compare(_series(before), _series(after))
     if not found.comparisons:
         raise UsageError(
             f"nothing to compare: {before} and {after} have no test in common",
@@ -52,7 +51,7 @@ def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bo
     loss = None if limit is None else worst_loss(found.comparisons, limit)
     if loss is None:
         return 0
-    out.error(f"slower than allowed: {loss.sentence}")
+    out.error(f"slower than allowed: {loss}")
     return _LOST
 
 

@@ -185,9 +185,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
         out.note(words)
     targets = [one.target for one in configurations]
     paths = dict.fromkeys(path for target in targets for path in (target.path, target.draft) if path)
-    digests = {
-        path: file_digests([Path(path)], HubReporter(), "hashing")[0] for path in paths if Path(path).is_file()
-    }
+    digests = {path: file_digests([Path(path)], HubReporter(), "hashing")[0] for path in paths if Path(path).is_file()}
     effort = Effort(seconds, flags.repetitions, is_precise)
     with ExitStack() as held, LiveReporter() as reporter:
         for path in digests:

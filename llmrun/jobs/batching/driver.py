@@ -48,13 +48,6 @@ class Identity:
     is_foreign: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A worker that is open. `fingerprint` is for its records, or None if all workers have the same."""
-
-    fingerprint: str | None
-
-
 class Admission:
     """Opens workers, and refuses those whose answers may differ from those of the others.
 
@@ -68,13 +61,16 @@ class Admission:
         self._is_alone = is_alone
         self.expected = expected
 
-    async def open(self, worker: Worker) -> Admitted:
-        """Open a worker. Raises RefusedWorker, and the errors of `Worker.start`."""
+    async def open(self, worker: Worker) -> str | None:
+        """Open a worker. Return the fingerprint for its records, or None if all workers have the same.
+
+        Raises RefusedWorker, and the errors of `Worker.start`.
+        """
         identity = await identify(worker, await worker.start())
         if self.expected is None:
             self.expected = identity
         if self._mixed:
-            return Admitted(identity.fingerprint)
+            return identity.fingerprint
         hint = "add --mixed to accept such workers"
         if identity.is_foreign:
             words = "the server is not llmrun, so its answers may change from run to run"
@@ -87,7 +83,7 @@ class Admission:
             words = f"its answers would differ from those of the first worker: {_words(here)}; expected {_words(there)}"
             hint = f"use the same model file, llmrun version and --ctx-size everywhere, or {hint}"
             raise RefusedWorker(f"{worker.name}: {words}", hint=hint)
-        return Admitted(None)
+        return None
 
 
 async def identify(worker: Worker, card: Mapping[str, Any]) -> Identity:
@@ -198,12 +194,11 @@ class Driver:
     async def _open(self, worker: Worker) -> str | None:
         """Open a worker, and return the fingerprint for its records. Raises WorkerLost and RefusedWorker."""
         try:
-            admitted = await self._work.unless_over(self._admission.open(worker))
+            return await self._work.unless_over(self._admission.open(worker))
         except RefusedWorker:
             raise
         except LlmrunError as error:
             raise WorkerLost(f"{_named(worker, error)}; trying again", hint=error.hint) from error
-        return None if admitted is None else admitted.fingerprint
 
     async def _pause(self, failures: int, lost: WorkerLost) -> None:
         """Wait before the next attempt to open a worker, unless all work is done.

@@ -10,8 +10,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, count
-from operator import ne
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +17,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.engine.answer import Answer
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, ModelFacts, PrefillProgress
+from llmrun.engine.slots import common_prefix
 from llmrun.jobs.batching.intake import Intake, ReadLine
 from llmrun.jobs.batching.requests import Call, CallOptions
 from llmrun.jobs.batching.work import prefix_of
@@ -43,19 +42,14 @@ class PrefixCounter:
 
     def __init__(self) -> None:
         self.total = self.computed = 0
-        self._last: Sequence[int] = ()
+        self._last: list[int] = []
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: list[int]) -> None:
         """Count the next prompt. At least its last token is computed, because the answer begins with its logits."""
         shared = common_prefix(self._last, tokens)
         self.total += len(tokens)
         self.computed += len(tokens) - min(shared, max(len(tokens) - 1, 0))
         self._last = tokens
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens are the same at the beginning of both sequences."""
-    return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,7 @@ class CountedCall:
     choices  answers to each prompt
     """
 
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[list[int]]
     choices: int
 
     @property
@@ -283,15 +277,6 @@ class Estimate:
         return self.load_s + prompts + answers
 
 
-@dataclass(eq=False, slots=True)
-class _RunningCall:
-    answers: Sequence[Answer]
-
-    @property
-    def has_begun(self) -> bool:
-        return any(answer.prefill_started is not None for answer in self.answers)
-
-
 class Sampler:
     """Runs calls in the order in which they are given.
 
@@ -320,7 +305,7 @@ class Sampler:
         self._parallel = parallel
         self._begin_s, self._finish_s = begin_s, finish_s
         self._clock = clock
-        self._calls: list[_RunningCall] = []
+        self._calls: list[list[Answer]] = []  # the answers of each unfinished call
         self._answers: dict[int, Answer] = {}  # unfinished ones, by their IDs
         self._computed: dict[int, int] = {}  # their prompt tokens in the cache, by their IDs
         self._steps: list[Step] = []
@@ -350,17 +335,17 @@ class Sampler:
 
     def _begin_calls(self) -> None:
         while self._waiting and len(self._answers) < self._parallel:
-            call = _RunningCall(self._reader.prepare(self._waiting.pop()))
-            self._calls.append(call)
-            for answer in call.answers:
+            answers = self._reader.prepare(self._waiting.pop())
+            self._calls.append(answers)
+            for answer in answers:
                 self._answers[self._engine.enqueue(answer)] = answer
 
     def _stop_beginning(self) -> None:
         self._waiting.clear()
-        for call in [call for call in self._calls if not call.has_begun]:
-            self._calls.remove(call)
-            for answer in call.answers:
-                self._engine.cancel(answer.request_id)
+        begun = [call for call in self._calls if any(answer.prefill_started is not None for answer in call)]
+        for answer in [answer for call in self._calls if call not in begun for answer in call]:
+            self._engine.cancel(answer.request_id)
+        self._calls = begun
 
     def _step(self) -> None:
         answers = self._answers.values()
@@ -376,9 +361,9 @@ class Sampler:
             if isinstance(event, Finished | Failed):
                 self._answers.pop(event.request_id)
                 self._computed.pop(event.request_id, None)
-        for call in [call for call in self._calls if all(answer.over for answer in call.answers)]:
-            self._calls.remove(call)
-            self._finished += 1
+        unfinished = [call for call in self._calls if not all(answer.over for answer in call)]
+        self._finished += len(self._calls) - len(unfinished)
+        self._calls = unfinished
 
     def _computed_rows(self, event: Event) -> int:
         """Return the prompt tokens that a step has computed, according to one of its events."""

@@ -85,18 +85,14 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def _text_lines(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Line]:
-    for number, line in enumerate(_bounded_lines(stream), 1):
-        check()
-        if line.problem or line.data:
-            yield Line(number, line.data, line.digest, line.problem)
-
-
-def _bounded_lines(stream: BinaryIO) -> Iterator[Line]:
     """Yield every line without the white space around it, and only a problem for one that is too long."""
+    number = 0
     while piece := stream.readline(LONGEST_LINE + 1):
+        check()
+        number += 1
         if len(piece) <= LONGEST_LINE or piece.endswith(b"\n"):
-            data = piece.removeprefix(_BOM).strip(_BLANK)
-            yield Line(0, data, hashlib.sha256(data).digest())
+            if data := piece.removeprefix(_BOM).strip(_BLANK):
+                yield Line(number, data, hashlib.sha256(data).digest())
             continue
         hashed, size = hashlib.sha256(), 0
         while piece:
@@ -104,7 +100,7 @@ def _bounded_lines(stream: BinaryIO) -> Iterator[Line]:
             hashed.update(text)
             size += len(text)
             piece = b"" if piece.endswith(b"\n") else stream.readline(_CHUNK)
-        yield Line(0, b"", hashed.digest(), f"the line has {size:,} bytes, limit {LONGEST_LINE:,}")
+        yield Line(number, b"", hashed.digest(), f"the line has {size:,} bytes, limit {LONGEST_LINE:,}")
 
 
 class _CsvText:

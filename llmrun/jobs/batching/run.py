@@ -19,7 +19,7 @@ from llmrun.jobs.batching.driver import Admission, Driver, Identity, Reporter, f
 from llmrun.jobs.batching.intake import Intake, RecordWriter, is_success, survey
 from llmrun.jobs.batching.journal import Journal, Stamp, journal_path, read_records, stamp_of
 from llmrun.jobs.batching.requests import CallOptions, Line, check_source
-from llmrun.jobs.batching.work import Halt, RunContext, Tally, Work, in_thread
+from llmrun.jobs.batching.work import Halt, Tally, Work, in_thread
 from llmrun.jobs.batching.workers.base import RefusedWorker, Worker
 
 
@@ -256,7 +256,7 @@ class _Run:
         header = self._header(admission.expected)
         writer = RecordWriter(_digest(header), None if self._batch.mixed else self._model)
         await in_thread(self._halt, lambda: self._prepare(header, writer, replaced))
-        work = Work(RunContext(self._intake, self._journal, writer, self.tally, self._halt))
+        work = Work(self._intake, self._journal, writer, self.tally, self._halt)
         self.tally.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -285,7 +285,7 @@ class _Run:
         for number, worker in enumerate(self._workers, 1):
             self._reporter.waiting(f"opening {worker.name}")
             try:
-                return {worker.name: (await admission.open(worker)).fingerprint}
+                return {worker.name: await admission.open(worker)}
             except RefusedWorker:
                 raise
             except LlmrunError as error:

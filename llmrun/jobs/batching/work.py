@@ -233,32 +233,16 @@ _OK: Final = 200
 _MOST_IGNORED: Final = 100  # names
 
 
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """The shared state of a run: its input, journal, record writer, tally and stop flag."""
-
-    intake: Intake
-    journal: Journal
-    writer: RecordWriter
-    tally: Tally
-    halt: Halt
-
-
 class Work:
     """The calls of a run. All methods must be called on one event loop."""
 
-    def __init__(self, context: RunContext) -> None:
-        self._intake, self._journal, self._writer, self._tally = (
-            context.intake,
-            context.journal,
-            context.writer,
-            context.tally,
-        )
+    def __init__(self, intake: Intake, journal: Journal, writer: RecordWriter, tally: Tally, halt: Halt) -> None:
+        self._intake, self._journal, self._writer, self._tally = intake, journal, writer, tally
         self._queue = WorkQueue()
         self._unfinished: dict[bytes, Job] = {}  # by the keys of their calls
         self._finished: dict[bytes, int] = {}  # by the key of a call, the number of a line that has its answer
         self._n_running = 0
-        self._halt = context.halt
+        self._halt = halt
         self._is_read = False
         self._reading: asyncio.Task[None] | None = None
         self._news = asyncio.Event()

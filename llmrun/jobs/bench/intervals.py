@@ -1,4 +1,4 @@
-"""Intervals for means, totals and proportions of measured values."""
+"""Intervals for means and proportions of measured values."""
 
 from __future__ import annotations
 
@@ -23,19 +23,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @classmethod
-    def exact(cls, value: float) -> Interval:
-        """Return the interval of a value that is known."""
-        return cls(value, value, value)
-
-    def times(self, factor: float) -> Interval:
-        """Return the interval of a positive multiple of the value."""
-        return Interval(self.estimate * factor, self.low * factor, self.high * factor)
-
-    def plus(self, value: float) -> Interval:
-        """Return the interval of the value plus a known one."""
-        return Interval(self.estimate + value, self.low + value, self.high + value)
-
     def within(self, least: float, most: float) -> Interval:
         """Return the interval if the value is known to be between `least` and `most`."""
         return Interval(*(min(max(value, least), most) for value in self))
@@ -46,34 +33,17 @@ class Interval(NamedTuple):
             return Interval(*np.exp(np.array(self)).tolist())
 
 
-def half_width_of_mean(values: Sequence[float], of: float) -> float:
-    """Return half the width of the interval for the mean of `of` values, some of which were drawn at random.
-
-    values  the values that were drawn, without replacement; if these are all, the mean is known
-
-    The lengths of answers are skewed, so their mean is further off than a normal distribution says. The symmetric
-    bootstrap-t interval allows for that. Returns infinity for a single value out of several.
-    """
-    numbers = np.asarray(values, np.float64)
-    n = numbers.size
-    if n >= of:
-        return 0.0
-    if n < 2:
-        return math.inf
-    error = float(numbers.std(ddof=1)) / math.sqrt(n)
-    return _reach(numbers, error) * error * math.sqrt(1 - n / of) if error else 0.0
-
-
 def mean_of_series(values: Sequence[float]) -> Interval:
     """Return the mean of consecutive parts of a longer series, such as chunks of a text, with its interval.
 
-    The parts must have the same length. Neighbouring parts are often similar, which widens the interval. Returns an
-    infinite interval for a single part.
+    The parts must have the same length. Their distribution may be skewed, so the interval is a symmetric bootstrap-t
+    interval. Neighbouring parts are often similar, which widens it. Returns an infinite interval for a single part.
     """
     numbers = np.asarray(values, np.float64)
-    mean, half = float(numbers.mean()), half_width_of_mean(values, math.inf)
-    if 0 < half < math.inf:
-        half *= widening(numbers)
+    mean, half = float(numbers.mean()), math.inf
+    if numbers.size > 1:
+        error = float(numbers.std(ddof=1)) / math.sqrt(numbers.size)
+        half = _reach(numbers, error) * error * widening(numbers) if error else 0.0
     return Interval(mean, mean - half, mean + half)
 
 

@@ -187,18 +187,6 @@ class Spent:
         """The share of the int8 multiply rate that was reached."""
         return self.products_per_second / self.limits.multiply_rate
 
-    @property
-    def bound(self) -> str:
-        """The limit that the ops came closest to, "memory" or "multiply", or "" if the ops do neither kind of work."""
-        if not self.needs.memory_bytes and not self.needs.products:
-            return ""
-        return "memory" if self.bandwidth_share >= self.multiply_share else "multiply"
-
-    @property
-    def share(self) -> float:
-        """The larger of the two shares."""
-        return max(self.bandwidth_share, self.multiply_share)
-
     def _rate(self, count: int) -> float:
         return count / self.seconds if self.seconds > 0 else 0.0
 

@@ -29,7 +29,6 @@ from llmrun.jobs.batching.estimate import (
     Sample,
     Sampler,
     Step,
-    common_prefix,
     count_batch,
 )
 from llmrun.jobs.batching.requests import Call, CallOptions
@@ -38,7 +37,7 @@ from llmrun.jobs.batching.workers.base import CHAT, COMPLETION
 PROMPTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=20)
 
 
-def counter_of(prompts: Sequence[Sequence[int]]) -> PrefixCounter:
+def counter_of(prompts: Sequence[list[int]]) -> PrefixCounter:
     counter = PrefixCounter()
     for prompt in prompts:
         counter.add(prompt)
@@ -64,12 +63,6 @@ def test_sorted_prompts_compute_the_nodes_of_a_trie(prompts: list[list[int]]) ->
 def test_no_order_computes_less_than_the_trie(prompts: list[list[int]]) -> None:
     counter = counter_of(prompts)
     assert trie_nodes(prompts) <= counter.computed <= counter.total
-
-
-def test_common_prefixes() -> None:
-    assert common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
-    assert common_prefix([1, 2], [1, 2, 3]) == 2
-    assert common_prefix([], [1]) == 0
 
 
 def tokens_of(call: Call) -> list[int]:

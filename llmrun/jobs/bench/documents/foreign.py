@@ -13,12 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from llmrun.base.errors import UsageError
 from llmrun.jobs.bench.documents import document as document_module
 from llmrun.jobs.bench.documents.document import LARGEST, Document, from_json
 from llmrun.jobs.bench.documents.rows import llama_bench_rows
+from llmrun.jobs.bench.statistics import unpaired_ratio
 
 _SPEEDS = (1e-9, 1e15)  # The range of valid speeds in tokens per second.
 
@@ -69,24 +70,6 @@ class Compared:
     comparisons: tuple[Comparison, ...]
     only_a: tuple[Series, ...]
     only_b: tuple[Series, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A slowdown above the limit given with `--fail-above`."""
-
-    comparison: Comparison
-    share: float  # 0.07 means 7% slower
-    sentence: str
-
-
-class UnpairedRatio(Protocol):
-    """The signature of statistics.unpaired_ratio."""
-
-    def __call__(
-        self, first: Sequence[float], second: Sequence[float], /, *, is_speed: bool, level: float
-    ) -> tuple[float, float, float]:
-        """Return the ratio of the speed of `first` to the speed of `second`, and the ends of its interval."""
 
 
 def read_series(path: Path) -> list[Series]:
@@ -210,7 +193,7 @@ def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
     return value
 
 
-def compare(a: Sequence[Series], b: Sequence[Series], unpaired_ratio: UnpairedRatio, level: float = 0.99) -> Compared:
+def compare(a: Sequence[Series], b: Sequence[Series]) -> Compared:
     """Compare each series of `a` with the series of `b` that ran the same test with the same settings.
 
     A test that each side ran exactly once is compared even if the settings differ. The note then says how they differ.
@@ -226,7 +209,7 @@ def compare(a: Sequence[Series], b: Sequence[Series], unpaired_ratio: UnpairedRa
     order = {id(one): index for index, one in enumerate(a)}
     pairs.sort(key=lambda pair: order[id(pair[0])])
     return Compared(
-        tuple(_compared(one, other, unpaired_ratio, level) for one, other in pairs),
+        tuple(_compared(one, other) for one, other in pairs),
         tuple(one for one in a if id(one) not in matched),
         tuple(one for one in b if id(one) not in matched),
     )
@@ -245,7 +228,7 @@ def _same_settings(left: Sequence[Series], right: Sequence[Series]) -> list[tupl
     return pairs
 
 
-def _compared(a: Series, b: Series, unpaired_ratio: UnpairedRatio, level: float) -> Comparison:
+def _compared(a: Series, b: Series) -> Comparison:
     names = ("model", "backend", "threads", "KV type", "speculation")
     differing = [
         f"{name} {one or 'unknown'} / {other or 'unknown'}"
@@ -256,7 +239,7 @@ def _compared(a: Series, b: Series, unpaired_ratio: UnpairedRatio, level: float)
     if min(len(a.samples), len(b.samples)) < 2:
         bare = (sum(b.samples) / len(b.samples)) / (sum(a.samples) / len(a.samples))
         return Comparison(a, b, bare, None, None, note)
-    ratio, low, high = unpaired_ratio(b.samples, a.samples, is_speed=True, level=level)
+    ratio, low, high = unpaired_ratio(b.samples, a.samples, is_speed=True)
     return Comparison(a, b, ratio, low, high, note)
 
 
@@ -275,20 +258,17 @@ def parse_limit(text: str) -> float:
     return limit
 
 
-def worst_loss(comparisons: Sequence[Comparison], limit: float) -> Loss | None:
-    """Return the largest loss above `limit`, or None.
+def worst_loss(comparisons: Sequence[Comparison], limit: float) -> str | None:
+    """Describe the largest loss above `limit`, or return None.
 
     A loss whose interval includes 1 is within the noise and does not count. If a side has a single sample, there is no
-    interval, so the ratio itself counts, and `Loss.sentence` says so.
+    interval, so the ratio itself counts, and the sentence says so.
     """
     lost = [one for one in comparisons if one.ratio < 1 - limit and (one.high is None or one.high < 1)]
     if not lost:
         return None
     worst = min(lost, key=lambda one: one.ratio)
-    share = 1 - worst.ratio
-    sentence = f"{worst.b.test}: {share:.1%} slower, limit {limit:.1%}"
+    lost_words = f"{worst.b.test}: {1 - worst.ratio:.1%} slower, limit {limit:.1%}"
     if worst.low is None or worst.high is None:
-        sentence += " (one side has a single sample, so the noise is unknown)"
-    else:
-        sentence += f" (between {1 - worst.high:.1%} and {1 - worst.low:.1%})"
-    return Loss(worst, share, sentence)
+        return f"{lost_words} (one side has a single sample, so the noise is unknown)"
+    return f"{lost_words} (between {1 - worst.high:.1%} and {1 - worst.low:.1%})"

@@ -7,9 +7,9 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,17 +41,6 @@ class Sample:
     runs: int = 1
     cold: float | None = None
     answers: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the timings as a JSON object that can be sent to another process."""
-        requests = [asdict(request) for request in self.requests]
-        return {"requests": requests, "seconds": self.seconds, "answers": self.answers}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Sample:
-        """Return the Sample that `to_json` encoded."""
-        requests = (Timings(**{**request, "gaps_s": tuple(request["gaps_s"])}) for request in body["requests"])
-        return cls(tuple(requests), body["seconds"], answers=tuple(body["answers"]))
 
     @property
     def generated(self) -> int:

@@ -28,7 +28,7 @@ from llmrun.backends.base import beyond_training
 from llmrun.base import child_processes
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError, shown
 from llmrun.base.machine.memory import free_memory
-from llmrun.engine.child.messages import error_from_json
+from llmrun.engine.child.messages import codec_of, error_from_json
 from llmrun.jobs.bench.measuring.asking import Sample
 from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration, Room, Workload
 
@@ -80,16 +80,16 @@ class WorkerProcess:
 
     def run(self, workload: Workload, seed: int) -> Sample:
         """Run a workload once. Raises BackendCrashed, NetworkError and the error of a failed request."""
-        return Sample.from_json(
-            self._ask("running a workload", do="run", workload=workload.to_json(), seed=seed)["sample"]
-        )
+        question = {"workload": codec_of(Workload).encode(workload), "seed": seed}
+        sample: Sample = codec_of(Sample).decode(self._ask("running a workload", do="run", **question)["sample"])
+        return sample
 
     def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
         """Run a workload once and return its time in seconds, or None if it was cancelled after `seconds`.
 
         The current prompt chunk is finished before the run is cancelled. Raises the errors of `run`.
         """
-        question = {"workload": workload.to_json(), "seed": seed, "seconds": seconds}
+        question = {"workload": codec_of(Workload).encode(workload), "seed": seed, "seconds": seconds}
         taken: float | None = self._ask("warming up", do="warm", **question)["seconds"]
         return taken
 

@@ -10,6 +10,7 @@ stdout, after any lines with notes and progress. The only caller, pool.py, descr
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -23,8 +24,8 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import is_stand_in
 from llmrun.base.errors import Cancelled, LlmrunError, kernel_warnings_told
 from llmrun.base.types import ModelInfo
-from llmrun.engine.child.messages import error_to_json
-from llmrun.jobs.bench.measuring.asking import LocalAsker, RemoteAsker
+from llmrun.engine.child.messages import codec_of, error_to_json
+from llmrun.jobs.bench.measuring.asking import LocalAsker, RemoteAsker, Sample
 from llmrun.jobs.bench.measuring.workload import BenchTarget, Room, Workload
 from llmrun.options.settings import SPECULATE_OFF
 
@@ -149,10 +150,9 @@ class Worker:
             case "open":
                 return self._open(question)
             case "run":
-                workload = Workload.from_json(question["workload"])
-                return {"sample": self._opened.asker.run(workload, question["seed"]).to_json()}
+                return {"sample": codec_of(Sample).encode(self._run(question, math.inf))}
             case "warm":
-                return self._warm(Workload.from_json(question["workload"]), question["seed"], question["seconds"])
+                return self._warm(question)
             case "limits":
                 return self._limits(question["threads"], question["memory_bytes"])
             case "peak":
@@ -161,9 +161,15 @@ class Worker:
                 return {"peak": peak_memory()}
         raise LlmrunError(f"unknown question: {question['do']}")
 
-    def _warm(self, workload: Workload, seed: int, seconds: float) -> Mapping[str, Any]:
+    def _run(self, question: Mapping[str, Any], seconds: float) -> Sample:
+        sample: Sample = self._opened.asker.run(
+            codec_of(Workload).decode(question["workload"]), question["seed"], seconds
+        )
+        return sample
+
+    def _warm(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            return {"seconds": self._opened.asker.run(workload, seed, seconds).seconds}
+            return {"seconds": self._run(question, question["seconds"]).seconds}
         except Cancelled:
             return {"seconds": None}
 

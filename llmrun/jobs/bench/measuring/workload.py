@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -55,19 +55,6 @@ class Workload:
         if self.facts.kind == "synthetic":
             return self.facts.depth + max(1, self.facts.prompt) + self.facts.generate + 1
         return CHAT_CONTEXT if self.facts.kind == "chat" else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the workload as a JSON object that can be sent to another process."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Workload:
-        """Return the workload that `to_json` encoded."""
-        sessions = tuple(
-            tuple(Turn(**{**turn, "messages": tuple(turn["messages"])}) for turn in session)
-            for session in body["sessions"]
-        )
-        return cls(WorkloadFacts(**body["facts"]), sessions)
 
 
 def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workload:

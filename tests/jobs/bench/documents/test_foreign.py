@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,14 +26,6 @@ from llmrun.jobs.bench.documents.rows import csv_text, llama_bench_rows
 from tests.support.bench.stored_documents import document, result
 
 REAL = Path(__file__).parents[3] / "data" / "llama-bench.json"
-
-
-def ratio(first: Sequence[float], second: Sequence[float], /, *, is_speed: bool, level: float) -> Any:
-    """Return the ratio of means, with an interval of one hundredth either way."""
-    assert is_speed
-    assert level == 0.99
-    found = statistics.fmean(first) / statistics.fmean(second)
-    return found, found - 0.01, found + 0.01
 
 
 def series(test: str = "tg128", *samples: float, backend: str = "cpu", threads: int = 2) -> Series:
@@ -151,49 +141,49 @@ def test_a_document_of_impossible_speeds_is_refused() -> None:
 def test_equal_settings_are_compared_whatever_their_order() -> None:
     a = [series("pp512", 10.0, 10.0), series("tg128", 5.0, 5.0), series("tg128", 4.0, 4.0, threads=1)]
     b = [series("tg128", 8.0, 8.0, threads=1), series("tg128", 6.0, 6.0), series("tg256")]
-    done = compare(a, b, ratio)
+    done = compare(a, b)
     assert [(one.a, one.b) for one in done.comparisons] == [(a[1], b[1]), (a[2], b[0])]
     assert [one.ratio for one in done.comparisons] == pytest.approx([1.2, 2.0])
-    assert (done.comparisons[0].low, done.comparisons[0].high) == pytest.approx((1.19, 1.21))
+    assert (done.comparisons[0].low, done.comparisons[0].high) == (0.0, math.inf)
     assert (done.only_a, done.only_b) == ((a[0],), (b[2],))
     assert [one.note for one in done.comparisons] == ["", ""]
 
 
 def test_the_only_ones_of_a_test_are_compared_though_they_differ() -> None:
     theirs = Series("tg128", "llama 256M Q4_1", "CPU", 4, "f16", (30.0, 30.0))
-    (one,) = compare([series("tg128", 60.0, 60.0)], [theirs], ratio).comparisons
+    (one,) = compare([series("tg128", 60.0, 60.0)], [theirs]).comparisons
     assert one.ratio == pytest.approx(0.5)
     assert one.note == "differs in model llama 135M Q4_1 / llama 256M Q4_1, backend cpu / CPU, threads 2 / 4"
 
 
 def test_runs_with_and_without_speculation_are_not_alike() -> None:
     plain, drafting = series(), replace(series(), speculate="auto")
-    (found,) = compare([plain], [drafting], ratio).comparisons
+    (found,) = compare([plain], [drafting]).comparisons
     assert found.note == "differs in speculation off / auto"
-    pairs = compare([plain, drafting], [drafting, plain], ratio).comparisons
+    pairs = compare([plain, drafting], [drafting, plain]).comparisons
     assert [(one.a.speculate, one.b.speculate) for one in pairs] == [("off", "off"), ("auto", "auto")]
 
 
 def test_two_of_a_test_are_not_guessed_at() -> None:
     a = [series("tg128"), series("tg128", backend="llama")]
-    done = compare(a, [series("tg128", threads=8)], ratio)
+    done = compare(a, [series("tg128", threads=8)])
     assert done.comparisons == ()
     assert done.only_a == tuple(a)
 
 
 def test_repeated_settings_are_paired_in_order() -> None:
     a, b = [series("tg1", 1.0, 1.0), series("tg1", 2.0, 2.0)], [series("tg1", 1.0, 1.0), series("tg1", 4.0, 4.0)]
-    assert [one.ratio for one in compare(a, b, ratio).comparisons] == pytest.approx([1.0, 2.0])
+    assert [one.ratio for one in compare(a, b).comparisons] == pytest.approx([1.0, 2.0])
 
 
 def test_a_test_that_failed_has_no_partner() -> None:
     failed = Series("tg128", "llama 135M Q4_1", "cpu", 2, "f16", ())
-    done = compare([failed], [series()], ratio)
+    done = compare([failed], [series()])
     assert (done.comparisons, done.only_a, done.only_b) == ((), (failed,), (series(),))
 
 
 def test_a_single_sample_has_no_interval() -> None:
-    (one,) = compare([series("tg128", 60.0)], [series("tg128", 54.0, 54.0)], ratio).comparisons
+    (one,) = compare([series("tg128", 60.0)], [series("tg128", 54.0, 54.0)]).comparisons
     assert one.ratio == pytest.approx(0.9)
     assert one.low is one.high is None
 
@@ -218,13 +208,13 @@ def compared(ratio: float, low: float | None, high: float | None) -> Comparison:
 )
 def test_a_loss_counts_above_the_limit_and_outside_the_noise(comparison: Comparison, sentence: str | None) -> None:
     loss = worst_loss([comparison], 0.05)
-    assert (loss.sentence if loss else None) == sentence
+    assert loss == sentence
 
 
 def test_the_largest_loss_is_the_worst() -> None:
     loss = worst_loss([compared(0.9, 0.8, 0.95), compared(0.7, 0.6, 0.8), compared(0.8, 0.7, 0.9)], 0.05)
     assert loss is not None
-    assert loss.share == pytest.approx(0.3)
+    assert loss.startswith("tg128: 30.0% slower")
     assert worst_loss([], 0.05) is None
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from llmrun.base.types import Timings
+from llmrun.engine.child.messages import codec_of
 from llmrun.jobs.bench.measuring.asking import Sample, joined
 
 FIRST = Timings(
@@ -68,4 +69,4 @@ def test_runs_of_one_turn_add_up() -> None:
 
 def test_a_sample_survives_the_way_from_another_process() -> None:
     sample = Sample((FIRST, SECOND), 1.6)
-    assert Sample.from_json(json.loads(json.dumps(sample.to_json()))) == sample
+    assert codec_of(Sample).decode(json.loads(json.dumps(codec_of(Sample).encode(sample)))) == sample

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
+from llmrun.engine.child.messages import codec_of
 from llmrun.jobs.bench.measuring.workload import CHAT_CONTEXT, Workload, chats, cold_starts, from_file, synthetic
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -45,7 +46,7 @@ def test_the_conversations_that_come_with_it_are_conversations() -> None:
 
 def test_a_workload_survives_the_way_to_another_process() -> None:
     for workload in (synthetic(5, 6, 7, 8), *chats(1), cold_starts()):
-        assert Workload.from_json(json.loads(json.dumps(workload.to_json()))) == workload
+        assert codec_of(Workload).decode(json.loads(json.dumps(codec_of(Workload).encode(workload)))) == workload
 
 
 def test_a_file_of_prompts_is_read_a_line_at_a_time(tmp_path: Path) -> None:
