@@ -250,12 +250,8 @@ def _recording(fields: Fields) -> Recording:
 
 
 def _files(fields: Fields) -> tuple[ModelFile, ...]:
-    found = []
-    for item in _needed(fields, "files", fields.item_fields("files")):
-        digest = item.needed_text("sha256")
-        if not _SHA256.fullmatch(digest):
-            raise item.wrong("sha256", "64 hexadecimal digits")
-        found.append(ModelFile(item.needed_text("name"), digest))
+    items: list[Fields] = _needed(fields, "files", fields.item_fields("files"))
+    found = [ModelFile(item.needed_text("name"), _sha256(item)) for item in items]
     if not found:
         raise fields.wrong("files", "at least one file")
     return tuple(found)
@@ -264,13 +260,18 @@ def _files(fields: Fields) -> tuple[ModelFile, ...]:
 def _adapters(fields: Fields) -> tuple[RecordedAdapter, ...]:
     found = []
     for item in fields.item_fields("adapters") or []:
-        digest, scale = item.needed_text("sha256"), item.number("scale", -math.inf, math.inf)
-        if not _SHA256.fullmatch(digest):
-            raise item.wrong("sha256", "64 hexadecimal digits")
+        scale = item.number("scale", -math.inf, math.inf)
         if scale is None:
             raise item.wrong("scale", "a number")
-        found.append(RecordedAdapter(item.needed_text("name"), item.needed_text("path"), digest, scale))
+        found.append(RecordedAdapter(item.needed_text("name"), item.needed_text("path"), _sha256(item), scale))
     return tuple(found)
+
+
+def _sha256(item: Fields) -> str:
+    digest = item.needed_text("sha256")
+    if not _SHA256.fullmatch(digest):
+        raise item.wrong("sha256", "64 hexadecimal digits")
+    return digest
 
 
 def _opening(fields: Fields) -> Opening:

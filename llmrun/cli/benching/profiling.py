@@ -152,29 +152,17 @@ def _body(found: Profile) -> dict[str, Any]:
 
 
 def _step(step: StepProfile) -> dict[str, Any]:
+    times = ("rows", "depth", "repetitions", "step_seconds", "timed_step_seconds", "outside_seconds")
     return {
-        "rows": step.rows,
-        "depth": step.depth,
-        "repetitions": step.repetitions,
-        "step_seconds": step.step_seconds,
-        "timed_step_seconds": step.timed_step_seconds,
-        "outside_seconds": step.outside_seconds,
-        "ops": [
-            {
-                "kind": one.kind,
-                "layer": one.layer,
-                "name": one.name,
-                "weight_type": one.weight_type,
-                **_spent(one.spent),
-            }
-            for one in step.ops
-        ],
-        "kinds": [
-            {"kind": one.kind, "weight_type": one.weight_type, "count": one.count, **_spent(one.spent)}
-            for one in step.kinds
-        ],
+        **{name: getattr(step, name) for name in times},
+        "ops": [_part(one, "kind", "layer", "name", "weight_type") for one in step.ops],
+        "kinds": [_part(one, "kind", "weight_type", "count") for one in step.kinds],
         "total": _spent(step.total),
     }
+
+
+def _part(one: OpProfile | KindProfile, *names: str) -> dict[str, Any]:
+    return {**{name: getattr(one, name) for name in names}, **_spent(one.spent)}
 
 
 def _spent(spent: Spent) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from llmrun.base.amounts import (
     format_mebibytes,
     format_number,
     format_percent,
-    format_seconds,
 )
 from llmrun.base.errors import LlmrunError
 from llmrun.cli.console.output import out
@@ -29,6 +28,7 @@ from llmrun.jobs.bench.documents.document import (
     Roofline,
     Verdict,
     answer_sentences,
+    metric_number,
     metric_of,
     metric_unit,
     metric_words,
@@ -61,12 +61,7 @@ def head_words(name: str) -> str:
 
 def figure_words(result: Result, name: str) -> str:
     """Format the median of a metric, with its unit if it is a time. Empty if there is none."""
-    if name not in result.figures:
-        return ""
-    figure = result.figures[name]
-    if not metric_of(name).is_speed:
-        return format_seconds(figure.median)
-    return format_number(figure.median)
+    return metric_number(name, result.figures[name].median) if name in result.figures else ""
 
 
 def draft_words(result: Result) -> tuple[str, str]:
@@ -195,10 +190,9 @@ def _all_figures(document: Document) -> Table:
     rows: list[list[str]] = []
     for name, result in zip(result_names(document), document.results, strict=True):
         for metric, figure in result.figures.items():
-            words = format_seconds if not metric_of(metric).is_speed else format_number
-            tail = ["" if value is None else words(value) for value in (figure.p95, figure.p99)]
-            spread = [words(value) for value in (figure.median, figure.mean, figure.stddev)]
-            rows.append([visible_line(name), metric_of(metric).words, f"{figure.count:,}", *spread, *tail])
+            values = (figure.median, figure.mean, figure.stddev, figure.p95, figure.p99)
+            cells = ["" if value is None else metric_number(metric, value) for value in values]
+            rows.append([visible_line(name), metric_of(metric).words, f"{figure.count:,}", *cells])
     return table_of(["", "figure", "count", "median", "mean", "stddev", "p95", "p99"], rows, numbers_from=2)
 
 

@@ -89,7 +89,7 @@ class EndpointWorker:
         busy_since, pause = time.monotonic(), _FIRST_PAUSE_S
         while True:
             try:
-                status, headers, data = await self._sent("POST", url.removeprefix("/v1"), content)
+                status, headers, data = await self._sent(url.removeprefix("/v1"), content)
             except _TooLarge:
                 return Reply(502, _error(f"{self.name}: the answer has more than {_MOST_BYTES:,} bytes"))
             await self._check_status(status, headers)
@@ -154,9 +154,9 @@ class EndpointWorker:
         names = self._teller.shown(", ".join(str(each["id"]) for each in named[:5]), 160)
         raise UsageError(f"{self.name}: the server has several models: {names}", hint=f"add #MODEL: {self.name}#MODEL")
 
-    async def _sent(self, method: str, path: str, content: bytes | None) -> tuple[int, httpx2.Headers, bytes]:
-        """Send a request, and wait for the response as long as the server shows that it is there."""
-        task = asyncio.create_task(self._request(method, path, content, _MOST_BYTES))
+    async def _sent(self, path: str, content: bytes) -> tuple[int, httpx2.Headers, bytes]:
+        """Post a call, and wait for the response as long as the server shows that it is there."""
+        task = asyncio.create_task(self._request("POST", path, content, _MOST_BYTES))
         try:
             while not (await asyncio.wait((task,), timeout=self._probe_s))[0]:
                 if time.monotonic() - self._heard_at < self._probe_s:

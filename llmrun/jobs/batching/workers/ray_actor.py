@@ -79,7 +79,6 @@ class RayActor:
 
     async def begin_file(self, index: int) -> bytes:
         """Begin a file of the model. Returns how many of its bytes are already here."""
-        assert self._incoming is not None
         return await self._threaded(lambda: self._receiving.begin(index))
 
     async def add_bytes(self, data: bytes) -> bytes:

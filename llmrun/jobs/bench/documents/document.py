@@ -494,6 +494,11 @@ def metric_words(name: str, value: float) -> str:
     return f"{format_number(value)} {metric_unit(name)}".rstrip()
 
 
+def metric_number(name: str, value: float) -> str:
+    """Format a value for a table. Times include their unit; the unit of a speed is shown next to the metric's name."""
+    return format_number(value) if metric_unit(name) else metric_words(name, value)
+
+
 def result_names(document: Document) -> tuple[str, ...]:
     """Return a unique name for each result, such as `cpu · 512 in, 128 out`."""
     varies = _workloads_vary(document)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmrun.base.amounts import format_bandwidth, format_number, format_percent, format_seconds
 from llmrun.jobs.bench.documents.document import METRICS, Document, Result, metric_unit, metric_words, result_names
@@ -168,20 +168,12 @@ def _speed_chart(document: Document, metric: str) -> BarChart | None:
 def _speed_bar(name: str, color: int, result: Result, metric: str, axis: Axis) -> Bar:
     median = _median(result, metric) or 0.0
     samples = _samples(result, metric)
-    detail = f"{name}: median {metric_words(metric, median)}"
+    bar = Bar(name, color, axis.place(median), format_number(median), f"{name}: median {metric_words(metric, median)}")
     if len(samples) < 2:
-        return Bar(name, color, axis.place(median), format_number(median), detail)
+        return bar
     low, high = min(samples), max(samples)
-    detail += f", {len(samples)} repetitions from {format_number(low)} to {format_number(high)}"
-    return Bar(
-        name=name,
-        color=color,
-        length=axis.place(median),
-        words=format_number(median),
-        detail=detail,
-        low=axis.place(low),
-        high=axis.place(high),
-    )
+    detail = f"{bar.detail}, {len(samples)} repetitions from {format_number(low)} to {format_number(high)}"
+    return replace(bar, detail=detail, low=axis.place(low), high=axis.place(high))
 
 
 def _median(result: Result, metric: str) -> float | None:

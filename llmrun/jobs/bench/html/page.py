@@ -24,9 +24,9 @@ from llmrun.jobs.bench.documents.document import (
     Failure,
     Result,
     answer_sentences,
+    metric_number,
     metric_of,
     metric_unit,
-    metric_words,
     result_names,
     verdict_sentence,
 )
@@ -114,13 +114,8 @@ def _rows(result: Result) -> tuple[FigureRow, ...]:
 def _row(name: str, figure: Distribution) -> FigureRow:
     metric = metric_of(name)
     values = (figure.median, figure.mean, figure.stddev, figure.p95, figure.p99)
-    cells = tuple("" if value is None else _cell(name, value) for value in values)
+    cells = tuple("" if value is None else metric_number(name, value) for value in values)
     return FigureRow(metric.words, metric_unit(name), metric.explanation, f"{figure.count:,}", cells)
-
-
-def _cell(name: str, value: float) -> str:
-    """Format a value. Times include their unit; the unit of a speed is shown next to the metric's name."""
-    return format_number(value) if metric_unit(name) else metric_words(name, value)
 
 
 def explained_metrics(document: Document) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ Lines with {"progress": text} or {"note": text} may precede an answer. An answer
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -104,25 +105,23 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End the process and give it time to clean up. Idempotent."""
-        self._end(lambda: self._process.wait(_PATIENCE_S))
-
-    def kill(self) -> None:
-        """End the process immediately."""
-        self._end(self._process.kill)
-
-    def _end(self, end: Callable[[], object]) -> None:
         try:
             if self._process.stdin is not None:
                 self._process.stdin.close()
-            end()
+            self._process.wait(_PATIENCE_S)
         except (subprocess.TimeoutExpired, OSError):
-            self._process.kill()
+            pass  # it is killed
         finally:
-            self._process.kill()
-            self._process.wait()
-            if self._process.stdout is not None:
-                self._process.stdout.close()
-            self._stderr.close()
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process immediately. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
 
     def _ask(self, doing: str, **question: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout

@@ -12,7 +12,8 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from llmrun.backends.base import RPC_OFF
@@ -168,7 +169,7 @@ class Runner:
         for number, trial in enumerate(self.outcome.trials, 1):
             count = len(self.outcome.trials)
             self._reporter.progress(f"warming up {number} of {count}  {_words(trial)}")
-            with _Failing(trial, self._pool):
+            with _failing(trial, self._pool):
                 self._warm_one(trial)
 
     def _warm_one(self, trial: Trial) -> None:
@@ -201,7 +202,7 @@ class Runner:
                 if self._has_limits(trial):
                     self._machine.measure_now_and_then(self.outcome)
                 began = time.perf_counter()
-                with _Failing(trial, self._pool):
+                with _failing(trial, self._pool):
                     trial.samples.append(self._turn(trial, seed))
                 self._round_s += time.perf_counter() - began
         if self._effort.repetitions is None and number == 1 and self._round_s > max(limit, 0) * _WELL_OVER:
@@ -287,22 +288,14 @@ class _MachineLimits:
             self._worker.kill()
 
 
-class _Failing:
-    """A context manager that catches an LlmrunError, so that it ends the trial but not the benchmark."""
-
-    def __init__(self, trial: Trial, pool: Pool) -> None:
-        self._trial = trial
-        self._pool = pool
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, LlmrunError):
-            return False
-        self._trial.failure = error
-        self._pool.drop(self._trial.configuration.target)
-        return True
+@contextmanager
+def _failing(trial: Trial, pool: Pool) -> Iterator[None]:
+    """Let an LlmrunError end the trial, but not the benchmark."""
+    try:
+        yield
+    except LlmrunError as error:
+        trial.failure = error
+        pool.drop(trial.configuration.target)
 
 
 def _words(trial: Trial) -> str:

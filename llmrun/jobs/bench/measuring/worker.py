@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -68,16 +68,7 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
 
     started = time.perf_counter()
     speculate, draft = target.speculate != SPECULATE_OFF, Path(target.draft) if target.draft else None
-    options = replace(_options(target, room, told), draft_head=uses_draft_head(speculate, draft))
-    opened = open_backend(Path(target.path), options)
-    drafts = open_sources(speculate, draft, options, opened)
-    engine = Engine(opened, load_s=time.perf_counter() - started, drafts=drafts)
-    facts = _facts(engine.info, engine.load_s) | {"compiled": compiled} | _needs(opened, Path(target.path))
-    return OpenTarget(LocalAsker(engine), facts, engine.close)
-
-
-def _options(target: BenchTarget, room: Room, progress: Progress) -> OpenOptions:
-    return OpenOptions(
+    options = OpenOptions(
         backend=target.backend,
         context_size=room.context_size,
         max_sequences=room.max_sequences,
@@ -85,8 +76,14 @@ def _options(target: BenchTarget, room: Room, progress: Progress) -> OpenOptions
         kv_type=target.kv_type,
         adapters=target.adapters,
         gpu_layers=target.gpu_layers,
-        progress=progress,
+        progress=told,
+        draft_head=uses_draft_head(speculate, draft),
     )
+    opened = open_backend(Path(target.path), options)
+    drafts = open_sources(speculate, draft, options, opened)
+    engine = Engine(opened, load_s=time.perf_counter() - started, drafts=drafts)
+    facts = _facts(engine.info, engine.load_s) | {"compiled": compiled} | _needs(opened, Path(target.path))
+    return OpenTarget(LocalAsker(engine), facts, engine.close)
 
 
 def _needs(backend: Backend, path: Path) -> dict[str, Any]:

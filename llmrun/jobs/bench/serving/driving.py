@@ -52,20 +52,13 @@ def arrival_times(
         raise ValueError(f"arrivals: rate {rate:g}, burstiness {burstiness:g}: positive numbers and a limit are needed")
     most = MOST_REQUESTS if requests is None else min(requests, MOST_REQUESTS)
     until = math.inf if duration is None else duration
-    times: list[float] = []
-    now = 0.0
-    for gap in _gaps(rate, burstiness, seed):
-        now += gap
-        if len(times) >= most or now >= until:
-            break
-        times.append(now)
-    return times
-
-
-def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    random = np.random.default_rng(seed)
+    random, times, now = np.random.default_rng(seed), list[float](), 0.0
     while True:
-        yield from random.gamma(burstiness, 1 / (rate * burstiness), _BLOCK).tolist()
+        for gap in random.gamma(burstiness, 1 / (rate * burstiness), _BLOCK).tolist():
+            now += gap
+            if len(times) >= most or now >= until:
+                return times
+            times.append(now)
 
 
 @dataclass(slots=True)
