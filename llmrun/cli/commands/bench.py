@@ -123,18 +123,14 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
     speculations = [_speculation(name, settings, lists.backends) for name in lists.speculations]
     models = [_found(name, settings, lists.backends) for name in local]
     return [
-        *(
-            local_targets(
-                models,
-                lists.backends,
-                lists.threads,
-                lists.kv_types,
-                lists.gpu_layers,
-                speculations,
-                adapters=tuple(flags.lora or ()),
-            )
-            if models
-            else ()
+        *local_targets(
+            models,
+            lists.backends,
+            lists.threads,
+            lists.kv_types,
+            lists.gpu_layers,
+            speculations,
+            adapters=tuple(flags.lora or ()),
         ),
         *(remote_target(endpoint, offline=settings.offline) for endpoint in endpoints),
     ]

@@ -23,7 +23,9 @@ def system_state(root: Path = Path("/")) -> dict[str, Any]:
 
     Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does not support.
     """
-    return {**system_facts(root), "cpu_level": _instruction_level()}
+    from llmrun.base.compiled.levels import host_target
+
+    return {**system_facts(root), "cpu_level": host_target().level.name}
 
 
 def warnings_about(state: Mapping[str, Any]) -> list[str]:
@@ -70,9 +72,3 @@ def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 def _stolen_share(state: Mapping[str, Any]) -> float:
     stolen, whole = state.get("stolen_seconds"), state.get("processor_seconds")
     return stolen / whole if stolen and whole and whole > 0 else 0.0
-
-
-def _instruction_level() -> str:
-    from llmrun.base.compiled.levels import host_target
-
-    return host_target().level.name

@@ -143,15 +143,15 @@ def test_the_machine_was_measured(found: Profile) -> None:
     assert (found.threads, found.kv_type) == (2, "f16")
 
 
-def test_shares_are_of_the_limits_and_the_nearer_one_bounds() -> None:
+def test_shares_are_of_the_limits() -> None:
     limits = SpeedLimits(read_bandwidth=100.0, multiply_rate=1000.0)
     read = Spent(2.0, 0.5, Needs(weight_bytes=90, kv_bytes=10, activation_bytes=1000, products=200), limits)
     assert (read.bytes_per_second, read.products_per_second) == (50.0, 100.0)
-    assert (read.bandwidth_share, read.multiply_share, read.share, read.bound) == (0.5, 0.1, 0.5, "memory")
+    assert (read.bandwidth_share, read.multiply_share) == (0.5, 0.1)
     multiplied = Spent(1.0, 0.0, Needs(weight_bytes=10, products=800), limits)
-    assert (multiplied.share, multiplied.bound) == (0.8, "multiply")
+    assert (multiplied.bandwidth_share, multiplied.multiply_share) == (0.1, 0.8)
     neither = Spent(1.0, 0.0, Needs(activation_bytes=1000, float_products=10), limits)
-    assert (neither.share, neither.bound) == (0.0, "")
+    assert (neither.bandwidth_share, neither.multiply_share) == (0.0, 0.0)
 
 
 def test_logits_inside_and_after_timed_steps_are_the_same_bits(path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -220,11 +222,8 @@ def _error(message: str) -> dict[str, Any]:
 
 def _retry_after(headers: httpx2.Headers, pause: float) -> float:
     """Return how long to wait: what the server says, if that is a sensible number of seconds."""
-    try:
-        said = float(headers.get("retry-after-ms", "")) / 1000
-    except ValueError:
-        try:
-            said = float(headers.get("retry-after", ""))
-        except ValueError:
-            return pause
-    return min(max(said, 0.05), _LONGEST_PAUSE_S) if said == said else pause
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with contextlib.suppress(ValueError):
+            said = float(headers.get(name, "")) * unit
+            return pause if math.isnan(said) else min(max(said, 0.05), _LONGEST_PAUSE_S)
+    return pause

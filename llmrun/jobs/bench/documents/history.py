@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,17 @@ def save(document: Document) -> None:
 
     line = json.dumps(to_json(document), separators=(",", ":"), allow_nan=False).encode() + b"\n"
     path = history_file()
-    with _writing(path):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(path.with_name(".history.lock")):
             _append(path, line)
+    except (OSError, NotImplementedError) as error:  # The latter if the file system does not support locks.
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full" if is_full else getattr(error, "strerror", None) or str(error)
+        raise LlmrunError(
+            f"history: {path}: cannot be written: {why}",
+            hint="free some disk space" if is_full else "set LLMRUN_DATA_DIR to a folder you may write to",
+        ) from error
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -62,20 +69,6 @@ def _append(path: Path, line: bytes) -> None:
             with contextlib.suppress(OSError):  # If this fails too, readers skip the incomplete line.
                 file.truncate(end)
             raise
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, NotImplementedError) as error:  # The file system does not support locks.
-        number = getattr(error, "errno", None)
-        full = number in (errno.ENOSPC, errno.EDQUOT)
-        why = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
-        raise LlmrunError(
-            f"history: {path}: cannot be written: {why}",
-            hint="free some disk space" if full else "set LLMRUN_DATA_DIR to a folder you may write to",
-        ) from error
 
 
 def load_history() -> History:

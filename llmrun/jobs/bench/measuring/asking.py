@@ -31,14 +31,12 @@ class Sample:
 
     requests  the timings of the requests, in the order in which they ended
     seconds   the time during which at least one request was running
-    runs      the number of times that the workload ran
     cold      seconds from launching the process to its first token; None if the model was already open
     answers   for each session of the first run, the sha256 of its answers in hexadecimal; empty for cold starts
     """
 
     requests: tuple[Timings, ...]
     seconds: float
-    runs: int = 1
     cold: float | None = None
     answers: tuple[str, ...] = ()
 
@@ -92,17 +90,10 @@ class Sample:
         return [request for request in self.requests if request.generated_tokens > 1 and request.decode_s > 0]
 
 
-def joined(samples: Iterable[Sample]) -> Sample:
-    """Combine consecutive runs into one turn."""
-    first, *others = samples
-    for other in others:
-        first = replace(
-            first,
-            requests=first.requests + other.requests,
-            seconds=first.seconds + other.seconds,
-            runs=first.runs + other.runs,
-        )
-    return first
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Combine consecutive runs into one turn, with the answers of the first."""
+    requests = tuple(request for sample in samples for request in sample.requests)
+    return replace(samples[0], requests=requests, seconds=sum(sample.seconds for sample in samples))
 
 
 def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:

@@ -263,7 +263,6 @@ def local_targets(
         BenchTarget(
             model=model,
             path=path,
-            endpoint="",
             backend=backend,
             threads=n_threads,
             kv_type=kv_type,

@@ -256,4 +256,4 @@ def test_a_turn_is_long_enough_to_be_told_from_noise(tmp_path: Path, step_second
     outcome = Runner([configuration_of(target)], rounds(1), Notes()).run()
     (sample,) = outcome.trials[0].samples
     assert sample.seconds >= 0.1
-    assert (sample.runs == 1) == (step_seconds == 0.3)
+    assert (len(sample.requests) == 1) == (step_seconds == 0.3)

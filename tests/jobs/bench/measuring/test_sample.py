@@ -63,7 +63,7 @@ def test_an_answer_of_nothing_counts_nowhere() -> None:
 
 def test_runs_of_one_turn_add_up() -> None:
     turn = joined([Sample((FIRST,), 1.3), Sample((SECOND,), 0.3)])
-    assert (turn.runs, turn.generated) == (2, 8)
+    assert (len(turn.requests), turn.generated) == (2, 8)
     assert turn.seconds == pytest.approx(1.6)
 
 
