@@ -57,14 +57,6 @@ class Report:
     complete: bool
 
 
-def show_evaluation(report: Report, *, as_json: bool) -> None:
-    """Print a report to stdout."""
-    if as_json:
-        out.json(_body(report))
-    else:
-        out.lines(_lines(report))
-
-
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
@@ -286,8 +278,10 @@ def evaluate(settings: Settings, base: Settings | None, task: Task, *, as_json: 
             seconds=time.monotonic() - started,
             complete=not signals,
         )
-    if scores or answers:
-        show_evaluation(report, as_json=as_json)
+    if as_json and (scores or answers):
+        out.json(_body(report))
+    elif scores or answers:
+        out.lines(_lines(report))
     if not signals:
         return 0
     done = f"{len(answers):,} of {counted(len(task.questions), 'question')}"

@@ -24,7 +24,7 @@ from llmrun.engine.requests import ChatPrompt, RecordedChat, Request, TokenPromp
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.options.settings import RULES
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import MOST_INTEGER, Fields, missing
+from llmrun.serving.protocol.fields import Fields, missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -401,8 +401,8 @@ def _items(fields: Fields, name: str) -> list[Any]:
     return found
 
 
-def _integer(fields: Fields, name: str, minimum: int, maximum: int = MOST_INTEGER) -> int:
-    found: int = _needed(fields, name, fields.integer(name, minimum, maximum))
+def _integer(fields: Fields, name: str, minimum: int) -> int:
+    found: int = _needed(fields, name, fields.integer(name, minimum))
     return found
 
 

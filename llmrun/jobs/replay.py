@@ -175,7 +175,7 @@ def adapter_digest(path: Path, reporter: Reporter) -> str:
 
 def opening_of(engine: Engine, *, chat_template: str | None, thinking_tags: Sequence[str] | None, raw: bool) -> Opening:
     """Describe how the model was opened. `chat_template` is the source of the user's own template."""
-    template = None if raw or engine.template is None else template_digest(engine)
+    template = None if raw else template_digest(engine)
     tags = None if thinking_tags is None else tuple(thinking_tags)
     return Opening(engine.info.kv_type, engine.info.context_size, template, chat_template, tags)
 

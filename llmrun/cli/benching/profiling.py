@@ -69,11 +69,10 @@ def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], k
             if kind == "table":
                 _show(target.model, found)
             bodies.append({"model": target.model, **_body(found)})
-    if kind == "json":
-        out.json_list(bodies)
-    elif kind == "jsonl":
-        for body in bodies:
-            out.json(body)
+    if kind != "table":
+        from llmrun.cli.benching.run_output import show_json
+
+        show_json(bodies, kind)
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -275,14 +276,20 @@ def _show_rows(document: Document, kind: str) -> None:
     from llmrun.jobs.bench.documents.rows import csv_text, llama_bench_rows
 
     rows = llama_bench_rows(document)
-    if kind == "json":
-        out.json_list(rows)
-    elif kind == "jsonl":
-        for row in rows:
-            out.json(row)
-    else:
+    if kind == "csv":
         out.answer(csv_text(rows).removesuffix("\n"))
         out.end_answer()
+    else:
+        show_json(rows, kind)
+
+
+def show_json(bodies: Sequence[dict[str, Any]], kind: str) -> None:
+    """Print JSON objects in a list, or one per line if `kind` is jsonl."""
+    if kind == "json":
+        out.json_list(bodies)
+    else:
+        for body in bodies:
+            out.json(body)
 
 
 def write_page(document: Document, path: Path) -> None:
@@ -302,12 +309,7 @@ def show_history(documents: Sequence[Document], kind: str) -> None:
     if kind != "table":
         from llmrun.jobs.bench.documents.document import to_json
 
-        bodies = [to_json(document) for document in documents]
-        if kind == "jsonl":
-            for body in bodies:
-                out.json(body)
-        else:
-            out.json_list(bodies)
+        show_json([to_json(document) for document in documents], kind)
         return
     if not documents:
         out.note("no runs are saved yet: save one with llmrun bench --save")

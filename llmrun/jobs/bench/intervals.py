@@ -23,10 +23,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def within(self, least: float, most: float) -> Interval:
-        """Return the interval if the value is known to be between `least` and `most`."""
-        return Interval(*(min(max(value, least), most) for value in self))
-
     def exponential(self) -> Interval:
         """Return the interval of e to the power of the value."""
         with np.errstate(over="ignore"):

@@ -322,8 +322,9 @@ def summarized(chunks: Sequence[Scores]) -> TextResult:
     base = np.array([chunk.base for chunk in chunks])
     divergence = np.array([chunk.divergence for chunk in chunks])
     agrees = np.array([chunk.agrees for chunk in chunks])
+    mean = mean_of_series(divergence.mean(axis=1))
     comparison = Comparison(
-        divergence=mean_of_series(divergence.mean(axis=1)).within(0, math.inf),
+        divergence=mean._replace(low=max(mean.low, 0.0)),  # no divergence is negative
         percentiles=tuple(np.percentile(divergence, PERCENTILES).tolist()),
         maximum=float(divergence.max()),
         same_top=proportion(agrees.sum(axis=1).tolist(), agrees.shape[1]),

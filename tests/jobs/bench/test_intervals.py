@@ -18,10 +18,6 @@ def test_equal_samples_give_equal_intervals() -> None:
     assert mean_of_series(values) == mean_of_series(values)
 
 
-def test_intervals_stay_within_bounds() -> None:
-    assert Interval(10, 5, 20).within(8, 15) == (10, 8, 15)
-
-
 @pytest.mark.push
 @pytest.mark.parametrize("memory", [0.0, 0.5])
 def test_intervals_of_series_contain_their_mean(memory: float) -> None:

@@ -31,7 +31,6 @@ _SILENCE_S: Final = 60.0
 _EXIT_S: Final = 10.0
 _PROBE_S: Final = 10.0
 _REFUSED: Final = b"InvalidAuthToken"  # in what Ray prints while it tries again, for minutes
-_NODES_HINT: Final = "this machine must be a node of the cluster, too: `ray start --address={address}`"
 
 
 class RayProcess:
@@ -130,7 +129,7 @@ class RayProcess:
             with self._connection.makefile("rb") as stream:
                 frame = read_frame(stream)
         except TimeoutError:
-            hint = _NODES_HINT.format(address=self._address)
+            hint = f"this machine must be a node of the cluster, too: `ray start --address={self._address}`"
             raise NetworkError(f"ray:{self._address}: no connection within {connect_s:g} s", hint=hint) from None
         except ConnectionError:
             frame = None
