@@ -55,7 +55,7 @@ def test_ctrl_c_shows_the_requests_that_had_ended() -> None:
         return ""
 
     with serving(FakeModel(faults=count)) as server:
-        command = [*LLMRUN, "bench", "--endpoint", server.url, *QUICK, "--rate", "100", "--duration", "600"]
+        command = [*LLMRUN, "bench", "--endpoint", server.url, *QUICK, "--rate", "100,200", "--duration", "600"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
         assert enough.wait(60)
         process.send_signal(signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from rich.text import Text
 
@@ -30,17 +31,16 @@ def measure_servers(plans: Sequence[ServingPlan], endpoints: Sequence[str], kind
     Raises the errors of `measure_serving`; results of earlier runs have then been printed, unless `kind` is "json".
     """
     results = []
-    for plan in plans:
-        for endpoint in endpoints:
-            with LiveReporter() as reporter:
-                found = measure_serving(plan, endpoint, reporter, offline=offline)
-            results.append(found)
-            if kind != "json":
-                _show(found, kind, is_first=len(results) == 1)
-            for note in found.notes:
-                out.note(note)
-            if found.interrupted:
-                break
+    for plan, endpoint in product(plans, endpoints):
+        with LiveReporter() as reporter:
+            found = measure_serving(plan, endpoint, reporter, offline=offline)
+        results.append(found)
+        if kind != "json":
+            _show(found, kind, is_first=len(results) == 1)
+        for note in found.notes:
+            out.note(note)
+        if found.interrupted:
+            break
     if kind == "json":
         out.json_list([to_row(found) for found in results])
     if results[-1].interrupted:
