@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class StreamingDecoder:
@@ -38,26 +38,36 @@ class StreamingDecoder:
 
     def _release(self, new: str) -> str:
         text = self._held + new
-        start = self._find_stop(text)
-        keep = start if start is not None else len(text) - self._possible_stop(text)
-        self._held = text[keep:] if start is None else ""
+        found = first_completed(text, self._stop)
+        if found is None:
+            keep = len(text) - length_begun(text, self._stop)
+            self._held = text[keep:]
+        else:
+            keep, self.stopped_by = found
+            self._held = ""
         return text[:keep]
 
-    def _find_stop(self, text: str) -> int | None:
-        """Return the start of the stop string that ends first, or None, and set `stopped_by` to that string."""
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if not found:
-            return None
-        _, start, self.stopped_by = min(found)
-        return start
 
-    def _possible_stop(self, text: str) -> int:
-        """Return the length of the longest suffix of the text that is a prefix of a stop string."""
-        return max((_overlap(text, stop) for stop in self._stop), default=0)
+def first_completed(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
+    """Return (start, mark) of the mark that ends first, or None.
+
+    If two marks end at the same character, the longer one wins. The result therefore does not depend on how the text
+    is chunked.
+    """
+    found = [(at + len(mark), at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+    if not found:
+        return None
+    _, start, mark = min(found)
+    return start, mark
 
 
-def _overlap(text: str, stop: str) -> int:
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
+def length_begun(text: str, marks: Iterable[str]) -> int:
+    """Return the length of the longest suffix of the text that is a proper prefix of a mark."""
+    return max((_overlap(text, mark) for mark in marks), default=0)
+
+
+def _overlap(text: str, mark: str) -> int:
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
             return length
     return 0

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrun.base.errors import UsageError
-from llmrun.engine.streaming import StreamingDecoder
+from llmrun.engine.streaming import StreamingDecoder, first_completed, length_begun
 from llmrun.engine.templates.tool_format import TemplateAbilities
 
 if TYPE_CHECKING:
@@ -199,17 +199,6 @@ class Phase(Enum):
     ANSWERING = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The tags of a ThinkingStyle as they appear in the text passed to `feed`."""
-
-    opening: str
-    closing: tuple[str, ...]
-    headers: tuple[str, ...] = ()
-    trailers: tuple[str, ...] = ()
-    anywhere: bool = False
-
-
 @dataclass(slots=True)
 class Split:
     """A piece of thinking, followed by a piece of the answer.
@@ -233,14 +222,15 @@ class ThinkingSplitter:
     to the tags. Tags are removed from the output; all other text is kept. The result does not depend on how the text
     is chunked.
 
-    opened       True if the prompt ends inside a thinking block
-    may_close    True if a closing tag may end thinking that was never opened
+    marks      the tags as they appear in the text; None if there are none, so that all text belongs to the answer
+    opened     True if the prompt ends inside a thinking block
+    may_close  True if a closing tag may end thinking that was never opened
     """
 
-    def __init__(self, marks: Marks, *, opened: bool = False, may_close: bool = True) -> None:
-        self._marks = marks
-        self.phase = Phase.THINKING if opened else Phase.BEGINNING
-        self._may_close = may_close and not opened and not marks.anywhere
+    def __init__(self, marks: ThinkingStyle | None, *, opened: bool = False, may_close: bool = True) -> None:
+        self._marks = marks or ThinkingStyle("", ())
+        self.phase = Phase.ANSWERING if marks is None else Phase.THINKING if opened else Phase.BEGINNING
+        self._may_close = may_close and not opened and marks is not None and not marks.anywhere
         self._may_open = True
         self._held = ""
         self._said: list[str] = []  # the answer so far, while a closing tag may still turn it into thinking
@@ -252,7 +242,7 @@ class ThinkingSplitter:
     @property
     def may_be_closing(self) -> bool:
         """True if the text so far ends with the beginning of a closing tag."""
-        return self.phase is Phase.THINKING and _begun(self._held, self._marks.closing) > 0
+        return self.phase is Phase.THINKING and length_begun(self._held, self._marks.closing) > 0
 
     @property
     def _openings(self) -> tuple[str, ...]:
@@ -308,7 +298,7 @@ class ThinkingSplitter:
         return True
 
     def _thinking(self, final: bool) -> bool:
-        found = _first_completed(self._held, self._marks.closing)
+        found = first_completed(self._held, self._marks.closing)
         if found is not None:
             start, mark = found
             self.closed_by = mark
@@ -316,7 +306,7 @@ class ThinkingSplitter:
             self._held = self._held[start + len(mark) :]
             self._enter(Phase.THOUGHT)
             return True
-        end = len(self._held) - (0 if final else _begun(self._held, self._marks.closing))
+        end = len(self._held) - (0 if final else length_begun(self._held, self._marks.closing))
         thought = self._held[:end].rstrip()
         self._think(thought)
         self._held = self._held[len(thought) :]
@@ -325,7 +315,7 @@ class ThinkingSplitter:
     def _answering(self, final: bool) -> bool:
         marks = self._marks
         known = (*self._openings, *marks.headers) if marks.anywhere else marks.closing if self._may_close else ()
-        found = _first_completed(self._held, known)
+        found = first_completed(self._held, known)
         if found is None:
             self._answer_all_but_end(final, known)
             return False
@@ -348,7 +338,7 @@ class ThinkingSplitter:
         if final:
             self._answer(self._held[: min(ends)] if ends else self._held)
             return
-        end = min([*ends, len(self._held) - _begun(self._held, (*known, *trailers))])
+        end = min([*ends, len(self._held) - length_begun(self._held, (*known, *trailers))])
         self._answer(self._held[:end])
         self._held = self._held[end:]
 
@@ -388,31 +378,6 @@ class ThinkingSplitter:
         self._split.answer += text
 
 
-def _first_completed(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
-    """Return (start, tag) of the tag that ends first, or None.
-
-    If two tags end at the same character, the longer one wins. The result therefore does not depend on how the text is
-    chunked.
-    """
-    found = [(at + len(mark), at, mark) for mark in marks if (at := text.find(mark)) >= 0]
-    if not found:
-        return None
-    _, start, mark = min(found)
-    return start, mark
-
-
-def _begun(text: str, marks: Iterable[str]) -> int:
-    """Return the length of the longest suffix of the text that is a prefix of a tag."""
-    return max((_overlap(text, mark) for mark in marks), default=0)
-
-
-def _overlap(text: str, mark: str) -> int:
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
-
-
 # Inside the splitter, an unpaired surrogate stands for each control token in a tag. Decoded text never contains
 # surrogates, so a model that spells out a tag in ordinary tokens does not produce a tag.
 _FIRST_PLACEHOLDER = 0xD800
@@ -420,13 +385,14 @@ _FIRST_PLACEHOLDER = 0xD800
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A style's tags with control tokens replaced by single placeholder characters.
+    """A style as spelled in a vocabulary.
 
+    marks         the style with control tokens in its tags replaced by single placeholder characters
     placeholders  maps the id of a control token to its placeholder in `marks`
     texts         maps the code point of a placeholder to the token's text
     """
 
-    marks: Marks
+    marks: ThinkingStyle
     placeholders: dict[int, str]
     texts: dict[int, str]
 
@@ -461,12 +427,12 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer, placeholders: Placeholde
     """Return a style's tags as spelled in a vocabulary, with placeholders for control tokens."""
     placeholders = placeholders or Placeholders(tokenizer)
     written = placeholders.spelled
-    marks = Marks(
-        written(style.opening),
-        tuple(map(written, style.closing)),
-        tuple(map(written, style.headers)),
-        tuple(map(written, style.trailers)),
-        style.anywhere,
+    marks = replace(
+        style,
+        opening=written(style.opening),
+        closing=tuple(map(written, style.closing)),
+        headers=tuple(map(written, style.headers)),
+        trailers=tuple(map(written, style.trailers)),
     )
     return Spelling(marks, placeholders.characters, placeholders.texts)
 
@@ -480,9 +446,9 @@ class AnswerReader(Protocol):
     @property
     def complete(self) -> int: ...
 
-    def feed(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]: ...
+    def feed(self, text: str) -> list[str | ToolCallDelta]: ...
 
-    def finish(self) -> tuple[str, tuple[ToolCallDelta, ...]]: ...
+    def finish(self) -> list[str | ToolCallDelta]: ...
 
 
 class ThinkingDecoder:
@@ -503,12 +469,15 @@ class ThinkingDecoder:
         may_close: bool = True,
         reader: AnswerReader | None = None,
     ) -> None:
+        marks = spelling.marks if spelling else None
         self._answer = StreamingDecoder(stop)
-        self._spelling = spelling
+        self._closing = marks.closing if marks else ()
+        self._texts = spelling.texts if spelling else {}
         self._reader = reader
         self._placeholders = spelling.placeholders if spelling else reader.placeholders if reader else {}
+        self._has_tags = spelling is not None or reader is not None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._splitter = ThinkingSplitter(spelling.marks, opened=opened, may_close=may_close) if spelling else None
+        self._splitter = ThinkingSplitter(marks, opened=opened, may_close=may_close)
 
     @property
     def finds_calls(self) -> bool:
@@ -528,87 +497,77 @@ class ThinkingDecoder:
     @property
     def thinking(self) -> bool:
         """True while the model is thinking."""
-        return self._splitter is not None and self._splitter.phase is Phase.THINKING
+        return self._splitter.phase is Phase.THINKING
 
     @property
     def answering(self) -> bool:
         """True once the answer has started."""
-        return self._splitter is None or self._splitter.phase is Phase.ANSWERING
+        return self._splitter.phase is Phase.ANSWERING
 
     @property
     def tentative(self) -> bool:
         """True while a later closing tag may still turn the answer so far into thinking."""
-        return self._splitter is not None and self._splitter.tentative
+        return self._splitter.tentative
 
     def continues_after(self, token: int) -> bool:
         """Return True if an end-of-generation token ends only the thinking, so that the answer follows."""
-        placeholder = self._spelling and self._spelling.placeholders.get(token)
-        return self.thinking and self._spelling is not None and placeholder in self._spelling.marks.closing
+        return self.thinking and self._placeholders.get(token) in self._closing
 
     @property
     def may_be_closing(self) -> bool:
         """True if the text so far ends with the beginning of a closing tag."""
-        return self._splitter is not None and self._splitter.may_be_closing
+        return self._splitter.may_be_closing
 
     @property
     def closing_index(self) -> int:
         """The index among the style's closing tags of the tag that has ended the thinking."""
-        if self._splitter is None or self._spelling is None:
-            raise ValueError("the model never thinks")
-        return self._spelling.marks.closing.index(self._splitter.closed_by)
+        return self._closing.index(self._splitter.closed_by)
 
     @property
     def last_closing_bytes(self) -> frozenset[int]:
         """The last bytes of the closing tags that end with text. Without one of them, no text can end the thinking."""
-        marks = () if self._spelling is None else self._spelling.marks.closing
-        return frozenset(mark.encode()[-1] for mark in marks if not "\ud800" <= mark[-1] <= "\udfff")
+        return frozenset(mark.encode()[-1] for mark in self._closing if not "\ud800" <= mark[-1] <= "\udfff")
 
     def disallow_thinking(self) -> None:
         """Treat any further opening tag as part of the answer."""
-        if self._splitter is not None:
-            self._splitter.disallow_thinking()
+        self._splitter.disallow_thinking()
 
     def feed(self, token: int, data: bytes) -> Split:
         """Add a token and its bytes, and return the text that can be shown.
 
         Do not call `feed` once `stopped_by` is set.
         """
-        if self._splitter is None and self._reader is None:
+        if not self._has_tags:
             return Split(answer=self._answer.feed(data))
         placeholder = self._placeholders.get(token)
         text = self._utf8.decode(data) if placeholder is None else self._utf8.decode(b"", True) + placeholder
-        return self._read(self._split(text))
+        return self._read(self._splitter.feed(text))
 
     def finish(self) -> Split:
         """End the answer and return the buffered text, up to a stop string if it contains one."""
-        if self._splitter is None and self._reader is None:
+        if not self._has_tags:
             return Split(answer=self._answer.finish())
-        first = self._read(self._split(self._utf8.decode(b"", True)))
+        first = self._read(self._splitter.feed(self._utf8.decode(b"", True)))
         if self.stopped_by is not None:
             return first
-        last = self._read(self._splitter.finish() if self._splitter else Split(), final=True)
+        last = self._read(self._splitter.finish(), final=True)
         if self.stopped_by is None:
             last.answer += self._answer.finish()
         answer, calls = first.answer + last.answer, first.calls + last.calls
         return Split(first.thought + last.thought, answer, first.unopened, calls)
 
-    def _split(self, text: str) -> Split:
-        return Split(answer=text) if self._splitter is None else self._splitter.feed(text)
-
     def _read(self, split: Split, *, final: bool = False) -> Split:
         """Find tool calls, replace placeholders with the text of their tokens, and cut the answer at a stop string."""
-        texts = self._spelling.texts if self._spelling else {}
         if split.unopened:
             split.thought = self._answer.finish() + split.thought
-        answer, calls = split.answer.translate(texts), split.calls
+        answer, calls = split.answer.translate(self._texts), split.calls
         if self._reader is not None:
-            answer, calls = self._reader.feed(split.answer)
-            if final:
-                rest, more = self._reader.finish()
-                answer, calls = answer + rest, calls + more
+            found = self._reader.feed(split.answer) + (self._reader.finish() if final else [])
+            answer = "".join(each for each in found if isinstance(each, str))
+            calls = tuple(each for each in found if not isinstance(each, str))
         return replace(
             split,
-            thought=split.thought.translate(texts),
+            thought=split.thought.translate(self._texts),
             answer=self._answer.feed(answer.encode()) if answer else "",
             calls=calls,
         )

@@ -31,7 +31,7 @@ from llmrun.engine.requests import (
     TextDelta,
     TokenLogprobs,
 )
-from llmrun.engine.thinking import Marks, Split, ThinkingSplitter
+from llmrun.engine.thinking import Split, ThinkingSplitter, ThinkingStyle
 
 if TYPE_CHECKING:
     from llmrun.engine.remote.stream import Chunk, Usage
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 _AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet
 _MOST_TOKENS = 1 << 20  # the maximum length of an answer if the request does not limit it
-_MARKS = Marks("<think>", ("</think>",))  # the tags that servers leave in the text if they do not separate thinking
+_TAGS = ThinkingStyle(
+    "<think>", ("</think>",)
+)  # the tags that servers leave in the text if they do not separate thinking
 _MORE_EVENTS = 1024  # A stream may have this many events beyond its tokens: its start, its end and keep-alives.
 
 
@@ -69,7 +71,7 @@ class _RemoteAnswer:
 
     def __post_init__(self) -> None:
         if isinstance(self.request.prompt, ChatPrompt):
-            self.splitter = ThinkingSplitter(_MARKS)
+            self.splitter = ThinkingSplitter(_TAGS)
 
     def accept(self, chunk: Chunk) -> list[Event]:
         """Return the events for a chunk."""

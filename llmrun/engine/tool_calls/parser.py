@@ -3,81 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from llmrun.engine.requests import ToolCallDelta
+from llmrun.engine.streaming import length_begun
 from llmrun.engine.tool_calls.calls import CallReader
 from llmrun.engine.tool_calls.openings import Opening, ToolSpelling, call_heads, first_tag, is_sure, openings
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
 from llmrun.engine.tool_calls.schemas import Tool
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerText:
-    """A piece of the answer that is not part of a call."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStarted:
-    """A tool call begins. `index` counts the calls of the answer from 0."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentsText:
-    """A piece of the JSON text of a call's arguments."""
-
-    index: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """A call is complete, and its arguments are a valid JSON object."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallBroken:
-    """The model began a call that is malformed or unfinished.
-
-    text    everything that the model wrote from the beginning of the call to its end, or to where another text begins
-    reason  what is wrong with it
-    index   the index of the call if CallStarted was already returned for it, or None. This index is not used again.
-    """
-
-    text: str
-    reason: str
-    index: int | None
-
-
-ToolEvent = AnswerText | CallStarted | ArgumentsText | CallEnded | CallBroken
-
 
 _ID_LETTERS = 24  # OpenAI's ids are "call_" and 24 letters or digits
 _SHORT_ID = 9  # Mistral's ids
 _KEPT = 4096  # characters of the answer that may stay in memory after they have been returned
 
 
-class ToolCallParser:
-    """A parser for one answer. The result does not depend on how the text is chunked, apart from the sizes of pieces.
+class CallDecoder:
+    """An AnswerReader that finds tool calls.
 
-    Text that may begin a call is held back until it is clear whether it does. Whitespace next to calls is dropped.
+    Text that may begin a call is held back until it is clear whether it does. Whitespace next to calls is dropped. The
+    result does not depend on how the text is chunked, apart from the sizes of pieces.
 
-    spelling  the format as spelled in the model's vocabulary; `feed` expects its placeholders for control tokens
-    tools     the tools that the model may call
-    seed      makes the ids of calls differ from those in other answers with the same text; for example, the number of
-              earlier messages
+    placeholders  maps the ids of control tokens to the characters that stand for them in the text
+    complete      how many calls are complete
     """
 
     def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], seed: str = "") -> None:
+        """Create a decoder for one answer.
+
+        spelling  the format as spelled in the model's vocabulary
+        tools     the tools that the model may call
+        seed      makes the ids of calls differ from those in other answers with the same text; for example, the number
+                  of earlier messages
+        """
+        self.placeholders: Mapping[int, str] = spelling.characters
+        self.complete = 0
         self._format = spelling.format
         self._texts = spelling.texts
         self._tools = {tool.name: tool for tool in tools}
@@ -85,33 +44,28 @@ class ToolCallParser:
         self._heads = call_heads(spelling.format)
         self._reader = Reader()
         self._call = CallReader(self._reader, spelling, self._tools, self._start_call, self._arguments)
-        self._events: list[ToolEvent] = []
+        self._found: list[str | ToolCallDelta] = []
         self._hash = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
         self._space = ""  # whitespace that is dropped if a call follows
         self._after_call = False
         self._calls = 0
         self._reading = self._answer()
 
-    @property
-    def calls(self) -> int:
-        """The number of calls that have begun."""
-        return self._calls
-
-    def feed(self, text: str) -> list[ToolEvent]:
-        """Add text, and return what is new."""
+    def feed(self, text: str) -> list[str | ToolCallDelta]:
+        """Add text with placeholders, and return the text that belongs to no call, and the pieces of calls."""
         self._reader.text += text
         return self._advance()
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self) -> list[str | ToolCallDelta]:
         """End the answer, and return the text that was held back and the calls that are unfinished."""
         self._reader.ended = True
         return self._advance()
 
-    def _advance(self) -> list[ToolEvent]:
+    def _advance(self) -> list[str | ToolCallDelta]:
         if next(self._reading, self) is None:
             self._call.send()
-        events, self._events = self._events, []
-        return events
+        found, self._found = self._found, []
+        return found
 
     # --- the answer around calls
 
@@ -159,9 +113,7 @@ class ToolCallParser:
         seen = reader.at
         while True:
             opening, place = self._next_opening(seen)
-            overlap = (
-                0 if reader.ended else max((_overlap(reader.text, each.text) for each in self._openings), default=0)
-            )
+            overlap = 0 if reader.ended else length_begun(reader.text, (each.text for each in self._openings))
             partial = max(seen, len(reader.text) - overlap)
             if opening is not None and place <= partial:
                 if opening.sure or (yield from self._is_call(place + len(opening.text))):
@@ -172,7 +124,7 @@ class ToolCallParser:
             self._say(partial)
             if reader.ended:
                 if self._space and not self._after_call:
-                    self._events.append(AnswerText(self._space))
+                    self._found.append(self._space)
                 return False
             if reader.at > _KEPT:
                 partial -= reader.at
@@ -196,7 +148,7 @@ class ToolCallParser:
         said = text.rstrip()
         self._space = text[len(said) :]
         if said:
-            self._events.append(AnswerText(said.lstrip() if self._after_call else said))
+            self._found.append(said.lstrip() if self._after_call else said)
             self._after_call = False
 
     # --- calls
@@ -211,7 +163,7 @@ class ToolCallParser:
             while True:
                 self._call.reset()
                 yield from self._call.read()
-                self._events.append(CallEnded(self._calls - 1))
+                self.complete += 1
                 begun = reader.at
                 if not (yield from self._another()):
                     break
@@ -231,7 +183,10 @@ class ToolCallParser:
         return True
 
     def _broken(self, begun: int, error: Malformed) -> Reading[None]:
-        """Report a call that is not valid, up to its end or the beginning of the next."""
+        """Read past a call that is not valid, up to its end or the beginning of the next, and report it.
+
+        A call that is broken before its name is complete is text.
+        """
         reader, form = self._reader, self._format
         self._call.send()
         announced = self._call.announced
@@ -248,16 +203,18 @@ class ToolCallParser:
                 yield from reader.match(form.section_end)
         except Ended:
             reader.at = len(reader.text)
-        text = reader.text[begun : reader.at].translate(self._texts)
-        self._events.append(CallBroken(text, str(error), self._calls - 1 if announced else None))
+        if announced:
+            self._found.append(ToolCallDelta(self._calls - 1, problem=str(error)))
+        else:
+            self._found.append(reader.text[begun : reader.at].translate(self._texts))
 
     def _start_call(self, name: str, call_id: str) -> None:
-        self._events.append(CallStarted(self._calls, call_id or self._made_id(name), name))
+        self._found.append(ToolCallDelta(self._calls, call_id or self._made_id(name), name))
         self._calls += 1
 
     def _arguments(self, text: str) -> None:
         if text:
-            self._events.append(ArgumentsText(self._calls - 1, text.translate(self._texts)))
+            self._found.append(ToolCallDelta(self._calls - 1, arguments=text.translate(self._texts)))
 
     def _made_id(self, name: str) -> str:
         """Return an id for a call: a hash of the answer up to here, so that the same answer has the same ids."""
@@ -271,51 +228,3 @@ class ToolCallParser:
         """Drop the text that has been returned."""
         self._hash.update(self._reader.text[: self._reader.at].encode("utf-8", "surrogatepass"))
         self._reader.forget()
-
-
-def _overlap(text: str, opening: str) -> int:
-    """Return the length of the longest suffix of a text that is a proper prefix of an opening."""
-    return next((size for size in range(min(len(text), len(opening) - 1), 0, -1) if text.endswith(opening[:size])), 0)
-
-
-class CallDecoder:
-    """An AnswerReader that finds tool calls.
-
-    placeholders  maps the ids of control tokens to the characters that stand for them in the text
-    complete      how many calls are complete
-    """
-
-    def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], seed: str) -> None:
-        """Create a decoder. ToolCallParser describes the parameters."""
-        self.placeholders: Mapping[int, str] = spelling.characters
-        self.complete = 0
-        self._parser = ToolCallParser(spelling, tools, seed)
-
-    def feed(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
-        """Add text with placeholders, and return the text that belongs to no call, and the pieces of calls."""
-        return self._read(self._parser.feed(text))
-
-    def finish(self) -> tuple[str, tuple[ToolCallDelta, ...]]:
-        """End the answer, and return what was held back, as `feed` does."""
-        return self._read(self._parser.finish())
-
-    def _read(self, events: Sequence[ToolEvent]) -> tuple[str, tuple[ToolCallDelta, ...]]:
-        self.complete += sum(isinstance(event, CallEnded) for event in events)
-        return "".join(_texts(events)), tuple(_deltas(events))
-
-
-def _texts(events: Iterable[ToolEvent]) -> Iterator[str]:
-    """Yield the texts of the answer. A call that is broken before its name is complete is text, too."""
-    for event in events:
-        if isinstance(event, AnswerText) or (isinstance(event, CallBroken) and event.index is None):
-            yield event.text
-
-
-def _deltas(events: Iterable[ToolEvent]) -> Iterator[ToolCallDelta]:
-    for event in events:
-        if isinstance(event, CallStarted):
-            yield ToolCallDelta(event.index, event.id, event.name)
-        elif isinstance(event, ArgumentsText):
-            yield ToolCallDelta(event.index, arguments=event.text)
-        elif isinstance(event, CallBroken) and event.index is not None:
-            yield ToolCallDelta(event.index, problem=event.reason)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmrun.engine.thinking import Marks, Phase, ThinkingSplitter
+from llmrun.engine.thinking import Phase, ThinkingSplitter, ThinkingStyle
 
-TAGS = Marks("<t>", ("</t>",))
-WRAPPED = Marks("<t>", ("</t>",), headers=("<a>",), trailers=("</a>",))
-MESSAGES = Marks("<c>x<m>", ("<e>", "<c>y<m>"), headers=("<e>", "<s>", "<c>y<m>", "<c>z<m>"), anywhere=True)
+TAGS = ThinkingStyle("<t>", ("</t>",))
+WRAPPED = ThinkingStyle("<t>", ("</t>",), headers=("<a>",), trailers=("</a>",))
+MESSAGES = ThinkingStyle("<c>x<m>", ("<e>", "<c>y<m>"), headers=("<e>", "<s>", "<c>y<m>", "<c>z<m>"), anywhere=True)
 
 
-def whole(text: str, marks: Marks = TAGS, *, opened: bool = False, may_close: bool = True) -> tuple[str, str]:
+def whole(text: str, marks: ThinkingStyle = TAGS, *, opened: bool = False, may_close: bool = True) -> tuple[str, str]:
     return pieces([text], marks, opened=opened, may_close=may_close)
 
 
 def pieces(
-    texts: Sequence[str], marks: Marks = TAGS, *, opened: bool = False, may_close: bool = True
+    texts: Sequence[str], marks: ThinkingStyle = TAGS, *, opened: bool = False, may_close: bool = True
 ) -> tuple[str, str]:
     """Return (thinking, answer) as a reader of the pieces receives them."""
     splitter = ThinkingSplitter(marks, opened=opened, may_close=may_close)
@@ -69,7 +69,7 @@ cuts = st.lists(st.integers(0, 100), max_size=30)
 @given(texts, cuts, st.sampled_from([TAGS, WRAPPED, MESSAGES]), st.booleans(), st.booleans())
 @example("ab\n</t>ab", [1, 3, 5], TAGS, False, True)
 def test_how_the_text_is_cut_makes_no_difference(
-    text: str, at: list[int], marks: Marks, opened: bool, may_close: bool
+    text: str, at: list[int], marks: ThinkingStyle, opened: bool, may_close: bool
 ) -> None:
     assert pieces(cut(text, at), marks, opened=opened, may_close=may_close) == whole(
         text, marks, opened=opened, may_close=may_close
@@ -77,7 +77,9 @@ def test_how_the_text_is_cut_makes_no_difference(
 
 
 @given(texts, cuts, st.sampled_from([TAGS, WRAPPED, MESSAGES]), st.booleans())
-def test_nothing_is_lost_but_marks_and_white_space(text: str, at: list[int], marks: Marks, opened: bool) -> None:
+def test_nothing_is_lost_but_marks_and_white_space(
+    text: str, at: list[int], marks: ThinkingStyle, opened: bool
+) -> None:
     thought, answer = pieces(cut(text, at), marks, opened=opened)
     numbers = sorted(re.findall("[0-9]", thought + answer))  # no tag has a digit
     assert numbers == sorted(re.findall("[0-9]", text))

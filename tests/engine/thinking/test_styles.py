@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.thinking import (
     STYLES,
-    Marks,
     ModelThinking,
     ThinkingSplitter,
     ThinkingStyle,
@@ -116,7 +116,7 @@ def test_tags_around_answers_are_removed(mark: str, tag: str) -> None:
     style = known_style(source, ScriptedTokenizer())
     assert style
     for thought in ("<think>\nHm.\n</think>\n", ""):
-        splitter = ThinkingSplitter(Marks(style.opening, style.closing, style.headers, style.trailers))
+        splitter = ThinkingSplitter(replace(style, anywhere=False))
         split, rest = splitter.feed(f"{thought}<{tag}>\nYes.\n</{tag}>"), splitter.finish()
         assert split.answer + rest.answer == "Yes."
         assert split.thought + rest.thought == ("Hm." if thought else "")

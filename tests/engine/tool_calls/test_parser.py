@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.backends.scripted import ScriptedTokenizer
+from llmrun.engine.requests import ToolCallDelta
 from llmrun.engine.thinking import Placeholders
 from llmrun.engine.tool_calls.openings import spelled_tools
-from llmrun.engine.tool_calls.parser import AnswerText, ArgumentsText, CallStarted, ToolCallParser
+from llmrun.engine.tool_calls.parser import CallDecoder
 from llmrun.engine.tool_calls.schemas import read_tools
 from tests.support.tiers import examples
 from tests.support.tool_calls.answers import Parsed, parsed
@@ -93,16 +94,19 @@ def test_the_end_of_the_answer_ends_a_complete_call() -> None:
 )
 def test_malformed_calls_are_reported_whole(text: str) -> None:
     found = parsed(HERMES, TOOLS, f"Well. {text}", (4,))
-    assert (found.text, found.order[0], found.order[-1]) == ("Well.", "text", "broken")
-    assert found.broken[0].text == text
-    assert found.broken[0].reason
+    if found.calls:
+        assert (found.text, found.order) == ("Well.", ["text", "call", "broken"])
+    else:  # a call without a name is text
+        assert (found.text, found.order) == (f"Well.{text}", ["text"])
+    assert len(found.broken) == len(found.calls)
     assert not any(call.ended for call in found.calls)
 
 
 def test_the_answer_goes_on_after_a_malformed_call() -> None:
     good = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     found = parsed(HERMES, TOOLS, f"<tool_call>\nget(1)\n</tool_call>\n{good} Done.", (2,))
-    assert (found.order, found.text, calls(found)) == (["broken", "call", "text"], "Done.", [("now", {})])
+    assert (found.order, calls(found)) == (["text", "call", "text"], [("now", {})])
+    assert found.text == "<tool_call>\nget(1)\n</tool_call>\nDone."
 
 
 def test_text_that_only_begins_like_a_call_is_shown() -> None:
@@ -172,17 +176,18 @@ def test_the_seed_makes_ids_differ_between_answers() -> None:
     text = HERMES.format.written([("get", {}, "")])
     ids = set()
     for seed in ("1", "2"):
-        found = Parsed()
-        found.add(ToolCallParser(HERMES.spelling, TOOLS, seed).feed(text))
-        ids.add(found.calls[0].id)
+        first = CallDecoder(HERMES.spelling, TOOLS, seed).feed(text)[0]
+        assert isinstance(first, ToolCallDelta)
+        ids.add(first.id)
     assert len(ids) == 2
 
 
 def test_arguments_arrive_while_they_are_written() -> None:
-    parser = ToolCallParser(HERMES.spelling, TOOLS)
-    events = parser.feed('Look. <tool_call>\n{"name": "get", "arguments": {"place": "U')
-    assert [type(event) for event in events] == [AnswerText, CallStarted, ArgumentsText]
-    assert parser.feed("lm")[0] == ArgumentsText(0, "lm")
+    decoder = CallDecoder(HERMES.spelling, TOOLS)
+    text, start, arguments = decoder.feed('Look. <tool_call>\n{"name": "get", "arguments": {"place": "U')
+    assert isinstance(start, ToolCallDelta)
+    assert (text, start.name, arguments) == ("Look.", "get", ToolCallDelta(0, arguments='{"place": "U'))
+    assert decoder.feed("lm") == [ToolCallDelta(0, arguments="lm")]
 
 
 def test_a_call_of_an_unknown_tool_is_still_a_call() -> None:
@@ -220,7 +225,7 @@ def test_changed_calls_are_read_or_reported(case: Case, data: st.DataObject) -> 
     changed = text[:at] + change + text[at + data.draw(st.integers(0, 3)) :]
     whole = parsed(case, TOOLS, changed)
     assert parsed(case, TOOLS, changed, (1,)) == whole
-    assert sum(not call.ended for call in whole.calls) == sum(each.index is not None for each in whole.broken)
+    assert sum(not call.ended for call in whole.calls) == len(whole.broken)
 
 
 @pytest.mark.night
@@ -228,11 +233,11 @@ def test_changed_calls_are_read_or_reported(case: Case, data: st.DataObject) -> 
     "piece", ["<", "<tool_call>", "<tool_call>{", '<tool_call>{"name": "get", "arguments": {"a": "', " ", "a "]
 )
 def test_long_answers_are_parsed_in_linear_time(piece: str) -> None:
-    parser = ToolCallParser(HERMES.spelling, TOOLS)
+    decoder = CallDecoder(HERMES.spelling, TOOLS)
     began = process_time()
     for _ in range(20_000):
-        parser.feed(piece)
-    parser.finish()
+        decoder.feed(piece)
+    decoder.finish()
     assert process_time() - began < 5
 
 
