@@ -1,23 +1,23 @@
 """The HTTP client for models on OpenAI-compatible servers. It sends JSON requests and yields chunks of answers.
 
-httpx2 cannot cancel a request from another thread. A `Line` therefore keeps a reference to the underlying socket.
-Shutting the socket down immediately wakes the thread that reads from it.
+httpx2's blocking client cannot cancel a request from another thread. Requests therefore run in an event loop in a
+thread of its own, and the threads that want their answers read from queues.
 
-httpx2 is imported on first use. `async_client` creates asyncio clients, which follow the same rules as the blocking
-ones.
+httpx2 is imported on first use.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import queue
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from llmrun.base.errors import Cancelled, ContextExceeded, LlmrunError, ModelNotFound, NetworkError, UsageError
 from llmrun.engine.remote.request import Endpoint
@@ -33,85 +33,18 @@ WRITE_S = 60.0
 KEPT_S = 3.0  # How long to keep an idle connection. uvicorn closes idle connections after 5 s.
 
 
-class Line:
-    """A connection that carries one request at a time and stays open between requests."""
-
-    def __init__(self, headers: dict[str, str], tls: ssl.SSLContext, *, through_proxy: bool) -> None:
-        """Create a connection, which is opened by the first request.
-
-        If `through_proxy` is True, the connection uses the proxy from the environment, if one is set. Raises httpx2's
-        errors if the proxy is invalid.
-        """
-        import httpx2
-
-        self.socket: socket.socket | None = None
-        self.used = False
-        self.client = httpx2.Client(
-            headers=headers,
-            verify=tls,
-            trust_env=through_proxy,
-            follow_redirects=False,  # The key must not be sent to other hosts.
-            timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S),  # Reading is limited by a Call's deadlines.
-            limits=httpx2.Limits(max_connections=1, keepalive_expiry=KEPT_S),
-        )
-
-    def send(self, method: str, url: str, content: bytes | None, call: Call, last_event: str = "") -> httpx2.Response:
-        """Send a request and return its response, which the caller must read and close.
-
-        last_event  the ID of the event after which a stream continues; "" for a new one
-        """
-
-        def watch(event: str, facts: dict[str, Any]) -> None:
-            if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-                self.socket = facts["return_value"].get_extra_info("socket")
-                call.take(self)
-
-        call.take(self)
-        headers = {} if content is None else {"content-type": "application/json"}
-        if last_event:
-            headers["last-event-id"] = last_event
-        request = self.client.build_request(method, url, content=content, headers=headers, extensions={"trace": watch})
-        response = self.client.send(request, stream=True)
-        self.used = True
-        return response
-
-    def hang_up(self) -> None:
-        """Shut the socket down, which immediately wakes the thread that is waiting for the server."""
-        if self.socket is not None:
-            with contextlib.suppress(OSError):  # The socket is already closed.
-                # SSLSocket.shutdown would drop the TLS state that the reading thread still uses.
-                socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.client.close()
-
-
 class Call:
     """A running request. `stop` may be called at any time from any thread or signal handler.
 
-    stopped  True after `stop`
-    expired  a description of the deadline that has passed, such as "no answer within 600 s"; empty if none has
+    stopped   True after `stop`
+    received  what has been received of the current response and not yet been read: the response itself, the pieces of
+              its body with their arrival times, None at its end, or an error; None also wakes the reader after `stop`
     """
 
     def __init__(self) -> None:
         self.stopped = False
-        self.expired = ""
-        self._line: Line | None = None
-        self._deadline = (time.monotonic() + CONNECT_S, "")
-        self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt the thread that holds it
-
-    def take(self, line: Line) -> None:
-        """Record the connection that now carries the call."""
-        with self._lock:
-            self._line = line
-            if self.stopped:
-                line.hang_up()
-
-    def let_go(self) -> None:
-        """Forget the connection after the call, so that the connection can carry another call."""
-        with self._lock:
-            self._line = None
+        self.received: queue.SimpleQueue[httpx2.Response | tuple[float, bytes] | Exception | None] = queue.SimpleQueue()
+        self._deadline = (0.0, "")
 
     def expect(self, what: str, seconds: float) -> None:
         """Set the deadline to `seconds` from now. `what` describes the failure if the deadline passes."""
@@ -120,65 +53,30 @@ class Call:
     def stop(self) -> None:
         """Cancel the request and wake the thread that is waiting for it."""
         self.stopped = True
-        self._hang_up()
+        self.received.put(None)
 
-    def expire_if_late(self, now: float) -> None:
-        """End the request if its deadline has passed."""
+    def next(self, teller: Teller) -> httpx2.Response | tuple[float, bytes] | None:
+        """Wait for the next part of the response.
+
+        Raises NetworkError after the deadline, Cancelled after `stop`, and the errors of the connection.
+        """
         deadline, what = self._deadline
-        if what and now > deadline and not self.expired:
-            self.expired = what
-            self._hang_up()
+        seconds = deadline - time.monotonic()
+        try:
+            if seconds <= 0:
+                raise queue.Empty
+            found = self.received.get(timeout=seconds)
+        except queue.Empty:
+            raise teller.fault("the server timed out", what) from None
+        self.check(teller)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def _hang_up(self) -> None:
-        with self._lock:
-            if self._line is not None:
-                self._line.hang_up()
-
-
-class Watch:
-    """A thread that ends calls whose deadline has passed. It checks ten times a second while there are calls."""
-
-    LOOKS_S = 0.1
-
-    def __init__(self) -> None:
-        self._calls: set[Call] = set()
-        self._changed = threading.Condition()
-        self._over = False
-        self._thread: threading.Thread | None = None
-
-    def add(self, call: Call) -> None:
-        """Watch a call. The first call starts the thread."""
-        with self._changed:
-            self._calls.add(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="llmrun-remote-watch", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def remove(self, call: Call) -> None:
-        """Stop watching a call."""
-        with self._changed:
-            self._calls.discard(call)
-
-    def close(self) -> None:
-        """Stop the thread and all remaining calls."""
-        with self._changed:
-            self._over = True
-            for call in self._calls:
-                call.stop()
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._calls and not self._over:
-                    self._changed.wait()
-                if self._over:
-                    return
-                now = time.monotonic()
-                for call in self._calls:
-                    call.expire_if_late(now)
-            time.sleep(self.LOOKS_S)
+    def check(self, teller: Teller) -> None:
+        """Raise Cancelled after `stop`."""
+        if self.stopped:
+            raise Cancelled(f"request was stopped: {teller.host}")
 
 
 TO_TRY = "check the address and that the server is running"
@@ -188,7 +86,9 @@ def as_llmrun_error(error: Exception, teller: Teller) -> LlmrunError:
     """Return the error to raise in place of one of httpx2's or the operating system's. It never contains the key."""
     import httpx2
 
-    said = re.sub(r"^\[Errno -?\d+\] ", "", str(error).strip()).partition("\n")[0]
+    root = _root(error)  # asyncio's own errors do not say why a connection failed
+    said = "connection refused" if isinstance(root, ConnectionRefusedError) else str(root).strip() or str(error).strip()
+    said = re.sub(r"^\[Errno -?\d+\] ", "", said).partition("\n")[0]
     words = teller.shown(said, 160) or type(error).__name__
     if isinstance(error, httpx2.ConnectTimeout):
         return teller.lost("unreachable", f"no connection within {CONNECT_S:g} s", TO_TRY)
@@ -201,6 +101,14 @@ def as_llmrun_error(error: Exception, teller: Teller) -> LlmrunError:
     if isinstance(error, httpx2.HTTPError | httpx2.StreamError):
         return teller.lost("connection lost", words)
     return teller.fault("invalid network settings", words, "check SSL_CERT_FILE and the proxy variables")
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error that has caused a chain of errors, or the first one of a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return _root(error.exceptions[0])
+    cause = error.__cause__ or error.__context__
+    return error if cause is None else _root(cause)
 
 
 OWNER: Final = "llmrun"  # `owned_by` of the models of our own servers
@@ -235,6 +143,7 @@ def unfinished_in_metrics(text: str) -> int | None:
 KEY_VARIABLE = "LLMRUN_API_KEY"
 FIRST_S = 600.0  # The timeout for the first event. It is long because a server may have to load the model first.
 BETWEEN_S = 120.0
+_MOST_UNREAD = 1000  # pieces of an answer that wait to be read; the rest of the answer stays in the connection
 _LAST_S = 0.1  # How long to wait after [DONE] for the end of the body, so that the connection can be reused.
 _PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0)  # before attempts to resume a stream; a server may load its model
 _RESTARTING = (502, 503, 504)  # statuses of a server, or of a proxy before it, that is not ready
@@ -246,7 +155,7 @@ _CHECK_API = "check that the server has an OpenAI-compatible API"
 
 
 class RemoteModel:
-    """One model of a server. Thread-safe: each running request has its own connection.
+    """One model of a server. Thread-safe. A request uses a connection alone, which then stays open for the next one.
 
     left_out  fields beyond OpenAI's API that the server rejected and that are no longer sent
     """
@@ -264,14 +173,20 @@ class RemoteModel:
         self.endpoint = endpoint
         self.left_out: tuple[str, ...] = ()
         self._first_s, self._between_s = first_s, between_s
+        import anyio
+
         self._teller = Teller(endpoint.host, key)
-        self._headers = request_headers(key)
-        self._lock = threading.Lock()
-        self._watch = Watch()
+        headers = request_headers(key)
+        with self._translated():
+            self._client = async_client(endpoint, headers)
         self._closed = False
-        with self._translated(Call()):
-            self._tls = tls_settings(endpoint)
-            self._idle = [self._new_line()]  # Create the first connection now, so that no request waits for it.
+        self._lock = threading.Lock()  # guards `_closed`
+        self._exchanges: set[asyncio.Task[None]] = set()  # only for the thread of the loop
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llmrun-remote-loop", daemon=True)
+        self._thread.start()
+        # This loads the modules that httpx2 would otherwise load during the first request, in up to 0.1 s.
+        asyncio.run_coroutine_threadsafe(anyio.sleep(0), self._loop).result()
 
     @classmethod
     def open(cls, endpoint: Endpoint, *, offline: bool = False) -> RemoteModel:
@@ -300,7 +215,7 @@ class RemoteModel:
         call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
         with self._request("GET", "/models", None, call) as response:
             self._check(response, call)
-            body = b"".join(self._read(response, call, _MOST_MODELS))
+            body = b"".join(self._read(call, _MOST_MODELS))
         try:
             models: list[Mapping[str, Any]] = [*json.loads(body)["data"]]
             names = [model["id"] for model in models]
@@ -330,7 +245,7 @@ class RemoteModel:
             try:
                 with self._accepted(path, body, extras, call, seen) as response:
                     self._check_kind(response, call)
-                    for chunk in self._chunks(response, call, most_events):
+                    for chunk in self._chunks(call, most_events):
                         if lost is not None and not follows(chunk.event_id, seen):
                             raise self._teller.fault("answer was cut off", "the server did not continue it")
                         yield chunk
@@ -344,23 +259,31 @@ class RemoteModel:
 
     def close(self) -> None:
         """Stop all requests and close all connections. Idempotent."""
-        self._closed = True
-        self._watch.close()
         with self._lock:
-            idle, self._idle = self._idle, []
-        for line in idle:
-            line.close()
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end_all(self) -> None:
+        exchanges = [*self._exchanges]
+        for exchange in exchanges:
+            exchange.cancel()
+        await asyncio.gather(*exchanges, return_exceptions=True)
+        await self._client.aclose()
 
     def _pause(self, seconds: float, call: Call) -> None:
         """Wait before the next attempt. Raises Cancelled if `call` is stopped meanwhile."""
         until = time.monotonic() + seconds
-        call.expect("no new connection", seconds + CONNECT_S)
         while time.monotonic() < until:
-            self._check_call(call)
+            call.check(self._teller)
             time.sleep(_PAUSE_STEP_S)
 
-    def _chunks(self, response: httpx2.Response, call: Call, most_events: int) -> Iterator[Chunk]:
-        pieces = self._pieces(response, call)
+    def _chunks(self, call: Call, most_events: int) -> Iterator[Chunk]:
+        pieces = self._pieces(call)
         finished = False
         try:
             for count, chunk in enumerate(read_chunks(pieces, self._teller), 1):
@@ -376,22 +299,20 @@ class RemoteModel:
             if not finished:
                 raise  # Once the answer is finished, errors no longer matter.
 
-    def _pieces(self, response: httpx2.Response, call: Call) -> Iterator[tuple[float, bytes]]:
-        """Yield the chunks of a body with their arrival times."""
+    def _pieces(self, call: Call) -> Iterator[tuple[float, bytes]]:
+        """Yield the pieces of a body with their arrival times."""
         total = 0
-        with self._translated(call):
-            for data in response.iter_raw():
-                arrived = time.perf_counter()
-                total += len(data)
+        with self._translated():
+            while isinstance(piece := call.next(self._teller), tuple):
+                total += len(piece[1])
                 if total > _MOST_BYTES:
                     raise self._teller.fault("answer is too long", f"more than {_MOST_BYTES:,} bytes")
-                yield arrived, data
-        self._check_call(call)  # If the connection is shut down, a body of unknown length ends without an error.
+                yield piece
 
-    def _read(self, response: httpx2.Response, call: Call, most: int) -> Iterator[bytes]:
+    def _read(self, call: Call, most: int) -> Iterator[bytes]:
         """Yield the first `most` bytes of a body that is not a stream."""
         total = 0
-        for _, data in self._pieces(response, call):
+        for _, data in self._pieces(call):
             yield data[: most - total]
             total += len(data)
             if total >= most:
@@ -424,48 +345,67 @@ class RemoteModel:
     def _request(
         self, method: str, path: str, content: bytes | None, call: Call, seen: str = ""
     ) -> Iterator[httpx2.Response]:
-        line: Line | None = None
-        self._watch.add(call)
+        """Send a request and yield its response, whose body `call` receives."""
+        headers = {} if content is None else {"content-type": "application/json"}
+        if seen:
+            headers["last-event-id"] = seen
+        call.received = received = queue.SimpleQueue()
+        call.check(self._teller)  # `stop` wakes only the reader of the current queue
+        with self._lock:
+            if self._closed:
+                raise Cancelled(f"request was stopped: {self.endpoint.host}")
+            exchange = self._exchange(method, self.endpoint.base + path, content, headers, received)
+            running = asyncio.run_coroutine_threadsafe(exchange, self._loop)
         try:
-            with self._translated(call):
-                line, response = self._send(method, self.endpoint.base + path, content, call, seen)
-            with contextlib.closing(response):
-                yield response
+            with self._translated():
+                response = call.next(self._teller)
+            yield cast("httpx2.Response", response)
         finally:
-            self._watch.remove(call)
-            call.let_go()
-            if line is not None:
-                self._keep(line)
+            running.cancel()  # this closes the connection, unless it is at the end of the response
 
-    def _send(
-        self, method: str, url: str, content: bytes | None, call: Call, seen: str
-    ) -> tuple[Line, httpx2.Response]:
+    async def _exchange(
+        self,
+        method: str,
+        url: str,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        received: queue.SimpleQueue[httpx2.Response | tuple[float, bytes] | Exception | None],
+    ) -> None:
+        """Send a request, and put the response, its pieces, and its end or the error into a queue."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._exchanges.add(task)
+        task.add_done_callback(self._exchanges.discard)
+        try:
+            async with contextlib.aclosing(await self._send(method, url, content, headers)) as response:
+                received.put(response)
+                async for data in response.aiter_raw():
+                    received.put((time.perf_counter(), data))
+                    while received.qsize() > _MOST_UNREAD:
+                        await asyncio.sleep(_PAUSE_STEP_S)
+            received.put(None)
+        except asyncio.CancelledError:
+            received.put(Cancelled(f"request was stopped: {self.endpoint.host}"))
+            raise
+        except Exception as error:  # noqa: BLE001 (raised in the thread that waits)
+            received.put(error)
+
+    async def _send(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> httpx2.Response:
         import httpx2
 
+        is_new = False
+
+        async def watch(event: str, _: object) -> None:
+            nonlocal is_new
+            is_new = is_new or event.endswith("connect_tcp.started")
+
+        extensions = {"trace": watch}
         while True:
-            with self._lock:
-                line = self._idle.pop() if self._idle else None
-            line = line or self._new_line()
-            kept = line.used
+            request = self._client.build_request(method, url, content=content, headers=headers, extensions=extensions)
             try:
-                return line, line.send(method, url, content, call, seen)
+                return await self._client.send(request, stream=True)
             except (httpx2.NetworkError, httpx2.RemoteProtocolError):
-                line.close()
-                if not kept or call.stopped or call.expired:
+                if is_new:
                     raise  # Otherwise, the server has closed this idle connection, so try another one.
-            except BaseException:
-                line.close()
-                raise
-
-    def _new_line(self) -> Line:
-        return Line(self._headers, self._tls, through_proxy=not self.endpoint.is_loopback)
-
-    def _keep(self, line: Line) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(line)
-                return
-        line.close()
 
     # Errors
 
@@ -477,7 +417,7 @@ class RemoteModel:
         if response.is_redirect:
             where = self._teller.shown(response.headers.get("location", "nowhere"))
             raise self._teller.fault(f"redirected (HTTP {status})", where, "if you trust that address, use it instead")
-        body = b"".join(self._read(response, call, _MOST_ERROR))
+        body = b"".join(self._read(call, _MOST_ERROR))
         said, code = _refusal(body)
         words = f"{self._teller.shown(said) or 'no reason given'} (HTTP {status})"
         model = self._teller.shown(self.endpoint.model)
@@ -503,27 +443,20 @@ class RemoteModel:
         if coding.lower() != "identity":
             seen = f"content encoding {self._teller.shown(coding, 40)}, which was not requested"
             raise self._teller.fault("answer is compressed", seen)
-        said, _ = _refusal(b"".join(self._read(response, call, _MOST_ERROR)))
+        said, _ = _refusal(b"".join(self._read(call, _MOST_ERROR)))
         if said:
             raise self._teller.fault("the server reported an error", self._teller.shown(said))
         seen = f"content type {self._teller.shown(kind, 60)}, text/event-stream expected"
         raise self._teller.fault("answer is not an event stream", seen, _CHECK_API)
 
-    def _check_call(self, call: Call) -> None:
-        if call.stopped:
-            raise Cancelled(f"request was stopped: {self.endpoint.host}")
-        if call.expired:
-            raise self._teller.fault("the server timed out", call.expired)
-
     @contextlib.contextmanager
-    def _translated(self, call: Call) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         """Translate the errors of httpx2 and of the network into LlmrunError."""
         import httpx2
 
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as error:
-            self._check_call(call)
             # Protocol errors may quote the server, and the server may quote the key, which --debug would then show.
             raise as_llmrun_error(error, self._teller) from (error if self._teller.is_harmless(error) else None)
 

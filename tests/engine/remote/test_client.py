@@ -598,7 +598,7 @@ def test_a_server_that_repeats_the_key_does_not_get_it_shown(echo: bytes) -> Non
     while error is not None:
         assert KEY not in f"{error!r} {error} {getattr(error, 'hint', '')}"
         error = error.__cause__
-    assert KEY not in repr(model) + repr(vars(model)["_idle"])
+    assert KEY not in repr(model) + repr(vars(model)["_client"])
 
 
 def test_a_redirect_is_not_followed_with_the_key_nor_without() -> None:
