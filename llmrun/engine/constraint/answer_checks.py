@@ -197,7 +197,3 @@ def _multiple_of(validator: Any, divisor: Any, number: Any, _: Any) -> Iterator[
         finite = number not in (float("inf"), float("-inf"))
         if not finite or Fraction(repr(number)) % Fraction(repr(divisor)):
             yield ValidationError(f"{number!r} is not a multiple of {divisor!r}")
-
-
-# llguidance recurses for each rule and `$ref`. llmrun compiles with eight times this stack (limits.on_large_stack), so
-# what fits here fits there.

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import UsageError, shown
@@ -20,14 +18,11 @@ from llmrun.engine.constraint.process import ConstraintProcess, one_line
 from llmrun.engine.constraint.strict_json import parse_unique
 from llmrun.engine.isolated_process import ProcessFailed, ProcessLimits
 
-T = TypeVar("T")
-
 MOST_SCHEMA_BYTES = 2 << 20
 MOST_GRAMMAR_BYTES = 1 << 20
 MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas from PyPI has 20 levels
 # The largest of these schemas compiles in 0.15 s and 100 MB.
 _COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
-_LARGE_STACK_BYTES = 16 << 20  # eight times the stack of the trial
 
 # the beginnings of llguidance's messages that users would not understand, with replacements
 _NO_TEXT = "no text can match it"
@@ -77,52 +72,20 @@ def check_grammar_text(text: str, where: str = "grammar") -> None:
         raise UsageError(f"{where}: empty")
 
 
-def compile_probe(grammar: str, schema: Any = None, *, process: ConstraintProcess | None = None) -> str | None:
+def compile_probe(grammar: str, schema: Any = None, *, process: ConstraintProcess) -> str | None:
     """Compile a grammar in an isolated process. Return why it is refused, in one line, or None if it compiles.
 
     grammar  what LLMatcher takes: a Lark grammar, or the JSON that `LLMatcher.grammar_from_json_schema` returns
     schema   the JSON Schema that the grammar was made from, if any; it is checked against its metaschema, too
-    process  a process to use, which stays open; without one, a process is started, which takes 150 ms
 
     Raises LlmrunError if the process cannot be started.
     """
-    used = process or ConstraintProcess()
     content = {"grammar": grammar} if schema is None else {"grammar": grammar, "schema": schema}
     try:
-        problem = used.request(content, "problem", _COMPILE)
+        problem = process.request(content, "problem", _COMPILE)
     except ProcessFailed as failure:
         problem = f"too complex: {failure}"
-    finally:
-        if process is None:
-            used.close()
     return _explained(problem, schema) if problem else None
-
-
-def on_large_stack(work: Callable[[], T]) -> T:
-    """Call a function in a thread with a large stack and return its result.
-
-    llguidance recurses for each rule and `$ref`. A grammar that `compile_probe` accepts fits into an eighth of this
-    stack. On some systems, the main thread has a smaller one.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-
-    before = threading.stack_size(_LARGE_STACK_BYTES)
-    try:
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-    finally:
-        threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def _check_size(text: str, most: int, where: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from llmrun.base.errors import InvalidAnswer, UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.keywords import with_exact_formats
-from llmrun.engine.constraint.limits import check_grammar_text, check_schema, compile_probe, on_large_stack
+from llmrun.engine.constraint.limits import check_grammar_text, check_schema, compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class ConstraintCompiler:
         self._process.close()
 
     def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
-        from llmrun.engine.constraint.parser import new_matcher
+        from llmrun.engine.constraint.parser import new_matcher, on_large_stack
 
         schema = schema_of(response_format)
         grammar = grammar_of(response_format, schema)

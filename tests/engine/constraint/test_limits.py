@@ -16,7 +16,8 @@ from jsonschema import Draft202012Validator
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.keywords import subschemas
-from llmrun.engine.constraint.limits import check_grammar_text, check_schema, compile_probe, on_large_stack
+from llmrun.engine.constraint.limits import check_grammar_text, check_schema, compile_probe
+from llmrun.engine.constraint.parser import on_large_stack
 from llmrun.engine.constraint.process import ConstraintProcess
 from tests.support.constraint.hostile_grammars import (
     GRAMMARS,

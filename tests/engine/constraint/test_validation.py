@@ -194,9 +194,10 @@ def test_a_broken_process_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.push
 def test_the_parent_imports_neither_library() -> None:
     program = (
-        "import sys; from llmrun.engine.constraint.process import validate;"
+        "import sys; from llmrun.engine.constraint.process import ConstraintProcess, validate;"
         "from llmrun.engine.constraint.limits import check_schema, compile_probe;"
-        "assert str(validate('1', check_schema('{}'))) == 'valid'; compile_probe('start: \"a\"');"
+        "assert str(validate('1', check_schema('{}'))) == 'valid'; "
+        "compile_probe('start: \"a\"', process=ConstraintProcess());"
         "print(*[name for name in ('jsonschema', 'referencing', 'llguidance', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

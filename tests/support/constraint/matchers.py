@@ -10,9 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.limits import on_large_stack
 from llmrun.engine.constraint.matcher import grammar_of, schema_of
-from llmrun.engine.constraint.parser import new_matcher
+from llmrun.engine.constraint.parser import new_matcher, on_large_stack
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
 
