@@ -66,24 +66,23 @@ _SYSTEM_APART = (
 {%- endif -%}
 """
 )
-_CHATML = (
+# Expects the texts around a role and its turn in `begin`, `middle` and `end`.
+_TURNS = (
     _TEXT
     + """\
 {%- for message in messages -%}
-{{ '<|im_start|>' + message.role + '\n' + text(message) + '<|im_end|>\n' }}
+{{ begin + message.role + middle + (text(message) | trim if trims else text(message)) + end }}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+{%- if add_generation_prompt -%}{{ begin + 'assistant' + middle }}{%- endif -%}
 """
 )
+_CHATML = r"{%- set begin, middle, end = '<|im_start|>', '\n', '<|im_end|>\n' -%}" + _TURNS
 _LLAMA_3 = (
-    _TEXT
-    + """\
-{%- for message in messages -%}
-{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + text(message) | trim + '<|eot_id|>' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
-"""
+    r"{%- set begin, middle, end = '<|start_header_id|>', '<|end_header_id|>\n\n', '<|eot_id|>' -%}"
+    "{%- set trims = true -%}" + _TURNS
 )
+_PHI_3 = r"{%- set begin, middle, end = '<|', '|>\n', '<|end|>\n' -%}" + _TURNS
+_ZEPHYR = r"{%- set begin, middle, end = '<|', '|>\n', eos_token + '\n' -%}" + _TURNS
 _GEMMA = (
     _SYSTEM_APART
     + """\
@@ -93,24 +92,6 @@ _GEMMA = (
 {{ text(message) | trim + '<end_of_turn>\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
-"""
-)
-_PHI_3 = (
-    _TEXT
-    + """\
-{%- for message in messages -%}
-{{ '<|' + message.role + '|>\n' + text(message) + '<|end|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}
-"""
-)
-_ZEPHYR = (
-    _TEXT
-    + """\
-{%- for message in messages -%}
-{{ '<|' + message.role + '|>\n' + text(message) + eos_token + '\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}
 """
 )
 _MISTRAL = (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from time import thread_time
 from typing import Any, NoReturn
 
 from jinja2 import nodes
@@ -61,6 +62,24 @@ def parse(source: str) -> nodes.Template:
         raise
     except Exception as error:
         raise TemplateFailed(_place(error, None) + _words(error)) from error
+
+
+class Tries:
+    """A renderer of test conversations, which stops when the time limit is reached."""
+
+    def __init__(self, source: str, limit_s: float) -> None:
+        self._source = source
+        self._deadline = thread_time() + limit_s
+
+    def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
+        """Render a conversation. Returns None if the template rejects it or no time is left."""
+        if thread_time() > self._deadline:
+            return None
+        given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}
+        try:
+            return render(self._source, {**given, **variables, "messages": [*messages]}, datetime.now())
+        except (ConversationRefused, TemplateFailed, RecursionError):
+            return None
 
 
 def _to_json(

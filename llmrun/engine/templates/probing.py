@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import takewhile
-from time import thread_time
 from typing import Any
 
 from jinja2 import nodes
 
-from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, parse, render
+from llmrun.engine.templates.jinja import Tries, parse
 from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags
 from llmrun.engine.templates.tool_probing import tool_abilities
 
@@ -118,51 +116,29 @@ _CLOSED, _FREE, _OPENED = range(3)  # the prompt ends with a closed thinking blo
 
 def probe(source: str, limit_s: float = _LIMIT_S) -> TemplateAbilities:
     """Find a template's abilities. Raises TemplateFailed for invalid source, MemoryError and RecursionError."""
-    tries = _Tries(source, limit_s)
+    tries = Tries(source, limit_s)
     named = mentions(source)
     tags = _tags(tries, named.keys, named.variables) or _written_tags(named.texts)
     switch = _switch(tries, named.variables, tags)
     tools = tool_abilities(source, tries, tags)
     if switch is None:
         return TemplateAbilities(off_word=_off_word(tries, tags), thinking_tags=tags, tools=tools)
-    plain = tries.prompt()
-    is_off_by_default = plain is not None and tries.prompt(switch.off) == plain
+    plain = tries.text([_USER])
+    is_off_by_default = plain is not None and tries.text([_USER], **switch.off) == plain
     return TemplateAbilities(switch.on, switch.off, is_off_by_default, thinking_tags=tags, tools=tools)
-
-
-class _Tries:
-    """A renderer of test conversations, which stops when the time limit is reached."""
-
-    def __init__(self, source: str, limit_s: float) -> None:
-        self._source = source
-        self._deadline = thread_time() + limit_s
-
-    def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
-        """Render a conversation. Returns None if the template rejects it or no time is left."""
-        if thread_time() > self._deadline:
-            return None
-        given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}
-        try:
-            return render(self._source, {**given, **variables, "messages": [*messages]}, datetime.now())
-        except (ConversationRefused, TemplateFailed, RecursionError):
-            return None
-
-    def prompt(self, variables: Mapping[str, object] | None = None) -> str | None:
-        """Render the prompt for a single user message."""
-        return self.text([_USER], **(variables or {}))
 
 
 # --- the tags around past thinking
 
 
-def _tags(tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[Constant]]) -> ThinkingTags | None:
+def _tags(tries: Tries, keys: Sequence[str], variables: Mapping[str, Sequence[Constant]]) -> ThinkingTags | None:
     """Find the tags by rendering an answer with thinking, first alone and then with a tool call.
 
     Some templates write past thinking only next to a tool call.
     """
     switched_on = dict.fromkeys(variables, True)
     for given in ({}, switched_on) if switched_on else ({},):
-        prompt = tries.prompt(given)
+        prompt = tries.text([_USER], **given)
         plain = tries.text([_USER, {"role": "assistant", "content": _SAID}], **_past(given))
         for message in _answers(keys):
             text = tries.text([_USER, message], **_past(given))
@@ -269,7 +245,7 @@ class _Switch:
     rank: tuple[int, bool]  # how far apart the two prompt endings are, and whether the variable is a boolean
 
 
-def _switch(tries: _Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
+def _switch(tries: Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
     """Find the variable that changes the end of the prompt most.
 
     A variable that does not change the ending counts only if it is a boolean that changes the prompt elsewhere.
@@ -278,14 +254,14 @@ def _switch(tries: _Tries, variables: Mapping[str, Sequence[Constant]], tags: Th
     return max((switch for switch in switches if switch), key=lambda switch: switch.rank, default=None)
 
 
-def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: ThinkingTags | None) -> _Switch | None:
+def _tried(tries: Tries, name: str, constants: Sequence[Constant], tags: ThinkingTags | None) -> _Switch | None:
     others = [value for value in constants if not isinstance(value, bool)]
     values: list[Constant] = [True, False] if len(others) < len(constants) or not others else []
-    prompts = [({name: value}, tries.prompt({name: value})) for value in [*values, *others]]
+    prompts = [({name: value}, tries.text([_USER], **{name: value})) for value in [*values, *others]]
     prompts = [(variable, text) for variable, text in prompts if text is not None]
     if not prompts:
         return None
-    plain = tries.prompt()
+    plain = tries.text([_USER])
     off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
     # On a tie, prefer the template's default behavior, then a variable that is set over one that is not.
     on, on_text = max(
@@ -294,17 +270,17 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
     contrast = _ending(on_text, tags) - _ending(off_text, tags)
     if contrast:
         return _Switch(on, off, (contrast, bool(values)))
-    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # as in "Reasoning effort: high"
-    if values and not printed and tries.prompt({name: True}) != tries.prompt({name: False}):
+    printed = _WORD in (tries.text([_USER], **{name: _WORD}) or "")  # as in "Reasoning effort: high"
+    if values and not printed and tries.text([_USER], **{name: True}) != tries.text([_USER], **{name: False}):
         return _Switch({name: True}, {name: False}, (0, True))
     return None
 
 
-def _off_word(tries: _Tries, tags: ThinkingTags | None) -> str:
+def _off_word(tries: Tries, tags: ThinkingTags | None) -> str:
     """Return _OFF_WORD if this word in a question makes the prompt end with a closed thinking block, else ""."""
     asked = {"role": "user", "content": f"{_ASKED} {_OFF_WORD}"}
     closes = tags is not None and _ending(tries.text([asked]), tags) == _CLOSED
-    return _OFF_WORD if closes and _ending(tries.prompt(), tags) != _CLOSED else ""
+    return _OFF_WORD if closes and _ending(tries.text([_USER]), tags) != _CLOSED else ""
 
 
 def _ending(text: str | None, tags: ThinkingTags | None) -> int:

@@ -41,11 +41,9 @@ class ArgumentFormat:
     forms       JSON type -> the texts around a value of this type: (">\\n", "\\n</parameter>\\n"), ("=", "")
     strings     the notation for strings: "raw", "json" or "python"
     scalars     the notation for numbers, booleans and null: "json" or "python"
-    arrays      the notation for arrays: "json", "python", "bare" (JSON without quotes around keys) or "tags" (the same
-                as for the items themselves)
+    arrays      the notation for arrays: "json", "python" or "bare" (JSON without quotes around keys)
     objects     the notation for objects, like `arrays`
     quote       the text around strings inside bare values
-    item_key    the name for the items of an array, if `arrays` is "tags"
     wrapper     the texts around raw strings that contain markup, which may be missing: ("<![CDATA[", "]]>"), or None
     ascii       True if JSON is written with escapes for all characters outside of ASCII
     """
@@ -62,7 +60,6 @@ class ArgumentFormat:
     arrays: str = "json"
     objects: str = "json"
     quote: str = '"'
-    item_key: str = ""
     wrapper: tuple[str, str] | None = None
     ascii: bool = False
 
@@ -147,10 +144,6 @@ def written_value(form: ArgumentFormat, value: Any) -> str:
         if form.strings == "raw":
             return value
         return repr(value) if form.strings == "python" else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list) and form.arrays == "tags":
-        return "".join(_written_item(form, form.item_key, item) for item in value)
-    if isinstance(value, Mapping) and form.objects == "tags":
-        return "".join(_written_item(form, key, item) for key, item in value.items())
     notation = form.arrays if isinstance(value, list) else form.objects if isinstance(value, Mapping) else form.scalars
     if notation == "bare":
         return bare(value, form.quote)

@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
+from llmrun.engine.templates.jinja import Tries
 from llmrun.engine.templates.tool_format import (
     CALL_ID,
     INDEX,
@@ -30,7 +31,6 @@ from llmrun.engine.templates.tool_format import (
     ValueForm,
     bare,
     written_arguments,
-    written_value,
 )
 
 _KIMI_K2 = ToolCallFormat(
@@ -80,17 +80,6 @@ _OTHER_STARTS = {
         f"<|channel|>commentary to=functions.{NAME}<|message|>",
     )
 }
-
-
-def known_format(source: str) -> ToolCallFormat | None:
-    """Return the format of a template that shows tools but does not render calls, or None."""
-    return next((found for texts, found in _BY_TEXTS if all(text in source for text in texts)), None)
-
-
-def other_starts(call_start: str) -> tuple[str, ...]:
-    """Return the texts that models of a family write instead of the one in their template."""
-    return _OTHER_STARTS.get(call_start, ())
-
 
 _MARKUP = re.compile(r"<[^<>\n]{1,80}>|\[/?[A-Z_]{2,40}\]")
 _NUMBER = r"(?<![\w.]){}(?![\w.])"
@@ -197,20 +186,6 @@ def slotted(text: str, name: str, call_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemTexts:
-    """A message with one call, rendered with different arguments. `keys` are the names of the two arguments.
-
-    none, one, two  the message with no, one and two arguments, whose values are the strings `values`
-    """
-
-    none: str | None
-    one: str
-    two: str | None
-    keys: tuple[str, str]
-    values: tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class ItemLayout:
     """The layout of arguments and the texts around them."""
 
@@ -223,19 +198,22 @@ class ItemLayout:
     string: ValueForm
 
 
-def item_layout(texts: ItemTexts) -> ItemLayout | None:
-    """Return the layout of arguments that are written one by one, or None."""
-    parts = _split(texts.one, texts.keys[:1], texts.values[:1])
-    if parts is None:
+def item_layout(none: str | None, one: str, two: str | None) -> ItemLayout | None:
+    """Return the layout of arguments that are written one by one, or None.
+
+    none, one, two  a message with one call, rendered with no, one and two of the arguments _TEXTS
+    """
+    parts = _split(one, 1)
+    if parts is None or two is None:
         return None
     head, middle, _ = parts
-    pairs = _split(texts.two, texts.keys, texts.values) if texts.two is not None else None
+    pairs = _split(two, 2)
     if pairs is None or pairs[0] != head or pairs[1] != middle or pairs[3] != middle:
         return None
     found = None
     for layout in list_layouts(head, pairs[2], pairs[4]):
         start, end = layout.opening, layout.closing
-        fitting = _around(start, end, texts.none)
+        fitting = _around(start, end, none)
         if fitting is None and found is not None:
             continue
         opening, closing = fitting or ("", "")
@@ -264,21 +242,17 @@ def _around(start: str, end: str, none: str | None) -> tuple[str, str] | None:
     return (start[size:], end[: len(end) - len(rest)]) if end.endswith(rest) else None
 
 
-def _split(text: str, keys: Sequence[str], values: Sequence[str]) -> list[str] | None:
-    """Return the texts before, between and after the keys and values, with KEY for keys that are repeated, or None."""
+def _split(text: str, count: int) -> list[str] | None:
+    """Return the texts before, between and after the first keys and values, with KEY for repeated keys, or None."""
     parts = []
-    for key, value in zip(keys, values, strict=True):
+    for key, value in list(_TEXTS.items())[:count]:
         before, found, text = text.partition(key)
         middle, said, text = text.partition(value)
         if not found or not said:
             return None
         parts += [before, middle]
-        text = _repeated(text, key)
+        text = text.replace(key, KEY)
     return [*parts, text]
-
-
-def _repeated(text: str, key: str) -> str:
-    return text.replace(key, KEY)
 
 
 def value_form(text: str, layout: ItemLayout, key: str, value: Any) -> tuple[str, ValueForm, str] | None:
@@ -293,28 +267,11 @@ def value_form(text: str, layout: ItemLayout, key: str, value: Any) -> tuple[str
     return None
 
 
-def tagged_form(
-    text: str, layout: ItemLayout, key: str, value: Any, form: ArgumentFormat
-) -> tuple[str, ValueForm] | None:
-    """Return the key of array items and the texts around an array or object that is written as items, or None.
-
-    form  the notation of the values inside it, as far as it is known
-    """
-    rest = _after_key(text, layout, key)
-    first = re.escape(form.key_prefix) + r"([\w.-]{1,40})" + re.escape(form.forms["boolean"].prefix) + "true"
-    found = re.search(first, rest) if "boolean" in form.forms else None
-    if found is None:
-        return None
-    written = written_value(replace(form, arrays="tags", objects="tags", item_key=found[1]), value)
-    at = rest.find(written)
-    return (found[1], ValueForm(rest[:at], rest[at + len(written) :])) if at >= 0 else None
-
-
 def _after_key(text: str, layout: ItemLayout, key: str) -> str:
     """Return the value of an argument with the texts around it; "" if it is not where it should be."""
     before, end = layout.head + layout.opening + layout.key_prefix + key, layout.closing + layout.tail
     fits = text.startswith(before) and text.endswith(end)
-    return _repeated(text[len(before) : len(text) - len(end)], key) if fits else ""
+    return text[len(before) : len(text) - len(end)].replace(key, KEY) if fits else ""
 
 
 def ends_with_tag(text: str) -> bool:
@@ -328,6 +285,7 @@ _ASKED, _SAID, _RESULT = "Qzask", "Qzsaid", "Qzresult"
 _NAMES = ("qztool", "qzother")
 _KEYS = ("qzone", "qztwo")
 _STRINGS = ("Qzred", "Qzblue")
+_TEXTS = dict(zip(_KEYS, _STRINGS, strict=True))
 _TRICKY = "Qz\"'\\\n<é"
 _VALUES: dict[str, Any] = {
     "integer": 70707,
@@ -348,15 +306,7 @@ _ANSWER = {"role": "assistant", "content": _SAID}
 Call = tuple[str, Mapping[str, Any]]
 
 
-class Renderer(Protocol):
-    """Renders test conversations within a time limit; see probing.py."""
-
-    def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
-        """Render a conversation. Returns None if the template rejects it or no time is left."""
-        ...
-
-
-def tool_abilities(source: str, tries: Renderer, tags: ThinkingTags | None) -> ToolAbilities:
+def tool_abilities(source: str, tries: Tries, tags: ThinkingTags | None) -> ToolAbilities:
     """Find out whether a template accepts tools, and how it writes calls."""
     plain = tries.text([_USER], tools=None)
     shown = tries.text([_USER], tools=_tools()) or ""
@@ -374,7 +324,8 @@ def tool_abilities(source: str, tries: Renderer, tags: ThinkingTags | None) -> T
             first = first or abilities
     if first is not None:
         return first
-    return ToolAbilities(takes, results, tool_format=known_format(source) if takes else None)
+    known = next((found for texts, found in _BY_TEXTS if all(text in source for text in texts)), None)
+    return ToolAbilities(takes, results, tool_format=known if takes else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +357,7 @@ def _tools(kind: str = "string") -> list[dict[str, Any]]:
 class _Messages:
     """Renders messages with calls in one style and compares the results."""
 
-    def __init__(self, tries: Renderer, style: _Style, tags: ThinkingTags | None) -> None:
+    def __init__(self, tries: Tries, style: _Style, tags: ThinkingTags | None) -> None:
         self._tries = tries
         self._style = style
         self._tags = tags
@@ -432,7 +383,7 @@ class _Messages:
             return None
         found = replace(
             found,
-            other_starts=other_starts(found.call_start),
+            other_starts=_OTHER_STARTS.get(found.call_start, ()),
             plain_start=plain_start,
             after_plain=self._after_plain,
         )
@@ -527,23 +478,21 @@ class _Messages:
         return again[2] if again else None
 
     def _items(self, body: str) -> ArgumentFormat | None:
-        both = dict(zip(_KEYS, _STRINGS, strict=True))
-        texts = ItemTexts(self._body([(_NAMES[0], {})]), body, self._body([(_NAMES[0], both)]), _KEYS, _STRINGS)
-        found = item_layout(texts)
+        found = item_layout(self._body([(_NAMES[0], {})]), body, self._body([(_NAMES[0], _TEXTS)]))
         if found is None:
             return None
         strings, string, wrapper = self._strings(found)
         forms, notations, quote = self._forms(found)
         if "integer" not in forms:
             return None
-        form = ArgumentFormat(
+        return ArgumentFormat(
             style="items",
             separators=(", ", ": "),
             opening=found.opening,
             closing=found.closing,
             key_prefix=found.key_prefix,
             separator=found.separator,
-            forms={"string": string, **forms},
+            forms={**dict.fromkeys(_VALUES, forms["integer"]), "string": string, **forms},
             strings=strings,
             scalars=notations.get("boolean", "json"),
             arrays=notations.get("array", "json"),
@@ -551,20 +500,6 @@ class _Messages:
             quote=quote,
             wrapper=wrapper,
         )
-        if "array" not in forms:
-            form = self._tagged(found, form)
-        return replace(form, forms={**dict.fromkeys(_VALUES, forms["integer"]), **form.forms})
-
-    def _tagged(self, found: ItemLayout, form: ArgumentFormat) -> ArgumentFormat:
-        """Return the format with the notation of arrays and objects if it is that of the arguments themselves."""
-        for kind in ("array", "object"):
-            text = self._body([(_NAMES[0], {_KEYS[0]: _VALUES[kind]})], kind) or ""
-            tagged = tagged_form(text, found, _KEYS[0], _VALUES[kind], form)
-            if tagged is None:
-                return form
-            item_key, around = tagged
-            form = replace(form, arrays="tags", objects="tags", item_key=item_key, forms={**form.forms, kind: around})
-        return form
 
     def _strings(self, found: ItemLayout) -> tuple[str, ValueForm, tuple[str, str] | None]:
         """Return the notation of strings, the texts around them, and the texts around those that contain markup."""

@@ -26,7 +26,7 @@ from llmrun.engine.templates.tool_format import (
 )
 from llmrun.engine.tool_calls.openings import JsonCall, ToolSpelling, call_starts, first_tag, json_call, parts
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
-from llmrun.engine.tool_calls.schemas import Tool, resolved, types
+from llmrun.engine.tool_calls.schemas import Tool, types
 
 _LONGEST_KEY = 256  # characters
 _DEEPEST = 60  # levels of nested values
@@ -60,7 +60,6 @@ class ItemReader:
         self._end = form.closing + end
         self._emit = emit
         self._texts = texts
-        self._depth = 0
         self._prefixes = {each.prefix: each for each in form.forms.values()}
         self._key_end = _shared_start([prefix.split()[0] for prefix in self._prefixes])
 
@@ -75,7 +74,7 @@ class ItemReader:
             if not keys and (yield from self._is_end()):
                 break
             yield from reader.expect(form.key_prefix)
-            key, value = yield from self._item(self._properties)
+            key, value = yield from self._item()
             if key in keys:
                 raise Malformed(f"the argument {key[:40]} is given twice")
             self._emit(("{" if not keys else ", ") + json.dumps(key, ensure_ascii=False) + ": " + value)
@@ -92,51 +91,19 @@ class ItemReader:
         found = yield from self._reader.found(options)
         return found is not None and found[0] == self._end
 
-    def _item(self, schemas: Mapping[str, Any]) -> Reading[tuple[str, str]]:
-        """Read the name and the value of an argument. Returns the name and the value as JSON text.
-
-        schemas  the schemas of the arguments, by name
-        """
+    def _item(self) -> Reading[tuple[str, str]]:
+        """Read the name and the value of an argument. Returns the name and the value as JSON text."""
         reader, form = self._reader, self._form
         key, stop = yield from reader.until(self._key_end, longest=_LONGEST_KEY)
         reader.at -= len(stop)
         key = key.strip().translate(self._texts)
-        wanted = types(schemas[key], self._root) if key in schemas else frozenset(JSON_TYPES)
+        wanted = types(self._properties[key], self._root) if key in self._properties else frozenset(JSON_TYPES)
         expected = {form.forms[kind].prefix for kind in wanted & form.forms.keys()}
         prefix = (yield from reader.match(*expected)) or (yield from reader.match(*self._prefixes))
         if prefix is None:
             raise Malformed("expected a value")
         kinds = {kind for kind, each in form.forms.items() if each.prefix == prefix}
-        around = self._prefixes[prefix]
-        if form.arrays == "tags" and kinds <= {"object", "array"}:
-            value = yield from self._nested(around.suffix.replace(KEY, key), schemas.get(key, {}), wanted)
-        else:
-            value = yield from self._value(around, kinds, key, wanted)
-        return key, value
-
-    def _nested(self, suffix: str, schema: Any, wanted: frozenset[str]) -> Reading[str]:
-        """Read the items of an array or an object up to the suffix. Returns their JSON text."""
-        if self._depth > _DEEPEST:
-            raise Malformed("the arguments are nested too deeply")
-        self._depth += 1
-        found = resolved(schema, self._root)
-        found = found if isinstance(found, Mapping) else {}
-        schemas = found.get("properties")
-        schemas = dict(schemas) if isinstance(schemas, Mapping) else {}
-        name = self._form.item_key
-        if "object" not in wanted or not schemas:
-            schemas.setdefault(name, found.get("items", {}))
-        items: list[tuple[str, str]] = []
-        while (yield from self._reader.match(suffix)) is None:
-            yield from self._reader.expect(self._form.key_prefix)
-            items.append((yield from self._item(schemas)))
-        self._depth -= 1
-        is_array = (
-            "array" in wanted and all(key == name for key, _ in items) and (bool(items) or "object" not in wanted)
-        )
-        if is_array:
-            return "[" + ", ".join(value for _, value in items) + "]"
-        return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in items) + "}"
+        return key, (yield from self._value(self._prefixes[prefix], kinds, key, wanted))
 
     def _value(self, around: ValueForm, kinds: set[str], key: str, wanted: frozenset[str]) -> Reading[str]:
         """Read a value and the text after it. Returns its JSON text.

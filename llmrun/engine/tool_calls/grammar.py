@@ -158,9 +158,16 @@ class ItemGrammar:
     def arguments(self, tool: str, schema: Mapping[str, Any]) -> str:
         """Return the expression for the arguments of a tool; "" if it takes none. Raises UsageError."""
         self._tool, self._root, self._references, self._visited = tool, schema, {}, 0
-        form = self._form
         self._check(schema)
-        return self._object(schema, form.separator, form.opening, form.closing, 0)
+        members = self._members(schema)
+        items = [self._item(name, value) for name, value, _ in members]
+        needed = [need for _, _, need in members]
+        literal, form = self._rules.literal, self._form
+        listed = self._listed(items, needed, literal(form.separator))
+        if not listed:
+            return ""
+        listed = f"{literal(form.opening)} {listed} {literal(form.closing)}".strip()
+        return listed if any(needed) else f"({listed})?"
 
     def _refuse(self, what: str) -> UsageError:
         return UsageError(
@@ -183,18 +190,6 @@ class ItemGrammar:
 
     # --- objects
 
-    def _object(self, schema: Mapping[str, Any], separator: str, opening: str, closing: str, depth: int) -> str:
-        """Return the expression for the items of an object in the order of its properties."""
-        members = self._members(schema)
-        items = [self._item(name, value, depth) for name, value, _ in members]
-        needed = [need for _, _, need in members]
-        between = self._rules.literal(separator)
-        listed = self._listed(items, needed, between)
-        if not listed:
-            return ""
-        listed = f"{self._rules.literal(opening)} {listed} {self._rules.literal(closing)}".strip()
-        return listed if any(needed) else f"({listed})?"
-
     def _members(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
         """Return the name and the schema of each property of an object, and whether it is required."""
         properties = schema.get("properties") or {}
@@ -216,9 +211,9 @@ class ItemGrammar:
         first = next((at for at, need in enumerate(needed) if need), len(items) - 1)
         return one_of(starts[: first + 1]) if starts else ""
 
-    def _item(self, key: str, schema: Any, depth: int) -> str:
+    def _item(self, key: str, schema: Any) -> str:
         """Return the expression for an argument and its value."""
-        self._enter(depth)
+        self._enter(0)
         form = self._form
         pythonic = form.strings == "python" and not form.key_prefix.strip()
         if not (_NAME_KEY if pythonic else _SAFE_KEY).fullmatch(key):
@@ -237,7 +232,7 @@ class ItemGrammar:
                 options += [f"{start} {text}" for text in self._raw(limits, suffix, words, ambiguous=len(kinds) > 1)]
                 kinds = kinds - {"string", "boolean", "null"}
             if kinds:
-                value = self._value(self._limited(schema, frozenset(kinds)), depth)
+                value = self._value(self._limited(schema, frozenset(kinds)))
                 options.append(f"{start} {value} {self._rules.literal(suffix)}".strip())
         if not options:
             raise self._refuse(f"no value is allowed for {key}")
@@ -309,7 +304,7 @@ class ItemGrammar:
 
     # --- other values
 
-    def _value(self, schema: Mapping[str, Any], depth: int) -> str:
+    def _value(self, schema: Mapping[str, Any]) -> str:
         """Return the expression for a value in the format's notation."""
         form = self._form
         options = []
@@ -318,30 +313,13 @@ class ItemGrammar:
             if not kinds & some:
                 continue
             part = self._limited(schema, kinds & some)
-            if notation == "tags":
-                options.append(self._tags(part, depth + 1))
-            elif notation == "json" and not (some == _SCALARS and form.strings == "python"):
+            if notation == "json" and not (some == _SCALARS and form.strings == "python"):
                 shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
                 where = f"the parameters of {self._tool}"
                 options.append(json_matching({**shared, **part}, form.separators, where))
             else:
-                options.append(self._written(part, depth))
+                options.append(self._written(part, 0))
         return one_of(options or [self._nothing()])
-
-    def _tags(self, schema: Mapping[str, Any], depth: int) -> str:
-        """Return the expression for an array or an object that is written as items."""
-        self._enter(depth)
-        self._check(schema)
-        options = []
-        for branch in schema.get("anyOf", [schema]):
-            kinds = types(branch, self._root)
-            if "object" in kinds:
-                options.append(self._object(branch, self._form.separator, "", "", depth) or '""')
-            if "array" in kinds:
-                least, most = _bounds(branch, "minItems", "maxItems")
-                item = self._item(self._form.item_key, branch.get("items", self._anything()), depth)
-                options.append(f"{item}{{{least},{'' if most is None else most}}}")
-        return self._rules.rule(one_of(options))
 
     def _written(self, schema: Any, depth: int) -> str:
         """Return the expression for a value in Python or bare notation."""

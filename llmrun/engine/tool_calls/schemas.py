@@ -7,63 +7,60 @@ OpenAI's API, keeps its schema, so that it is refused instead.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmrun.base.errors import UsageError, shown
+from llmrun.engine.constraint.keywords import subschemas
 from llmrun.engine.requests import LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
 
 # llguidance 1.9 refuses these keywords, or accepts them only in some combinations.
 _UNSUPPORTED = frozenset(
     (
+        *("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveAnchor", "$recursiveRef", "$schema"),
+        *("contains", "contentSchema", "dependencies", "dependentRequired", "dependentSchemas", "else", "if"),
         *(
-            "$anchor",
-            "$dynamicAnchor",
-            "$dynamicRef",
-            "$id",
-            "$recursiveAnchor",
-            "$recursiveRef",
-            "$schema",
-            "contains",
+            "maxContains",
+            "maxProperties",
+            "minContains",
+            "minProperties",
+            "not",
+            "propertyNames",
+            "then",
+            "unevaluatedItems",
         ),
-        *("contentSchema", "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains"),
-        *("maxProperties", "minContains", "minProperties", "not", "propertyNames", "then", "unevaluatedItems"),
         *("unevaluatedProperties", "uniqueItems", "x-guidance"),
     )
 )
 _FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
-_MAPS = ("$defs", "definitions", "patternProperties", "properties")  # keywords whose value maps names to schemas
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SCHEMAS = ("additionalProperties", "items")
 
 
-def weakened(schema: Any) -> Any:
+def weakened(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that matches at least what the given one matches, without unsupported keywords.
 
     Raises RecursionError if the schema is nested too deeply.
     """
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword in _UNSUPPORTED or (keyword == "format" and str(value) not in _FORMATS):
-            continue
-        if keyword == "pattern" and _LOOKS_AROUND.search(str(value)):
-            continue
-        if keyword in _MAPS and isinstance(value, Mapping):
-            value = {name: weakened(part) for name, part in value.items()}
-        elif keyword in _LISTS and isinstance(value, list):
-            value = [weakened(part) for part in value]
-        elif keyword in _SCHEMAS:
-            value = weakened(value)
-        found["anyOf" if keyword == "oneOf" and "anyOf" not in schema else keyword] = value
-    if "oneOf" in schema and "anyOf" in schema:
-        found["allOf"] = [*found.get("allOf", []), {"anyOf": found.pop("oneOf")}]
+    found = copy.deepcopy(dict(schema))
+    for _, each in subschemas(found):
+        for keyword, value in [*each.items()]:
+            if _is_unsupported(keyword, value):
+                del each[keyword]
+        if "oneOf" in each and "anyOf" in each:
+            each["allOf"] = [*each.get("allOf", []), {"anyOf": each.pop("oneOf")}]
+        elif "oneOf" in each:
+            each["anyOf"] = each.pop("oneOf")
     return found
+
+
+def _is_unsupported(keyword: str, value: Any) -> bool:
+    if keyword == "format":
+        return str(value) not in _FORMATS
+    return keyword in _UNSUPPORTED or (keyword == "pattern" and bool(_LOOKS_AROUND.search(str(value))))
 
 
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}")
@@ -116,7 +113,7 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
             raise UsageError(f"invalid parameters of the tool {name}: they are not a JSON schema of an object")
         try:
             strict = function.get("strict") is True
-            enforced = parameters if strict else weakened(parameters)
+            enforced = parameters if strict or parameters is None else weakened(parameters)
         except RecursionError:
             raise UsageError(f"invalid parameters of the tool {name}: they are nested too deeply") from None
         tools[name] = Tool(name, enforced or {}, strict)

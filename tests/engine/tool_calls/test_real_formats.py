@@ -48,7 +48,9 @@ FULL = {
     "place": 'Zürich, the "old" town\nand {more} 北京',
 }
 # LFM2.5's template does not escape quotes and newlines in strings.
-NAIVE = {"LFM2.5-8B-A1B": {**FULL, "place": "Zürich, the old town and {more}"}}
+# MiniMax-M3's template writes arrays and objects as tags, which are not read.
+SCALARS = {key: value for key, value in FULL.items() if key not in ("days", "options")}
+NAIVE = {"LFM2.5-8B-A1B": {**FULL, "place": "Zürich, the old town and {more}"}, "MiniMax-M3": SCALARS}
 SIZES = ((), (1,), (2, 7, 1), (13,))
 
 
