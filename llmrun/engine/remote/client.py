@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     import httpx2
 
+    Received = httpx2.Response | tuple[float, bytes] | Exception | None
+
 CONNECT_S = 10.0
 WRITE_S = 60.0
 KEPT_S = 3.0  # How long to keep an idle connection. uvicorn closes idle connections after 5 s.
@@ -43,7 +45,7 @@ class Call:
 
     def __init__(self) -> None:
         self.stopped = False
-        self.received: queue.SimpleQueue[httpx2.Response | tuple[float, bytes] | Exception | None] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._deadline = (0.0, "")
 
     def expect(self, what: str, seconds: float) -> None:
@@ -170,11 +172,11 @@ class RemoteModel:
         Raises UsageError if the key contains characters that are not allowed in a header, and NetworkError if the proxy
         or the certificates cannot be used.
         """
+        import anyio
+
         self.endpoint = endpoint
         self.left_out: tuple[str, ...] = ()
         self._first_s, self._between_s = first_s, between_s
-        import anyio
-
         self._teller = Teller(endpoint.host, key)
         headers = request_headers(key)
         with self._translated():
@@ -349,7 +351,8 @@ class RemoteModel:
         headers = {} if content is None else {"content-type": "application/json"}
         if seen:
             headers["last-event-id"] = seen
-        call.received = received = queue.SimpleQueue()
+        received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        call.received = received
         call.check(self._teller)  # `stop` wakes only the reader of the current queue
         with self._lock:
             if self._closed:
@@ -369,7 +372,7 @@ class RemoteModel:
         url: str,
         content: bytes | None,
         headers: Mapping[str, str],
-        received: queue.SimpleQueue[httpx2.Response | tuple[float, bytes] | Exception | None],
+        received: queue.SimpleQueue[Received],
     ) -> None:
         """Send a request, and put the response, its pieces, and its end or the error into a queue."""
         task = cast("asyncio.Task[None]", asyncio.current_task())

@@ -180,9 +180,12 @@ class RemoteEngine:
         self._last_cancel = 0
         self._cancel_wishes: deque[int] = deque()
         self.load_s = load_s
-        self.template: ChatTemplate | None = None  # The server applies its own template.
+        self.template: ChatTemplate | None = None  # The server applies its own template, and handles thinking.
+        self.thinking: ModelThinking | None = None
+        self.tools: ModelTools | None = None  # Only the server knows whether its model can call tools.
+        self.takes_chats = True  # Servers have a chat template for their models.
         endpoint = model.endpoint
-        self._info = ModelInfo(
+        self.info = ModelInfo(  # unknown sizes are 0
             path=endpoint.base,
             name=endpoint.model,
             architecture="",
@@ -228,26 +231,6 @@ class RemoteEngine:
         )
 
     @property
-    def info(self) -> ModelInfo:
-        """The model's name and the server's address. Unknown sizes are 0."""
-        return self._info
-
-    @property
-    def thinking(self) -> ModelThinking | None:
-        """None, because the server handles thinking."""
-        return None
-
-    @property
-    def tools(self) -> ModelTools | None:
-        """None, because only the server knows whether its model can call tools."""
-        return None
-
-    @property
-    def takes_chats(self) -> bool:
-        """True, because servers have a chat template for their models."""
-        return True
-
-    @property
     def left_out(self) -> tuple[str, ...]:
         """The fields that the server rejected and that are no longer sent."""
         return self._model.left_out
@@ -266,7 +249,7 @@ class RemoteEngine:
         """Send or queue a request and return its ID. The clock of `Timings` starts here. Raises UsageError."""
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
-        wire = remote_request(request, self._info.name, ignore_eos=self._ignore_eos)
+        wire = remote_request(request, self.info.name, ignore_eos=self._ignore_eos)
         answer = _RemoteAnswer(next(self._ids), request, wire, submitted, last_cancel)
         self._waiting.append(answer)
         self._start_waiting()
@@ -336,7 +319,7 @@ class RemoteEngine:
         self.close()
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._running) < self._info.max_sequences:
+        while self._waiting and len(self._running) < self.info.max_sequences:
             answer = self._waiting.popleft()
             self._running[answer.request_id] = answer
             threading.Thread(target=self._run, args=(answer,), name="llmrun-remote", daemon=True).start()
@@ -354,7 +337,7 @@ class RemoteEngine:
         except LlmrunError as refused:
             error = refused
         except BaseException as wrong:  # noqa: BLE001 (passed on to the thread that waits)
-            error = LlmrunError(f"internal: {self._info.device}: {type(wrong).__name__}")
+            error = LlmrunError(f"internal: {self.info.device}: {type(wrong).__name__}")
             error.__cause__ = wrong
         self._arrivals.put(_Arrival(answer, None, error, time.perf_counter()))
 
@@ -377,7 +360,7 @@ class RemoteEngine:
 
     def _tell_left_out(self) -> None:
         if self.left_out != self._explained and self._explain is not None:
-            self._explain(f"{self._info.device} does not support {', '.join(self.left_out)}: continuing without")
+            self._explain(f"{self.info.device} does not support {', '.join(self.left_out)}: continuing without")
         self._explained = self.left_out
 
     def _end_cancelled(self) -> list[Event]:
