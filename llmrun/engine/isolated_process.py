@@ -14,19 +14,21 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError
-from llmrun.engine.isolated_worker import FrameTooLong, encoded, read_frame, write_frame
+from llmrun.engine.isolated_worker import FrameTooLong, decoded, encoded, read_frame, write_frame
 
 if TYPE_CHECKING:
     import psutil
 
 _FIRST_LOOK_S = 0.05  # seconds before the first check; most requests end sooner, which saves 20 ms for importing psutil
 _LOOK_S = 0.01
+TOO_DEEP = "it is nested too deeply, or calls itself"
+INVALID_ANSWER = "its process sent an invalid answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,23 @@ class IsolatedProcess:
                 ) from error
         return self._process
 
-    def _answer(self, request: bytes, limits: ProcessLimits) -> bytes:
-        """Send a request and return the answer. Raises ProcessFailed, after closing the process."""
-        with self._asking:
-            return self._answer_alone(request, limits)
+    def request(self, request: bytes, limits: ProcessLimits, kinds: Collection[str]) -> tuple[str, Any]:
+        """Send a request and return the kind and the value of the answer.
 
-    def _answer_alone(self, request: bytes, limits: ProcessLimits) -> bytes:
+        Raises ProcessFailed, after closing the process, if there is no answer or its kind is none of `kinds`.
+        """
+        with self._asking:
+            answer = self._answer(request, limits)
+        try:
+            kind, value = decoded(answer)
+        except (ValueError, TypeError, RecursionError):
+            kind = value = None
+        if kind in kinds:
+            return kind, value
+        self.close()  # after running out of memory, it may be in a bad state
+        raise ProcessFailed({"memory": limits.out_of_memory, "depth": TOO_DEEP}.get(str(value), INVALID_ANSWER))
+
+    def _answer(self, request: bytes, limits: ProcessLimits) -> bytes:
         if 0 < self._memory < limits.memory:
             self.close()
         process = self._running()

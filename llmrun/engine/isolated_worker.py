@@ -2,7 +2,7 @@
 
 The process reads requests from stdin and writes answers to stdout. When the process is ready, it sends an empty frame.
 A request consists of two frames: the limits, {"cpu_s", "memory"}, and then the request itself. Every request gets one
-frame as its answer.
+frame as its answer, [kind, value].
 """
 
 from __future__ import annotations
@@ -65,14 +65,26 @@ def read_frame(stream: IO[bytes], longest: int | None = None) -> bytes | None:
     return data if len(data) == length else None
 
 
-def serve(answer: Callable[[bytes], bytes]) -> None:
-    """Answer requests with `answer` until stdin closes."""
+def serve(answer: Callable[[Any], tuple[str, Any]]) -> None:
+    """Answer requests until stdin closes. `answer` returns the kind and the value of the answer to a request.
+
+    If it runs out of memory or recurses too deeply, the kind is "over", and the value is "memory" or "depth".
+    """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, b"")  # tells the parent that this process is ready
     while (limits := read_frame(requests)) is not None:
         _limit(**decoded(limits))
         if (request := read_frame(requests)) is not None:
-            write_frame(answers, answer(request))
+            write_frame(answers, _answered(answer, request))
+
+
+def _answered(answer: Callable[[Any], tuple[str, Any]], request: bytes) -> bytes:
+    try:
+        return encoded(answer(decoded(request)))
+    except MemoryError:
+        return encoded(("over", "memory"))
+    except RecursionError:
+        return encoded(("over", "depth"))
 
 
 def _limit(cpu_s: float, memory: int) -> None:

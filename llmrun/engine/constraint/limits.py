@@ -82,7 +82,7 @@ def compile_probe(grammar: str, schema: Any = None, *, process: ConstraintProces
     """
     content = {"grammar": grammar} if schema is None else {"grammar": grammar, "schema": schema}
     try:
-        problem = process.request(content, "problem", _COMPILE)
+        problem = process.value(content, "problem", _COMPILE)
     except ProcessFailed as failure:
         problem = f"too complex: {failure}"
     return _explained(problem, schema) if problem else None

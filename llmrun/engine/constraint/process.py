@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from llmrun.base.errors import shown
-from llmrun.engine.isolated_process import IsolatedProcess, ProcessFailed, ProcessLimits
-from llmrun.engine.isolated_worker import decoded, encoded
+from llmrun.engine.isolated_process import TOO_DEEP, IsolatedProcess, ProcessFailed, ProcessLimits
+from llmrun.engine.isolated_worker import encoded
 
 _MEMORY_PER_BYTE = 60  # bytes per byte of a request; nested JSON of short values takes 50 bytes per byte of text
 _REASON_LENGTH = 300
-_TOO_DEEP = "it is nested too deeply"
-_INVALID_ANSWER = "its process sent an invalid answer"
 _ABORTED = (-6, 0xC0000409)  # SIGABRT, and STATUS_STACK_BUFFER_OVERRUN, which Windows uses for `abort`
 _STACK_OVERFLOWS = (-signal.SIGSEGV, -10, 0xC00000FD)  # SIGBUS on macOS, and STATUS_STACK_OVERFLOW on Windows
 
@@ -36,24 +34,18 @@ class ConstraintProcess(IsolatedProcess):
     def __init__(self) -> None:
         super().__init__("engine.constraint.validation_worker", "structured output")
 
-    def request(self, content: dict[str, Any], wanted: str, limits: ProcessLimits) -> Any:
+    def value(self, content: dict[str, Any], wanted: str, limits: ProcessLimits) -> Any:
         """Send a request and return the answer's value. Raises ProcessFailed unless its kind is `wanted`."""
         try:
             request = encoded(content)
         except RecursionError:
-            raise ProcessFailed(_TOO_DEEP) from None
+            raise ProcessFailed(TOO_DEEP) from None
         memory = max(limits.memory, self._memory, len(request) * _MEMORY_PER_BYTE)
         limits = replace(limits, memory=memory)
         try:
-            kind, value = decoded(self._answer(request, limits))
-        except (ValueError, TypeError, RecursionError):
-            kind = value = None
+            return self.request(request, limits, (wanted,))[1]
         except ProcessFailed as failure:
             raise _explained(failure, limits) from None
-        if kind == wanted:
-            return value
-        self.close()  # after running out of memory, it may be in a bad state
-        raise ProcessFailed({"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _INVALID_ANSWER))
 
 
 def one_line(words: str) -> str:
@@ -65,7 +57,7 @@ def _explained(failure: ProcessFailed, limits: ProcessLimits) -> ProcessFailed:
     """Say what an exit status means: Rust aborts if memory is refused, and a stack overflow is a fault."""
     if failure.status in _ABORTED:
         return ProcessFailed(limits.out_of_memory)
-    return ProcessFailed(_TOO_DEEP) if failure.status in _STACK_OVERFLOWS else failure
+    return ProcessFailed(TOO_DEEP) if failure.status in _STACK_OVERFLOWS else failure
 
 
 VerdictKind = Literal["valid", "invalid", "not validated"]
@@ -108,7 +100,7 @@ def validate(
     used = process or ConstraintProcess()
     limits = ProcessLimits(timeout_s, timeout_s * _WALL_PER_CPU_S, _MEMORY, _OUTPUT)
     try:
-        kind, reason = used.request({"text": text, "schema": parsed}, "verdict", limits)
+        kind, reason = used.value({"text": text, "schema": parsed}, "verdict", limits)
     except ProcessFailed as failure:
         return Verdict("not validated", str(failure))
     finally:

@@ -4,14 +4,13 @@ A request is {"text", "schema"}, {"grammar"} or {"grammar", "schema"}. An answer
 
 "verdict"  [kind, reason] for a text
 "problem"  why a grammar or its schema is refused; empty if there is no problem
-"over"     the exceeded limit, "memory" or "depth"
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llmrun.engine.isolated_worker import decoded, encoded, serve
+from llmrun.engine.isolated_worker import serve
 
 
 def main() -> None:
@@ -19,14 +18,8 @@ def main() -> None:
     serve(_answer)
 
 
-def _answer(data: bytes) -> bytes:
-    try:
-        request = decoded(data)
-        return encoded(("verdict", _verdict(request)) if "text" in request else ("problem", _problem(request)))
-    except MemoryError:
-        return encoded(("over", "memory"))
-    except RecursionError:
-        return encoded(("over", "depth"))
+def _answer(request: dict[str, Any]) -> tuple[str, Any]:
+    return ("verdict", _verdict(request)) if "text" in request else ("problem", _problem(request))
 
 
 def _verdict(request: dict[str, Any]) -> tuple[str, str]:

@@ -21,8 +21,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
-from llmrun.engine.isolated_process import IsolatedProcess, ProcessFailed, ProcessLimits
-from llmrun.engine.isolated_worker import decoded, encoded
+from llmrun.engine.isolated_process import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
+from llmrun.engine.isolated_worker import encoded
 from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags, ToolAbilities
 
 if TYPE_CHECKING:
@@ -155,8 +155,6 @@ def _token(tokenizer: Tokenizer, control: str) -> int | None:
 _MEMORY_PER_BYTE = 40
 _OUTPUT_PER_BYTE = 8
 _CPU_S_PER_BYTE = 1e-7
-_TOO_DEEP = "it is nested too deeply, or calls itself"
-_INVALID_ANSWER = "its process sent an invalid answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,8 @@ class TemplateProcess(IsolatedProcess):
             ) from error
         text = self._request(request, name, "text")
         if not isinstance(text, str):
-            raise self._rejection(name, _INVALID_ANSWER)
+            self.close()
+            raise TemplateRefused(f"chat template refused: {name}: {INVALID_ANSWER}")
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
@@ -227,27 +226,13 @@ class TemplateProcess(IsolatedProcess):
         """Send a request and return the answer's value. Raises TemplateRefused unless the answer's kind is `wanted`."""
         limits = self._limits.for_request(len(request), self._memory)
         try:
-            answer = self._answer(request, limits)
+            kind, value = self.request(request, limits, (wanted, "refuses", "failed"))
         except ProcessFailed as failure:
             raise TemplateRefused(f"chat template refused: {name}: {failure}") from None
-        try:
-            kind, value = decoded(answer)
-        except (ValueError, TypeError, RecursionError):
-            kind = value = None
         if kind == wanted:
             return value
-        if kind == "refuses":
-            raise TemplateRefused(f"chat template refuses this conversation: {name}: {_one_line(value)}")
-        if kind == "failed":
-            raise TemplateRefused(f"chat template failed: {name}: {_one_line(value)}")
-        raise self._rejection(
-            name, {"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _INVALID_ANSWER)
-        )
-
-    def _rejection(self, name: str, words: str) -> TemplateRefused:
-        """Close the process, which may be in a bad state, and return the error to raise."""
-        self.close()
-        return TemplateRefused(f"chat template refused: {name}: {words}")
+        what = "refuses this conversation" if kind == "refuses" else "failed"
+        raise TemplateRefused(f"chat template {what}: {name}: {_one_line(value)}")
 
 
 def _one_line(words: object) -> str:

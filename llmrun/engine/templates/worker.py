@@ -6,7 +6,6 @@ A request is {"probe": source} or {"source", "variables", "now"}. An answer is [
 "abilities"  the result of probing the template
 "refuses"    the template's reason for rejecting the conversation
 "failed"     the error in the template
-"over"       the exceeded limit, "memory" or "depth"
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from llmrun.engine.isolated_worker import decoded, encoded, serve
+from llmrun.engine.isolated_worker import serve
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 
 
@@ -23,27 +22,20 @@ def main() -> None:
     serve(_answer)
 
 
-def _answer(data: bytes) -> bytes:
+def _answer(request: dict[str, Any]) -> tuple[str, Any]:
     try:
-        request = decoded(data)
-        return encoded(("abilities", _abilities(request)) if "probe" in request else ("text", _text(request)))
+        if "probe" in request:
+            return "abilities", _abilities(request["probe"])
+        return "text", render(request["source"], request["variables"], datetime.fromisoformat(request["now"]))
     except ConversationRefused as refusal:
-        return encoded(("refuses", str(refusal)))
+        return "refuses", str(refusal)
     except TemplateFailed as failure:
-        return encoded(("failed", str(failure)))
-    except MemoryError:
-        return encoded(("over", "memory"))
-    except RecursionError:
-        return encoded(("over", "depth"))
+        return "failed", str(failure)
 
 
-def _text(request: dict[str, Any]) -> str:
-    return render(request["source"], request["variables"], datetime.fromisoformat(request["now"]))
-
-
-def _abilities(request: dict[str, Any]) -> dict[str, Any]:
+def _abilities(source: str) -> dict[str, Any]:
     from dataclasses import asdict
 
     from llmrun.engine.templates.probing import probe
 
-    return asdict(probe(request["probe"]))
+    return asdict(probe(source))
