@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
     from llmrun.engine.adapters import AdaptedTokens
     from llmrun.engine.constraint.answer import AnswerConstraint
-    from llmrun.engine.constraint.base import Constraint, ResponseFormat
-    from llmrun.engine.constraint.matcher import ConstraintCompiler
+    from llmrun.engine.constraint.base import ResponseFormat
+    from llmrun.engine.constraint.matcher import Constraint, ConstraintCompiler
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.thinking import Beginning
     from llmrun.engine.tool_calls.prompting import ModelTools

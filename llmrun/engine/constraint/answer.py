@@ -15,7 +15,7 @@ from llmrun.formats.layouts.tokens import mask_words
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.engine.constraint.base import Constraint
+    from llmrun.engine.constraint.matcher import Constraint
     from llmrun.engine.thinking import Beginning, ThinkingDecoder, ThinkingStyle
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 

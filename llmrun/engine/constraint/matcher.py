@@ -148,7 +148,7 @@ class ConstraintCompiler:
             self._building = threading.Thread(target=self._build, args=(tokenizer,), daemon=True)
             self._building.start()
 
-    def compile(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LlguidanceConstraint:
+    def compile(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> Constraint:
         """Return the constraint for a new answer. Raises UsageError if the format is invalid or cannot be enforced."""
         matcher = self._compiled.get(response_format)
         if matcher is None:
@@ -156,7 +156,7 @@ class ConstraintCompiler:
             if len(self._compiled) == _KEPT:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[response_format] = matcher
-        return LlguidanceConstraint(matcher.deep_copy())
+        return Constraint(matcher.deep_copy())
 
     def close(self) -> None:
         """End the isolated process. It starts again when it is needed. Idempotent."""
@@ -195,34 +195,43 @@ class ConstraintCompiler:
         )
 
 
-class LlguidanceConstraint:
-    """A Constraint that llguidance computes."""
+class Constraint:
+    """The allowed continuations of one answer, as tokens. All methods raise LlmrunError if a limit is exceeded."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     @property
     def is_complete(self) -> bool:
+        """True once the text matches the format and nothing may follow it."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self, into: NDArray[np.uint32]) -> None:
+        """Write the mask of the tokens that may come next, uint32[mask_words].
+
+        End-of-generation tokens are allowed if the text so far matches the format.
+        """
         self._matcher.unsafe_compute_mask_ptr(into.ctypes.data, into.nbytes)
         self._check()
 
     def take(self, token: int) -> None:
+        """Add an allowed token to the text."""
         self._matcher.consume_token(token)
         self._check()
 
     def back(self, n: int) -> None:
+        """Remove the last n tokens."""
         self._matcher.rollback(n)
         self._check()
 
     def forced(self) -> Sequence[int]:
+        """Return the tokens that must come next because there is no other choice. `allowed` then allows no others."""
         tokens = self._matcher.compute_ff_tokens()
         self._check()
         return tokens
 
     def n_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of the first tokens of a sequence may come next, one after another."""
         n = self._matcher.validate_tokens(list(tokens))
         self._check()
         return n
