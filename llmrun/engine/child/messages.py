@@ -197,9 +197,7 @@ def _checked(*kinds: type) -> Callable[[Any], Any]:
 
 
 def _as(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise BadMessage(f"{value!r:.100} is not of type {kind.__name__}")
-    return value
+    return _checked(kind)(value)
 
 
 def _same(value: Any) -> Any:

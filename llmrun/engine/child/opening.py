@@ -24,7 +24,7 @@ from llmrun.engine.requests import ModelFacts
 from llmrun.engine.sampling import default_sampling
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
-from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf, sampled_digest
 from llmrun.formats.layouts.records import NUMERICS
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
 def _digest_of(info: ModelInfo) -> str:
     path = Path(info.path)
     if not is_stand_in(info.backend):
-        from llmrun.formats.gguf.reader import open_gguf, sampled_digest
-
         with open_gguf(path) as file:
             return sampled_digest(file)
     return hashlib.sha256(path.read_bytes() if path.is_file() else path.name.encode()).hexdigest()

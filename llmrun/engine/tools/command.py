@@ -133,6 +133,13 @@ class Child:
                 self._tail = (self._tail + piece)[-_TAIL:]
 
 
+def write_all(stream: io.RawIOBase, data: bytes) -> None:
+    """Write to an unbuffered stream, which may accept only part of the data at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[stream.write(rest) or 0 :]
+
+
 _LOOK_S = 0.05  # how often to check on a running command
 _BYTES_PER_CHARACTER = 4  # the most that UTF-8 uses
 
@@ -207,9 +214,7 @@ class _Output:
 
 def _write(stream: io.RawIOBase, text: str) -> None:
     with contextlib.suppress(OSError), stream:  # the command has ended, or does not read its input
-        rest = memoryview(text.encode())
-        while rest:
-            rest = rest[stream.write(rest) or 0 :]
+        write_all(stream, text.encode())
 
 
 def _wait(child: Child, output: _Output, timeout_s: float, cancelled: tool.Cancelled) -> None:

@@ -16,12 +16,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from llmrun import __version__
 from llmrun.base.errors import Cancelled, shown
 from llmrun.engine.tools import tool
-from llmrun.engine.tools.command import Child
+from llmrun.engine.tools.command import Child, write_all
 from llmrun.engine.tools.tool import (
     Definition,
     Limits,
@@ -43,15 +44,6 @@ _LOOK_S = 0.05  # how often a waiting request checks for Ctrl-C
 _MOST_WAITING = 1000  # messages; more accumulate only if the server does not read its input
 
 
-class _Pending:
-    """A request without an answer. `done` is set when `answer` or `trouble` is known."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.answer: Mapping[str, Any] | None = None
-        self.trouble = ""
-
-
 class Connection:
     """A connection to a running server. Any thread may use it.
 
@@ -65,7 +57,7 @@ class Connection:
         self._limits = limits
         self._notes = notes
         self._lock = threading.Lock()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Future[Mapping[str, Any]]] = {}
         self._requests = 0
         self._unasked = 0  # bytes received since the last answer
         self._trouble = ""  # why the connection ended
@@ -83,16 +75,16 @@ class Connection:
 
     def request(self, method: str, params: Mapping[str, Any], timeout_s: float, cancelled: tool.Cancelled) -> Any:
         """Send a request and return its result, which is untrusted. Raises ToolFailed and Cancelled."""
-        pending = _Pending()
+        pending: Future[Mapping[str, Any]] = Future()
         with self._lock:
             self._requests += 1
             number = self._requests
             self._pending[number] = pending
         try:
             self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-            self._wait(pending, timeout_s, cancelled)
+            return _result(self._answer(pending, timeout_s, cancelled))
         except BaseException as error:
-            if method != _INITIALIZE and not pending.done.is_set():
+            if method != _INITIALIZE and not pending.done():
                 reason = "timed out" if isinstance(error, ToolFailed) else "cancelled by the user"
                 with contextlib.suppress(ToolFailed):  # the connection is closed
                     self.notify("notifications/cancelled", {"requestId": number, "reason": reason})
@@ -100,7 +92,6 @@ class Connection:
         finally:
             with self._lock:
                 del self._pending[number]
-        return _result(pending)
 
     def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         self._send({"jsonrpc": "2.0", "method": method} | ({"params": params} if params else {}))
@@ -119,9 +110,14 @@ class Connection:
 
     # Waiting
 
-    def _wait(self, pending: _Pending, timeout_s: float, cancelled: tool.Cancelled) -> None:
+    def _answer(
+        self, pending: Future[Mapping[str, Any]], timeout_s: float, cancelled: tool.Cancelled
+    ) -> Mapping[str, Any]:
+        """Wait for the answer to a request."""
         deadline = time.monotonic() + timeout_s
-        while not pending.done.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return pending.result(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
             if cancelled():
                 raise Cancelled("cancelled")
             if self._child.ended():  # its descendants, which may hold its output open, are dead now
@@ -131,8 +127,6 @@ class Connection:
                 last = self._child.ending()
                 words = f"; the last line of its standard error: {last}" if last else ""
                 raise ToolFailed(f"no answer within {timeout_s:.3g} s{words}")
-        if pending.answer is None:
-            raise ToolFailed(pending.trouble)
 
     def _end_pending(self) -> None:
         """Fail all current and future requests, because no more answers will arrive."""
@@ -144,9 +138,8 @@ class Connection:
     def _fail_pending(self, trouble: str) -> None:
         with self._lock:
             for pending in self._pending.values():
-                if not pending.done.is_set():
-                    pending.trouble = trouble
-                    pending.done.set()
+                if not pending.done():
+                    pending.set_exception(ToolFailed(trouble))
 
     # Writing
 
@@ -166,9 +159,7 @@ class Connection:
     def _write(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._child.stdin as stdin:  # the server has ended
             while (line := self._outgoing.get()) is not None:
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[stdin.write(rest) or 0 :]
+                write_all(stdin, line)
 
     # Reading
 
@@ -218,10 +209,9 @@ class Connection:
         number = message.get("id")
         with self._lock:
             pending = self._pending.get(number) if type(number) is int else None
-            if pending is not None:  # otherwise, it answers a cancelled request, or no request at all
+            if pending is not None and not pending.done():  # otherwise, it answers a cancelled request, or none
                 self._unasked = 0
-                pending.answer = message
-                pending.done.set()
+                pending.set_result(message)
 
     def _reply(self, number: object, method: str) -> None:
         """Answer a ping, and refuse all other requests, because we offer the server nothing."""
@@ -242,9 +232,8 @@ class Connection:
         self._child.kill()
 
 
-def _result(pending: _Pending) -> Any:
+def _result(answer: Mapping[str, Any]) -> Any:
     """Return the result of an answer, or raise ToolFailed for a JSON-RPC error."""
-    answer = pending.answer or {}
     error = answer.get("error")
     if error is not None or "result" not in answer:
         table = error if isinstance(error, dict) else {}

@@ -86,7 +86,7 @@ class SafeMarks:
         mark = self._marks.get((tool.server, _digest_of_program(program), tool.name))
         if mark is None and in_file:
             try:
-                self._add(program, tool, tool.digest, in_chat=False)
+                self.add(program, tool, tool.digest, in_chat=False)
             except LlmrunError as error:
                 return f"its definition cannot be saved: {error}"
             return None
@@ -96,15 +96,8 @@ class SafeMarks:
             return REMOVED
         return None if mark.digest == tool.digest else CHANGED
 
-    def mark_safe(self, program: Program, tool: Definition) -> None:
-        """Mark the current definition of a tool as safe. Raises LlmrunError if the mark cannot be saved."""
-        self._add(program, tool, tool.digest, in_chat=True)
-
-    def unmark(self, program: Program, tool: Definition) -> None:
-        """Remove the mark of a tool, even if it is in the user's file. Raises LlmrunError if that cannot be saved."""
-        self._add(program, tool, "", in_chat=False)
-
-    def _add(self, program: Program, tool: Definition, digest: str, *, in_chat: bool) -> None:
+    def add(self, program: Program, tool: Definition, digest: str, *, in_chat: bool) -> None:
+        """Replace the mark of a tool. Raises LlmrunError if the mark cannot be saved. See `_Mark`."""
         mark = _Mark(tool.server, _digest_of_program(program), tool.name, digest, in_chat)
         marks = {known.key: known for known in self._read()} | {mark.key: mark}  # another chat may have added marks
         self._write(marks)
@@ -274,12 +267,12 @@ class Toolbox:
     def mark_safe(self, name: str) -> None:
         """Let a tool run without confirmation, now and later, until its definition changes. Raises LlmrunError."""
         entry = self._entry(name)
-        self._marks.mark_safe(entry.program, entry.definition)
+        self._marks.add(entry.program, entry.definition, entry.definition.digest, in_chat=True)
 
     def unmark(self, name: str) -> None:
         """Ask about a tool again, even if the file marks it as safe. Raises LlmrunError."""
         entry = self._entry(name)
-        self._marks.unmark(entry.program, entry.definition)
+        self._marks.add(entry.program, entry.definition, "", in_chat=False)
 
     def limit_results(self, characters: int) -> None:
         """Cut the results of later calls after this many characters."""
