@@ -315,9 +315,9 @@ class Answer:
         budget = self.request.think_budget
         if budget is None or self.thinking_tokens < budget or self.forced:
             return
-        if self.decoder.thinking and not self.decoder.may_be_closing:
+        if self.decoder.thinking and not self.decoder.splitter.may_be_closing:
             self.forced.extend(self.ending)
-            self.decoder.disallow_thinking()
+            self.decoder.splitter.disallow_thinking()
 
     def finish(self, reason: FinishReason) -> list[Event]:
         """End the answer. Returns the buffered text, if any, followed by the last event."""
@@ -356,7 +356,7 @@ class Answer:
         return [self._delta(held, ()), finished] if held != Split() else [finished]
 
     def _delta(self, split: Split, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> TextDelta:
-        tentative = self.decoder.tentative and not self.over
+        tentative = self.decoder.splitter.tentative and not self.over
         shown = split.answer, tokens, logprobs, split.thought, split.unopened, tentative, split.calls
         return TextDelta(self.request_id, *shown)
 

@@ -49,11 +49,6 @@ class ThinkingStyle:
     blank: str = ""
     guessed: bool = False
 
-    @property
-    def empty_block(self) -> str:
-        """The empty thinking block that makes a model answer without thinking."""
-        return self.opening + self.blank + self.ending
-
 
 def pair_style(opening: str, closing: str) -> ThinkingStyle:
     """Return the style with these two tags: a known one, or else a plain pair of tags."""
@@ -454,6 +449,7 @@ class AnswerReader(Protocol):
 class ThinkingDecoder:
     """A decoder for one answer, fed token by token. Stop strings apply to the answer, not to thinking.
 
+    splitter   separates the thinking from the answer
     spelling   the spelling of the model's tags; None if the model has no tags, so that all text belongs to the answer
     opened     True if the prompt ends inside a thinking block
     may_close  True if a closing tag may end thinking that was never opened; see ThinkingSplitter
@@ -477,7 +473,7 @@ class ThinkingDecoder:
         self._placeholders = spelling.placeholders if spelling else reader.placeholders if reader else {}
         self._has_tags = spelling is not None or reader is not None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._splitter = ThinkingSplitter(marks, opened=opened, may_close=may_close)
+        self.splitter = ThinkingSplitter(marks, opened=opened, may_close=may_close)
 
     @property
     def finds_calls(self) -> bool:
@@ -497,40 +493,26 @@ class ThinkingDecoder:
     @property
     def thinking(self) -> bool:
         """True while the model is thinking."""
-        return self._splitter.phase is Phase.THINKING
+        return self.splitter.phase is Phase.THINKING
 
     @property
     def answering(self) -> bool:
         """True once the answer has started."""
-        return self._splitter.phase is Phase.ANSWERING
-
-    @property
-    def tentative(self) -> bool:
-        """True while a later closing tag may still turn the answer so far into thinking."""
-        return self._splitter.tentative
+        return self.splitter.phase is Phase.ANSWERING
 
     def continues_after(self, token: int) -> bool:
         """Return True if an end-of-generation token ends only the thinking, so that the answer follows."""
         return self.thinking and self._placeholders.get(token) in self._closing
 
     @property
-    def may_be_closing(self) -> bool:
-        """True if the text so far ends with the beginning of a closing tag."""
-        return self._splitter.may_be_closing
-
-    @property
     def closing_index(self) -> int:
         """The index among the style's closing tags of the tag that has ended the thinking."""
-        return self._closing.index(self._splitter.closed_by)
+        return self._closing.index(self.splitter.closed_by)
 
     @property
     def last_closing_bytes(self) -> frozenset[int]:
         """The last bytes of the closing tags that end with text. Without one of them, no text can end the thinking."""
         return frozenset(mark.encode()[-1] for mark in self._closing if not "\ud800" <= mark[-1] <= "\udfff")
-
-    def disallow_thinking(self) -> None:
-        """Treat any further opening tag as part of the answer."""
-        self._splitter.disallow_thinking()
 
     def feed(self, token: int, data: bytes) -> Split:
         """Add a token and its bytes, and return the text that can be shown.
@@ -541,16 +523,16 @@ class ThinkingDecoder:
             return Split(answer=self._answer.feed(data))
         placeholder = self._placeholders.get(token)
         text = self._utf8.decode(data) if placeholder is None else self._utf8.decode(b"", True) + placeholder
-        return self._read(self._splitter.feed(text))
+        return self._read(self.splitter.feed(text))
 
     def finish(self) -> Split:
         """End the answer and return the buffered text, up to a stop string if it contains one."""
         if not self._has_tags:
             return Split(answer=self._answer.finish())
-        first = self._read(self._splitter.feed(self._utf8.decode(b"", True)))
+        first = self._read(self.splitter.feed(self._utf8.decode(b"", True)))
         if self.stopped_by is not None:
             return first
-        last = self._read(self._splitter.finish(), final=True)
+        last = self._read(self.splitter.finish(), final=True)
         if self.stopped_by is None:
             last.answer += self._answer.finish()
         answer, calls = first.answer + last.answer, first.calls + last.calls
@@ -628,7 +610,7 @@ class ModelThinking:
     @property
     def has_switch(self) -> bool:
         """True if the template has a variable or a word that switches thinking off."""
-        return bool(self._variables(on=False) or self._abilities.off_word)
+        return bool(self._abilities.reasoning_off or self._abilities.off_word)
 
     @property
     def can_think(self) -> bool:
@@ -652,7 +634,8 @@ class ModelThinking:
         """
         if on:
             self.require()
-        variables = {} if on is None else self._variables(on=on)
+        abilities = self._abilities
+        variables = {} if on is None else abilities.reasoning_on if on else abilities.reasoning_off
         asked = replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
         if on is False and self._abilities.off_word:
             asked = replace(asked, messages=_with_word(prompt.messages, self._abilities.off_word))
@@ -672,7 +655,7 @@ class ModelThinking:
         if on is False and opened:
             rendered += style.ending if rendered[-1:].isspace() else style.blank + style.ending
         elif on is False and not self.has_switch and not style.guessed:
-            rendered += style.empty_block
+            rendered += style.opening + style.blank + style.ending
         end = rendered.rstrip()
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
         untouched = on is None and not {*(given or ())} & {*self._abilities.reasoning_off}
@@ -683,10 +666,6 @@ class ModelThinking:
     @cached_property
     def _abilities(self) -> TemplateAbilities:
         return self._process.abilities(self._source) if self._source else TemplateAbilities()
-
-    def _variables(self, *, on: bool) -> dict[str, object]:
-        """Return the variables that switch thinking on or off. They may be empty; see TemplateAbilities."""
-        return dict(self._abilities.reasoning_on if on else self._abilities.reasoning_off)
 
 
 def _with_word(messages: Sequence[Mapping[str, Any]], word: str) -> list[Mapping[str, Any]]:

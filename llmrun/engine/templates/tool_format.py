@@ -7,7 +7,7 @@ noncharacters, which no text contains on purpose. A format is rejected if its te
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,8 +78,7 @@ class ToolCallFormat:
     id_form      the form of ids that the template expects: "any", "short" (nine letters or digits), or a text with
                  slots, such as "functions.NAME:INDEX"
     other_starts other texts that models of this family write instead of call_start, although their template does not
-    plain_start  the text that begins an answer without calls, if no thinking tag does: "all\\n" (Functionary)
-    after_plain  the text between an answer and a call: "", ">>>" (Functionary)
+    after_plain  the text between an answer and a call: "", "<|close|>response<|sep|>" (Kimi K3)
     """
 
     call_start: str
@@ -92,7 +91,6 @@ class ToolCallFormat:
     parallel: bool = True
     id_form: str = "any"
     other_starts: tuple[str, ...] = ()
-    plain_start: str = ""
     after_plain: str = ""
 
     @classmethod
@@ -150,6 +148,21 @@ def written_value(form: ArgumentFormat, value: Any) -> str:
     if notation == "python":
         return repr(value)
     return json.dumps(value, ensure_ascii=form.ascii, separators=form.separators)
+
+
+def call_objects(calls: Iterable[tuple[str, str, Mapping[str, Any]]], *, as_text: bool) -> list[dict[str, Any]]:
+    """Return calls, each an (id, name, arguments), in OpenAI's form, with arguments as JSON text or as objects."""
+    return [
+        {
+            "id": call_id,
+            "type": "function",
+            "function": {
+                "name": name,
+                "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments,
+            },
+        }
+        for call_id, name, arguments in calls
+    ]
 
 
 def bare(value: Any, quote: str) -> str:

@@ -30,6 +30,7 @@ from llmrun.engine.templates.tool_format import (
     ToolCallFormat,
     ValueForm,
     bare,
+    call_objects,
     written_arguments,
 )
 
@@ -313,7 +314,8 @@ def tool_abilities(source: str, tries: Tries, tags: ThinkingTags | None) -> Tool
     takes = _NAMES[0] in shown and _NAMES[1] in shown and _NAMES[0] not in (plain or "")
     results = False
     first: ToolAbilities | None = None
-    for style in _styles():
+    styles = product((False, True), (_LONG_IDS, _SHORT_IDS), (True, False))  # the most common first
+    for style in (_Style(as_text, null_content, ids) for as_text, ids, null_content in styles):
         messages = _Messages(tries, style, tags)
         results = results or messages.takes_results()
         found = messages.format()
@@ -335,14 +337,6 @@ class _Style:
     as_text: bool
     null_content: bool
     ids: tuple[str, str]
-
-
-def _styles() -> list[_Style]:
-    """Return the ways to write messages, the most common first."""
-    return [
-        _Style(as_text, null, ids)
-        for as_text, ids, null in product((False, True), (_LONG_IDS, _SHORT_IDS), (True, False))
-    ]
 
 
 def _tools(kind: str = "string") -> list[dict[str, Any]]:
@@ -374,8 +368,8 @@ class _Messages:
             return None
         if self._style.null_content and "None" in written:
             return None
-        plain_start = self._find_ends(text)
-        arguments = self._arguments(self._body([call]))
+        fits = self._find_ends(text)
+        arguments = self._arguments(self._body([call])) if fits else None
         if arguments is None:
             return None
         found = self._calls(arguments)
@@ -384,7 +378,6 @@ class _Messages:
         found = replace(
             found,
             other_starts=_OTHER_STARTS.get(found.call_start, ()),
-            plain_start=plain_start,
             after_plain=self._after_plain,
         )
         return found if _is_sound(found) and self._predicts(found) else None
@@ -403,20 +396,11 @@ class _Messages:
         return any(_RESULT in (text or "") for text in texts)
 
     def _message(self, calls: Sequence[Call], content: str = "") -> dict[str, Any]:
+        named = [(call_id, *call) for call_id, call in zip(self._style.ids, calls, strict=False)]
         return {
             "role": "assistant",
             "content": content or (None if self._style.null_content else ""),
-            "tool_calls": [
-                {
-                    "id": call_id,
-                    "type": "function",
-                    "function": {
-                        "name": name,
-                        "arguments": json.dumps(arguments, ensure_ascii=False) if self._style.as_text else arguments,
-                    },
-                }
-                for call_id, (name, arguments) in zip(self._style.ids, calls, strict=False)
-            ],
+            "tool_calls": call_objects(named, as_text=self._style.as_text),
         }
 
     def _text(self, calls: Sequence[Call], kind: str = "string", content: str = "") -> str | None:
@@ -430,8 +414,8 @@ class _Messages:
             return None
         return text[len(self._start) : len(text) - len(self._end)]
 
-    def _find_ends(self, text: str) -> str:
-        """Find the texts around the calls of a message. Returns the text before an answer without calls.
+    def _find_ends(self, text: str) -> bool:
+        """Find the texts around the calls of a message. Returns False if other answers begin with a text without tags.
 
         They are shared with a message without calls. The generation prompt shows where the model's own text begins.
         """
@@ -452,17 +436,8 @@ class _Messages:
         body = text[start:end]
         self._start = text[: end - len(body.lstrip())]
         self._end = text[start + len(body.rstrip()) :]
-        return self._plain_start(before, prompt, text)
-
-    def _plain_start(self, before: str, prompt: str, text: str) -> str:
-        """Return the text that begins an answer without calls, unless a tag does, and note what ends such an answer."""
-        begun = before[len(prompt) :] if before.startswith(prompt) else ""
-        if not begun.strip() or ends_with_tag(begun) or len(begun) > 40 or not text.startswith(prompt):
-            return ""
-        both = self._text([(_NAMES[0], {_KEYS[0]: _STRINGS[0]})], content=_SAID) or ""
-        between = both.rpartition(_SAID)[2].partition(_NAMES[0])[0]
-        self._after_plain = between if len(between) <= 40 else ""
-        return begun
+        begun = before[len(prompt) :] if before.startswith(prompt) and text.startswith(prompt) else ""
+        return not begun.strip() or ends_with_tag(begun) or len(begun) > 40
 
     # --- arguments
 
@@ -640,5 +615,5 @@ def _is_sound(found: ToolCallFormat) -> bool:
     slots = set("".join(fixed)) & set(SLOTS + "\0")
     first = {each.prefix.lstrip()[:1] for each in form.forms.values()}
     ends = form.style == "json" or bool((form.closing + found.call_end + found.section_end).strip())
-    named = NAME in found.call_start + found.call_end
+    named = NAME in found.call_start
     return named and longest <= _LONGEST_TEXT and not slots and len(first) <= 1 and "" not in first and ends

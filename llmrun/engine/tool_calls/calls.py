@@ -10,9 +10,9 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
+from llmrun.engine.constraint.strict_json import parse
 from llmrun.engine.requests import LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import (
     CALL_ID,
@@ -24,7 +24,7 @@ from llmrun.engine.templates.tool_format import (
     ValueForm,
     json_type,
 )
-from llmrun.engine.tool_calls.openings import JsonCall, ToolSpelling, call_starts, first_tag, json_call, parts
+from llmrun.engine.tool_calls.openings import ToolSpelling, at_first_tag, call_starts, first_tag, parts
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
 from llmrun.engine.tool_calls.schemas import Tool, types
 
@@ -225,14 +225,10 @@ def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | 
     candidate = _quoted_keys(text, form.quote) if form.arrays == "bare" else text.strip()
     candidate = candidate.translate(texts)
     try:
-        json.loads(candidate, parse_constant=lambda name: _refuse(name))
+        parse(candidate)
     except (ValueError, RecursionError):
         return _python_as_json(candidate)
     return candidate
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)
 
 
 def _python_as_json(text: str) -> str | None:
@@ -241,28 +237,14 @@ def _python_as_json(text: str) -> str | None:
         with warnings.catch_warnings():  # warnings about escapes that Python does not know
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval")
-        return json.dumps(_literal(tree.body), ensure_ascii=False, allow_nan=False)
+        return json.dumps(ast.literal_eval(_JsonNames().visit(tree)), ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal that has an equal JSON value. Raises ValueError for anything else."""
-    if isinstance(node, ast.Dict):
-        keys = [_literal(key) if key is not None else None for key in node.keys]
-        if all(isinstance(key, str) for key in keys):
-            return dict(zip(keys, map(_literal, node.values), strict=True))
-    elif isinstance(node, ast.List):
-        return [_literal(item) for item in node.elts]
-    elif isinstance(node, ast.Name) and node.id in _JSON_NAMES:
-        return _JSON_NAMES[node.id]
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _literal(node.operand)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return -value
-    elif isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str | int | float)):
-        return node.value
-    raise ValueError
+class _JsonNames(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
 def _quoted_keys(text: str, quote: str) -> str:
@@ -280,7 +262,6 @@ def _quoted_keys(text: str, quote: str) -> str:
 
 _WORD = re.compile(rf"[a-zA-Z0-9_-]{{0,{LONGEST_TOOL_NAME}}}")
 _DIGITS = re.compile(r"[0-9]{0,9}")
-_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
 
 class CallReader:
@@ -305,7 +286,6 @@ class CallReader:
         self._tools = tools
         self._start = start
         self._arguments = arguments
-        self._json = json_call(spelling.format)
         self._starts = [parts(start) for start in call_starts(spelling.format)]
         self._end = first_tag(spelling.format.call_end) or spelling.format.call_end
         self.reset()
@@ -325,8 +305,6 @@ class CallReader:
     def starts(self) -> Reading[bool]:
         """Return True if a call to a known tool begins here. The position changes."""
         first = self._starts[0]
-        if self._json and self._json.name_key is None:
-            first = [self._json.head + '{"', NAME, '"']
         if first[0].strip() and (yield from self._reader.match(first[0])) is None:
             return False
         yield from self._reader.skip_space()
@@ -339,9 +317,6 @@ class CallReader:
 
     def read(self) -> Reading[None]:
         """Read a call up to its end. Raises Malformed."""
-        if self._json is not None:
-            yield from self._read_json(self._json)
-            return
         yield from self._read_start()
         self._announce()
         if self._format.arguments.style == "json":
@@ -396,24 +371,29 @@ class CallReader:
         return word
 
     def _read_end(self, end: str) -> Reading[None]:
-        """Read the text after a call. It may be missing at the end of the answer, and so may all but its first tag."""
+        """Read the text after a call, in which tags may be missing at the end of the answer.
+
+        Elsewhere, all but the first tag may be missing.
+        """
         reader = self._reader
-        if not end.strip():
-            return
+        before, tags = at_first_tag(end)
+        yield from self._read_parts(before)
         yield from reader.skip_space()
         if reader.ended and reader.at_end() and self._format.arguments.style == "json":
             return
-        first = first_tag(end) or end
-        for part in parts(first):
+        first = first_tag(tags)
+        yield from self._read_parts(first)
+        if rest := tags.strip().removeprefix(first):
+            yield from reader.match(rest)
+
+    def _read_parts(self, text: str) -> Reading[None]:
+        for part in parts(text):
             if part in (NAME, CALL_ID):
                 yield from self._word("a name or an id")
             elif part == INDEX:
-                yield from reader.pattern(_DIGITS)
+                yield from self._reader.pattern(_DIGITS)
             else:
-                yield from reader.expect(part)
-        rest = end[len(first) :]
-        if rest.strip():
-            yield from reader.match(rest)
+                yield from self._reader.expect(part)
 
     def _announce(self) -> None:
         if not self.announced:
@@ -429,74 +409,6 @@ class CallReader:
         if (yield from self._reader.peek()) != "{":
             raise Malformed("the arguments are not a JSON object")
         self._sent = self._reader.at
-        yield from self._reader.json_value()
+        yield from self._reader.json_object()
         self.send()
         self._sent = None
-
-    # --- calls that are one JSON object
-
-    def _read_json(self, call: JsonCall) -> Reading[None]:
-        reader = self._reader
-        if call.head.strip():
-            yield from reader.expect(call.head)
-        waiting: list[str] = []
-        yield from reader.members(partial(self._read_member, call, waiting))
-        if not self._name:
-            raise Malformed("the name of the tool is missing")
-        if not self.announced:
-            self._announce()
-            self._arguments(waiting[0] if waiting else "{}")
-        yield from self._read_end(call.tail)
-
-    def _read_member(self, call: JsonCall, waiting: list[str], key: str) -> Reading[None]:
-        """Read the value of one key of a call. Arguments that come before the name are added to `waiting`."""
-        reader = self._reader
-        first = yield from reader.peek()
-        if call.name_key is None and not self._name:
-            self._name = key
-            yield from self._read_value(first, waiting)
-        elif key == call.name_key and first == '"':
-            self._name = yield from reader.json_string()
-            if not _WORD.fullmatch(self._name) or not self._name:
-                raise Malformed("the name of the tool is invalid")
-        elif key == call.id_key and first == '"':
-            self._id = yield from self._read_id()
-        elif key == call.arguments_key or (key in _ARGUMENT_KEYS and call.arguments_key is not None):
-            yield from self._read_value(first, waiting)
-        elif key == call.wrapper and first == "{":
-            yield from reader.members(partial(self._read_member, call, waiting))
-        else:
-            yield from reader.json_value()
-
-    def _read_id(self) -> Reading[str]:
-        found = yield from self._reader.json_string()
-        return found if _WORD.fullmatch(found) else ""
-
-    def _read_value(self, first: str, waiting: list[str]) -> Reading[None]:
-        """Read the arguments: an object, a text that contains one, or null for none."""
-        if self.announced or waiting:
-            raise Malformed("the call has arguments twice")
-        if first == "{" and self._name:
-            self._announce()
-            yield from self._read_arguments()
-            return
-        text = yield from self._reader.json_value()
-        waiting.append(_as_object(text))
-        if self._name:
-            self._announce()
-            self._arguments(waiting[0])
-
-
-def _as_object(text: str) -> str:
-    """Return the text of a JSON object that may be wrapped in a JSON string. Raises Malformed."""
-    try:
-        value = json.loads(text)
-        if isinstance(value, str):
-            text, value = value, json.loads(value)
-    except (ValueError, RecursionError):
-        value = 0
-    if value is None:
-        return "{}"
-    if not isinstance(value, dict):
-        raise Malformed("the arguments are not a JSON object")
-    return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrun.base.errors import UsageError, shown
@@ -29,7 +29,7 @@ from llmrun.engine.tool_calls.openings import Opening, ToolSpelling, call_starts
 from llmrun.engine.tool_calls.schemas import Tool, resolved, types
 
 _PLACEHOLDERS = re.compile(r"([\ud800-\udfff])")
-_SPECIAL = re.compile(r"[\\/.+*?()|\[\]{}^$#&\-~<>@%!\"'`=:,; ]")
+_SPECIAL = frozenset("\\/.+*?()|[]{}^$#&-~")
 
 
 class Rules:
@@ -53,20 +53,17 @@ class Rules:
         """Add a rule with this name."""
         self._lines.append(f"{name}: {body}")
 
-    def rule(self, body: str, options: str = "") -> str:
+    def rule(self, body: str, options: str = "", *, terminal: bool = False) -> str:
         """Add a rule, unless there is one with this body. Returns its name."""
-        return self._named(body, options, terminal=False)
-
-    def terminal(self, body: str) -> str:
-        """Add a terminal, unless there is one with this body. Returns its name."""
-        return self._named(body, "", terminal=True)
-
-    def _named(self, body: str, options: str, terminal: bool) -> str:
         key = f"{terminal}{options}:{body}"
         if key not in self._known:
             self._known[key] = self.new_name(terminal)
             self.define(self._known[key] + options, body)
         return self._known[key]
+
+    def terminal(self, body: str) -> str:
+        """Add a terminal, unless there is one with this body. Returns its name."""
+        return self.rule(body, terminal=True)
 
     def text(self) -> str:
         """Return the whole grammar."""
@@ -85,14 +82,13 @@ def string(text: str) -> str:
 
 def regex(text: str) -> str:
     """Return a regular expression without slashes that matches exactly this text."""
-    escaped = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return "".join(escaped.get(letter) or _escaped(letter) for letter in text)
+    return "".join(map(_escaped, text))
 
 
 def _escaped(letter: str) -> str:
     if ord(letter) < 0x20 or ord(letter) == 0x7F:
         return f"\\x{ord(letter):02x}"
-    return "\\" + letter if _SPECIAL.match(letter) and letter not in " \"'`=:,;<>@%!" else letter
+    return "\\" + letter if letter in _SPECIAL else letter
 
 
 def without(*texts: str) -> str:
@@ -284,8 +280,7 @@ class ItemGrammar:
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         """Return the terminal body for text with the length and the pattern of a schema."""
-        least, most = _bounds(schema, "minLength", "maxLength")
-        body = "/(?s:.*)/" if (least, most) == (0, None) else f"/(?s:.{{{least},{'' if most is None else most}}})/"
+        body = f"/(?s:.{_length(schema)})/"
         pattern = schema.get("pattern")
         if pattern is None:
             return body
@@ -380,8 +375,7 @@ class ItemGrammar:
             return f"{self._rules.literal(form.quote)} {one_of(self._raw(schema, form.quote, (), ambiguous=False))}"
         if "pattern" in schema:
             raise self._refuse("a pattern is not supported")
-        least, most = _bounds(schema, "minLength", "maxLength")
-        times = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+        times = _length(schema)
         quotes = [f"/{quote}([^{quote}\\\\\\x00-\\x1f\\x7f]|\\\\[\\\\nrt'\"]){times}{quote}/" for quote in "'\""]
         return one_of([self._rules.terminal(text) for text in quotes])
 
@@ -471,6 +465,12 @@ def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int 
     return min(low, _MOST), None if high is None else min(high, _MOST)
 
 
+def _length(schema: Mapping[str, Any]) -> str:
+    """Return the regular expression's quantifier for the length of strings."""
+    least, most = _bounds(schema, "minLength", "maxLength")
+    return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+
+
 def _unprintable(text: Any) -> bool:
     return not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text)
 
@@ -486,14 +486,12 @@ def tool_grammar(
     choice: str = "auto",
     *,
     parallel: bool = True,
-    ends: Collection[int] = (),
 ) -> str:
     """Return the grammar for an answer, from the end of thinking on.
 
     choice    "auto" (text, and calls where the model begins one), "none" (only text), "required" (only calls, at least
               one) or the name of a tool (exactly one call to it)
     parallel  False to allow at most one call
-    ends      the tokens that end an answer. The grammar need not contain them: they are allowed wherever it may end.
 
     Raises UsageError for an unknown tool and for tools that cannot be enforced in this format.
     """
@@ -508,7 +506,7 @@ def tool_grammar(
         if choice == "required":
             raise UsageError("a tool call is required, but there are no tools")
         choice = "none"
-    grammar = _Grammar(spelling, tools, parallel and spelling.format.parallel, ends)
+    grammar = _Grammar(spelling, tools, parallel and spelling.format.parallel)
     write = {"auto": grammar.free, "none": grammar.plain}.get(choice, grammar.forced)
     grammar.rules.define("start", write())
     return grammar.rules.text()
@@ -517,12 +515,12 @@ def tool_grammar(
 class _Grammar:
     """The grammar of one answer."""
 
-    def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], parallel: bool, ends: Collection[int]) -> None:
+    def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], parallel: bool) -> None:
         self.rules = Rules(spelling.tokens)
         self._format = spelling.format
         self._tools = tools
         self._parallel = parallel
-        self._ends = ends
+        self._ends = spelling.ends  # allowed wherever the grammar may end
         self._openings = [each for each in openings(spelling.format) if each.sure]
         self._items = ItemGrammar(spelling.format.arguments, self.rules)
         self._arguments = {tool.name: self.rules.rule(self._of_tool(tool)) for tool in tools}
@@ -531,15 +529,12 @@ class _Grammar:
 
     def forced(self) -> str:
         """Return the expression for an answer that consists of calls."""
-        after = self.rules.literal(self._format.after_plain) if not self._format.plain_start else ""
+        after = self.rules.literal(self._format.after_plain)
         space = self.rules.terminal("/[ \\n]{1,2}/")
         return f"{space}? {f'({after})? ' if after else ''}{self._section('')} {space}?"
 
     def plain(self) -> str:
         """Return the expression for an answer without calls."""
-        start = self.rules.literal(self._format.plain_start)
-        if start:
-            return f"{start} {self._text_without(self._format.after_plain)}"
         if not self._openings:
             return self._text_without_start()
         tokens, texts = self._triggers()
@@ -547,11 +542,6 @@ class _Grammar:
 
     def free(self) -> str:
         """Return the expression for an answer that may contain calls."""
-        form = self._format
-        if form.plain_start:
-            head = self.rules.rule(f"/{_ANY}/ {string(form.after_plain)}", "[lazy]")
-            section = self._section("")
-            return f"{self.plain()} | {section} | {self.rules.literal(form.plain_start)} {head} {section}"
         if not self._openings:
             return f"{self._section('')} | {self._text_without_start()}"
         tokens, texts = self._triggers()
@@ -607,9 +597,9 @@ class _Grammar:
         starts = self._heads(Opening(trigger, True)) if trigger else self._all_heads()
         first = self.rules.rule(one_of([self._call(head, tool) for head in starts for tool in self._tools]))
         more = ""
-        if self._parallel and self._cut(form.separator) == form.separator:
+        if self._parallel:
             more = f" ({self.rules.literal(form.separator)} {calls})*"
-        end = self.rules.literal(self._cut(form.section_end))
+        end = self.rules.literal(form.section_end)
         if end:
             end = f" {end}" if form.section_start else f" ({end})?"
         return f"{first}{more}{end}"
@@ -628,7 +618,7 @@ class _Grammar:
         return list(dict.fromkeys(head[len(opening.text) :] for head in found))
 
     def _call(self, head: str, tool: Tool) -> str:
-        end = self._cut(self._format.call_end)
+        end = self._format.call_end
         return f"{self._with_slots(head, tool)} {self._arguments[tool.name]} {self._with_slots(end, tool)}".strip()
 
     def _with_slots(self, text: str, tool: Tool) -> str:
@@ -644,11 +634,6 @@ class _Grammar:
                 parts.append(self.rules.terminal(_INDEX if rest[at] == INDEX else ids))
             rest = rest[at + 1 :]
         return " ".join(filter(None, parts))
-
-    def _cut(self, text: str) -> str:
-        """Return a text up to the first token that ends the answer."""
-        at = next((at for at, letter in enumerate(text) if self.rules.tokens.get(letter) in self._ends), len(text))
-        return text[:at]
 
     def _of_tool(self, tool: Tool) -> str:
         """Return the expression for the arguments of a tool."""

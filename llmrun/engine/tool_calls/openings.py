@@ -5,72 +5,12 @@ Control tokens in a format are replaced with placeholders, as the thinking decod
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME, SLOTS, ToolCallFormat, ValueForm
+from llmrun.engine.templates.tool_format import NAME, SLOTS, ToolCallFormat, ValueForm
 from llmrun.engine.thinking import Placeholders
-
-
-@dataclass(frozen=True, slots=True)
-class JsonCall:
-    """A call that is one JSON object.
-
-    head           the text before the object: "<tool_call>\\n"
-    tail           the text after it: "\\n</tool_call>"
-    name_key       the key of the tool's name; None if the name itself is the key of the arguments
-    arguments_key  the key of the arguments; None if the name is their key
-    id_key         the key of the call's id, or None
-    wrapper        the key of an inner object that holds name and arguments ("function"), or None
-    """
-
-    head: str
-    tail: str
-    name_key: str | None
-    arguments_key: str | None
-    id_key: str | None
-    wrapper: str | None
-
-
-def json_call(found: ToolCallFormat) -> JsonCall | None:
-    """Return the description of a format whose calls are JSON objects, or None if they are not."""
-    text = (found.call_start + "{}" + found.call_end).replace(INDEX, "0")
-    name_at = text.find(NAME)
-    for start in (at for at in range(name_at) if text[at] == "{"):
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        keys: dict[str, str | None] = {}
-        _find_keys(value, keys)
-        if "arguments" in keys:
-            return JsonCall(
-                text[:start],
-                text[end:],
-                keys.get("name"),
-                keys["arguments"],
-                keys.get("id"),
-                keys.get("wrapper"),
-            )
-    return None
-
-
-def _find_keys(value: Mapping[str, Any], keys: dict[str, str | None]) -> None:
-    for key, item in value.items():
-        if key == NAME and isinstance(item, dict):
-            keys["name"] = keys["arguments"] = None
-        elif item == NAME:
-            keys["name"] = key
-        elif item == CALL_ID:
-            keys["id"] = key
-        elif item == {}:
-            keys["arguments"] = key
-        elif isinstance(item, dict) and "wrapper" not in keys:
-            keys["wrapper"] = key
-            _find_keys(item, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +20,13 @@ class ToolSpelling:
     format      the format with control tokens replaced by single placeholder characters
     characters  maps the id of a control token to its placeholder. A decoder passes the parser this character for it.
     texts       maps the code point of a placeholder to the token's text
+    ends        the tokens that end an answer, which are not part of the format
     """
 
     format: ToolCallFormat
     characters: Mapping[int, str]
     texts: Mapping[int, str]
+    ends: Collection[int]
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -96,10 +38,10 @@ def spelled_tools(found: ToolCallFormat, placeholders: Placeholders, ends: Colle
     """Return a format as spelled in the vocabulary of these placeholders, which thinking tags may share.
 
     ends  the tokens that end an answer. Some templates write one right after the calls, but it never appears in the
-          text of an answer, so `section_end` stops before it.
+          text of an answer, so `call_end` and `section_end` stop before it.
     """
     write = placeholders.spelled
-    form = found.arguments
+    form, separator = found.arguments, write(found.separator)
     arguments = replace(
         form,
         opening=write(form.opening),
@@ -112,16 +54,16 @@ def spelled_tools(found: ToolCallFormat, placeholders: Placeholders, ends: Colle
     format_ = replace(
         found,
         call_start=write(found.call_start),
-        call_end=write(found.call_end),
+        call_end=_before_end(write(found.call_end), placeholders, ends),
         arguments=arguments,
         section_start=write(found.section_start),
-        separator=write(found.separator),
+        separator=separator,
         section_end=_before_end(write(found.section_end), placeholders, ends),
+        parallel=found.parallel and separator == _before_end(separator, placeholders, ends),
         other_starts=tuple(map(write, found.other_starts)),
-        plain_start=write(found.plain_start),
         after_plain=write(found.after_plain),
     )
-    return ToolSpelling(format_, placeholders.characters, placeholders.texts)
+    return ToolSpelling(format_, placeholders.characters, placeholders.texts, ends)
 
 
 def _before_end(text: str, placeholders: Placeholders, ends: Collection[int]) -> str:
@@ -173,10 +115,10 @@ def call_starts(found: ToolCallFormat) -> list[str]:
     return starts
 
 
-def call_heads(found: ToolCallFormat) -> list[str]:
-    """Return the texts before the first slot of a call, or up to the brace of a call that is a JSON object."""
-    call = json_call(found)
-    return [call.head + "{"] if call else [parts(start)[0] for start in call_starts(found)]
+def at_first_tag(text: str) -> tuple[str, str]:
+    """Split a text before its first tag."""
+    tag = _FIRST_TAG.search(text)
+    return (text[: tag.start()], text[tag.start() :]) if tag else (text, "")
 
 
 def first_tag(text: str) -> str:

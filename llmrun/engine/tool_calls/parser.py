@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from llmrun.engine.requests import ToolCallDelta
 from llmrun.engine.streaming import length_begun
 from llmrun.engine.tool_calls.calls import CallReader
-from llmrun.engine.tool_calls.openings import Opening, ToolSpelling, call_heads, first_tag, is_sure, openings
+from llmrun.engine.tool_calls.openings import Opening, ToolSpelling, call_starts, first_tag, openings, parts
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
 from llmrun.engine.tool_calls.schemas import Tool
 
@@ -41,7 +41,7 @@ class CallDecoder:
         self._texts = spelling.texts
         self._tools = {tool.name: tool for tool in tools}
         self._openings = openings(spelling.format)
-        self._heads = call_heads(spelling.format)
+        self._heads = [parts(start)[0] for start in call_starts(spelling.format)]
         self._reader = Reader()
         self._call = CallReader(self._reader, spelling, self._tools, self._start_call, self._arguments)
         self._found: list[str | ToolCallDelta] = []
@@ -70,22 +70,10 @@ class CallDecoder:
     # --- the answer around calls
 
     def _answer(self) -> Reading[None]:
-        plain = yield from self._plain_start()
-        while True:
-            if (plain or not (yield from self._call_is_next())) and not (yield from self._read_text()):
-                return
+        while (yield from self._call_is_next()) or (yield from self._read_text()):
             self._forget()
             self._space = ""
             yield from self._section()
-            self._after_call, plain = True, False
-
-    def _plain_start(self) -> Reading[bool]:
-        """Skip the text that begins an answer without calls. Returns True if there is one."""
-        start = self._format.plain_start
-        if not start or not (yield from self._reader.begins(start)):
-            return False
-        self._reader.at += len(start)
-        return True
 
     def _call_is_next(self) -> Reading[bool]:
         """Return True if a call begins here whose first text also occurs elsewhere, such as "{"."""
@@ -164,49 +152,38 @@ class CallDecoder:
                 self._call.reset()
                 yield from self._call.read()
                 self.complete += 1
+                self._after_call = True
                 begun = reader.at
                 if not (yield from self._another()):
                     break
             yield from reader.match(form.section_end)
         except Malformed as error:
-            yield from self._broken(begun, error)
+            self._broken(begun, error)
 
     def _another(self) -> Reading[bool]:
         """Return True if another call of the same section follows, and read the text between the two."""
-        reader, separator = self._reader, self._format.separator
+        separator = self._format.separator
         heads = [separator + head for head in self._heads]
-        found = yield from reader.found([*heads, *filter(is_sure, self._heads), self._format.section_end])
-        if found is None or found[0] == self._format.section_end:
+        found = yield from self._reader.found([*heads, self._format.section_end])
+        if found is None or found[0] not in heads:
             return False
-        if found[0] in heads:
-            yield from reader.match(separator)
+        yield from self._reader.match(separator)
         return True
 
-    def _broken(self, begun: int, error: Malformed) -> Reading[None]:
-        """Read past a call that is not valid, up to its end or the beginning of the next, and report it.
+    def _broken(self, begun: int, error: Malformed) -> None:
+        """Report a call that is not valid. What follows is text, and so is a call whose name is not complete.
 
-        A call that is broken before its name is complete is text.
+        The grammar keeps calls valid, so this happens only where the answer was cut off.
         """
-        reader, form = self._reader, self._format
         self._call.send()
-        announced = self._call.announced
-        self._call.reset()
-        reader.at = max(reader.at, begun + 1)
-        ends = [text for text in (first_tag(form.call_end), form.section_end.strip()) if text and is_sure(text)]
-        starts = [each.text for each in self._openings if each.sure]
-        try:
-            _, stop = yield from reader.until(*ends, *starts, "\0")
-            if stop in starts:
-                reader.at -= len(stop)
-            else:
-                yield from reader.match(form.call_end.removeprefix(first_tag(form.call_end)))
-                yield from reader.match(form.section_end)
-        except Ended:
-            reader.at = len(reader.text)
-        if announced:
+        self._after_call = False
+        reader = self._reader
+        reader.at = len(reader.text) if isinstance(error, Ended) else max(reader.at, begun + 1)
+        if self._call.announced:
             self._found.append(ToolCallDelta(self._calls - 1, problem=str(error)))
         else:
             self._found.append(reader.text[begun : reader.at].translate(self._texts))
+        self._call.reset()
 
     def _start_call(self, name: str, call_id: str) -> None:
         self._found.append(ToolCallDelta(self._calls, call_id or self._made_id(name), name))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import REQUIRED
-from llmrun.engine.templates.tool_format import ToolAbilities
+from llmrun.engine.templates.tool_format import ToolAbilities, call_objects
 from llmrun.engine.thinking import Placeholders, Spelling, spelled
 from llmrun.engine.tool_calls.grammar import tool_grammar
 from llmrun.engine.tool_calls.openings import ToolSpelling, spelled_tools
@@ -45,12 +45,12 @@ def require_tools(abilities: ToolAbilities) -> None:
 
 def template_tools(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return valid definitions of tools as templates need them: some require a description and parameters."""
-    functions = [definition["function"] for definition in definitions]
-    required = [{"name": each["name"], "description": "", "parameters": _NO_PARAMETERS} for each in functions]
-    return [
-        {**definition, "function": {**least, **function}}
-        for definition, least, function in zip(definitions, required, functions, strict=True)
-    ]
+    found = []
+    for definition in definitions:
+        function = definition["function"]
+        least = {"name": function["name"], "description": "", "parameters": _NO_PARAMETERS}
+        found.append({**definition, "function": {**least, **function}})
+    return found
 
 
 def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list[Any]:
@@ -78,16 +78,13 @@ def _one_call_each(messages: Sequence[Any]) -> list[Any]:
             continue
         for number, call in enumerate(calls):
             found.append({**message, "content": message.get("content") if number == 0 else "", "tool_calls": [call]})
-            result = _result_of(call.get("id"), messages[index + 1 :])
-            if result is not None:
-                results[str(call.get("id"))] = result
-                found.append(result)
+            call_id = call.get("id")
+            for later in messages[index + 1 :]:
+                if isinstance(later, Mapping) and later.get("tool_call_id") == call_id:
+                    results[str(call_id)] = later
+                    found.append(later)
+                    break
     return found
-
-
-def _result_of(call_id: object, messages: Sequence[Any]) -> Any:
-    """Return the first message with the result of a call, or None."""
-    return next((one for one in messages if isinstance(one, Mapping) and one.get("tool_call_id") == call_id), None)
 
 
 class _Past:
@@ -116,19 +113,7 @@ class _Past:
             text = found.written([(name, arguments, call_id) for call_id, name, arguments in read])
             others = {key: value for key, value in message.items() if key != "tool_calls"}
             return {**others, "content": f"{_text(content)}{text}"}
-        written = [
-            {
-                "id": call_id,
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "arguments": json.dumps(arguments, ensure_ascii=False)
-                    if abilities.arguments_as_text
-                    else arguments,
-                },
-            }
-            for call_id, name, arguments in read
-        ]
+        written = call_objects(read, as_text=abilities.arguments_as_text)
         return {**message, "content": content or (None if abilities.null_content else ""), "tool_calls": written}
 
     def _call(self, call: Any, number: int) -> tuple[str, str, dict[str, Any]]:
@@ -256,8 +241,7 @@ class ModelTools:
         """
 
         def format_of(tools: Sequence[Tool], choice: str) -> ResponseFormat:
-            ends, parallel = self._tokenizer.end_of_generation, prompt.parallel_tool_calls
-            grammar = tool_grammar(calls, tools, choice, parallel=parallel, ends=ends)
+            grammar = tool_grammar(calls, tools, choice, parallel=prompt.parallel_tool_calls)
             wanted = ResponseFormat(FormatKind.GRAMMAR, grammar, origin="tools")
             check(wanted)
             return wanted

@@ -6,19 +6,17 @@ it is chunked: where the next characters matter, the reader waits for them or fo
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TypeVar
+
+from llmrun.base.errors import shown
+from llmrun.engine.constraint.strict_json import parse
 
 _T = TypeVar("_T")
 Reading = Generator[None, None, _T]
 
 _SPACE = " \t\r\n"
-_DEEPEST = 100  # levels of nested JSON
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_WORD = re.compile(r"[-+.\w]*")
-_ESCAPE = re.compile(r"""\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})""")
 
 
 class Malformed(Exception):
@@ -102,7 +100,7 @@ class Reader:
     def expect(self, text: str) -> Reading[None]:
         """Read this text, apart from whitespace. Raises Malformed if something else comes next."""
         if text.strip() and (yield from self.match(text)) is None:
-            raise Ended if self.ended and self.at_end() else Malformed(f"expected {_short(text)}")
+            raise Ended if self.ended and self.at_end() else Malformed(f"expected {shown(text.strip(), 40)!r}")
 
     def at_end(self) -> bool:
         """Return True if only whitespace is left of the text so far."""
@@ -145,92 +143,20 @@ class Reader:
             if not (yield from self.more()):
                 raise Ended
 
-    # --- JSON
-
-    def json_value(self, depth: int = 0) -> Reading[str]:
-        """Read one JSON value and return its text. Raises Malformed."""
-        yield from self.skip_space()
-        start = self.at
-        first = yield from self.peek()
-        if depth > _DEEPEST:
-            raise Malformed("the arguments are nested too deeply")
-        if first == "{":
-            yield from self.members(lambda _: self.json_value(depth + 1))
-        elif first == "[":
-            yield from self._elements(depth)
-        elif first == '"':
-            yield from self.json_string()
-        else:
-            word = yield from self.pattern(_WORD)
-            if not _is_scalar(word):
-                raise Malformed("the arguments are not valid JSON")
-        return self.text[start : self.at]
-
-    def members(self, read: Callable[[str], Reading[object]]) -> Reading[None]:
-        """Read a JSON object. `read` reads the value for a key."""
-        yield from self._symbol("{")
-        yield from self.skip_space()
-        if (yield from self.peek()) == "}":
-            self.at += 1
-            return
-        while True:
-            yield from self.skip_space()
-            key = yield from self.json_string()
-            yield from self._symbol(":")
-            yield from self.skip_space()
-            yield from read(key)
-            if (yield from self._symbol(",}")) == "}":
-                return
-
-    def _elements(self, depth: int) -> Reading[None]:
-        yield from self._symbol("[")
-        yield from self.skip_space()
-        if (yield from self.peek()) == "]":
-            self.at += 1
-            return
-        while True:
-            yield from self.json_value(depth + 1)
-            if (yield from self._symbol(",]")) == "]":
-                return
-
-    def json_string(self) -> Reading[str]:
-        """Read a JSON string and return its value. Raises Malformed."""
-        start = self.at
-        yield from self._symbol('"')
-        while True:
-            yield from self.pattern(_PLAIN)
+    def json_object(self) -> Reading[None]:
+        """Read one JSON object. Raises Malformed."""
+        start, depth, in_string = self.at, 0, False
+        while depth or self.at == start:
             character = yield from self.peek()
+            self.at += 1
             if character == '"':
+                in_string = not in_string
+            elif in_string and character == "\\":
+                yield from self.peek()
                 self.at += 1
-                value = json.loads(self.text[start : self.at])
-                return str(value)
-            while len(self.text) - self.at < 6 and not _ESCAPE.match(self.text, self.at):
-                if not (yield from self.more()):
-                    raise Ended
-            escape = _ESCAPE.match(self.text, self.at)
-            if escape is None:
-                raise Malformed("the arguments are not valid JSON")
-            self.at = escape.end()
-
-    def _symbol(self, symbols: str) -> Reading[str]:
-        """Read one of these characters, after whitespace. Raises Malformed."""
-        yield from self.skip_space()
-        character = yield from self.peek()
-        if character not in symbols:
-            raise Malformed("the arguments are not valid JSON")
-        self.at += 1
-        return character
-
-
-def _is_scalar(word: str) -> bool:
-    try:
-        json.loads(word, parse_constant=lambda _: [][0])
-    except (ValueError, IndexError):
-        return False
-    return True
-
-
-def _short(text: str) -> str:
-    from llmrun.base.errors import shown
-
-    return repr(shown(text.strip(), 40))
+            elif not in_string:
+                depth += (character in "{[") - (character in "]}")
+        try:
+            parse(self.text[start : self.at])
+        except (ValueError, RecursionError):
+            raise Malformed("the arguments are not valid JSON") from None

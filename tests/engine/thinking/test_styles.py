@@ -125,7 +125,7 @@ def test_tags_around_answers_are_removed(mark: str, tag: str) -> None:
 def test_two_tags_alone_make_a_style() -> None:
     assert pair_style("<think>", "</think>") is STYLES[-1]
     style = pair_style("<a>", "<b>")
-    assert (style.opening, style.closing, style.empty_block) == ("<a>", ("<b>",), "<a><b>")
+    assert (style.opening, style.closing, style.blank, style.ending) == ("<a>", ("<b>",), "", "<b>")
 
 
 def test_a_vocabulary_may_give_the_tags_away() -> None:

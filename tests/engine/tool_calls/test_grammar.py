@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.engine.thinking import Placeholders
 from llmrun.engine.tool_calls.grammar import tool_grammar
+from llmrun.engine.tool_calls.openings import spelled_tools
 from llmrun.engine.tool_calls.schemas import Tool, read_tools
 from tests.support.tiers import examples
-from tests.support.tool_calls.formats import Case, real_case
+from tests.support.tool_calls.formats import Case, real_case, tools_of
 from tests.support.tool_calls.grammars import accepts, problem
 
 HERMES = real_case("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use")
@@ -100,7 +102,10 @@ def test_gpt_oss_may_write_the_recipient_in_two_places() -> None:
 
 def test_tokens_that_end_the_answer_are_not_required() -> None:
     end = OSS.spelling.tokens[call(OSS)[-1]]
-    grammar = tool_grammar(OSS.spelling, tools(NOTHING), "required", ends={end})
+    found = tools_of("openai-gpt-oss-120b").tool_format
+    assert found is not None
+    spelling = spelled_tools(found, Placeholders(OSS.tokenizer), {end})
+    grammar = tool_grammar(spelling, tools(NOTHING), "required")
     assert accepts(OSS, grammar, call(OSS)[:-1])
 
 

@@ -152,7 +152,7 @@ def test_one_call_at_most_if_calls_are_not_parallel(name: str) -> None:
 
 def test_an_answer_needs_no_call_unless_one_is_required(name: str) -> None:
     case = real_case(name)
-    plain = case.format.plain_start + "It rains."
+    plain = "It rains."
     call = case.format.written([("search-web", {"place": "x"}, "callabc01")])
     for choice in ("auto", "none"):
         assert accepts(case, tool_grammar(case.spelling, TOOLS, choice), plain)
