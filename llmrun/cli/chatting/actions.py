@@ -1,7 +1,4 @@
-"""The functions that implement the slash commands, except /help and /tools.
-
-The table of commands and /help are in commands.py, and /tools is in tool_turns.py.
-"""
+"""The functions that implement the slash commands, except /help, which is in commands.py beside the table."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ from llmrun.cli.chatting.archive import answer_rows
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
 from llmrun.cli.chatting.saying import resume_conversation
 from llmrun.cli.chatting.store import Recording, read_conversation, reporting_file_errors
+from llmrun.cli.chatting.tool_call_view import about_rows, tool_rows
 from llmrun.cli.console.output import beside, out
 from llmrun.cli.console.terminal import room, shortened, visible, visible_line
 from llmrun.options.settings import RULES, load_presets
@@ -145,6 +143,7 @@ def _catalogued() -> tuple[tuple[str, str], ...]:
         return ()
 
 
+ALLOW, ASK = "allow", "ask"  # verbs of /tools
 DEFAULT = "default"  # this argument resets a setting
 MOST_LISTED = 10  # maximum number of conversations that /load lists, in addition to copies made by /save
 
@@ -294,6 +293,41 @@ def load(chat: Chat, name: str) -> None:
     chat.confirm(f"loaded {summary(found)}")
     if held_with != chat.conversation.model:
         chat.confirm(f"it used {visible_line(held_with)} so far; {visible_line(chat.model)} answers from here on")
+
+
+def tools(chat: Chat, argument: str) -> None:
+    """List the tools, describe one (`/tools NAME`), or change its mark (`/tools allow NAME`, `/tools ask NAME`)."""
+    toolbox = chat.toolbox
+    if toolbox is None:
+        raise UsageError("/tools: this chat has no tools", hint="start it with --tools FILE")
+    verb, _, name = argument.partition(" ")
+    name = name.strip()
+    try:
+        if verb == ALLOW and name:
+            toolbox.mark_safe(name)
+            chat.confirm(f"{name} runs without asking, until its definition changes")
+        elif verb == ASK and name:
+            toolbox.unmark(name)
+            chat.confirm(f"{name} asks before every call")
+        elif argument:
+            info = toolbox.describe(argument)
+            out.reply([*tool_rows([info]), *about_rows(info)])
+        else:
+            found = [toolbox.describe(one) for one in toolbox.names]
+            failures = [f"server {server} was left out: {why}" for server, why in toolbox.failures.items()]
+            out.reply([*(tool_rows(found) or ["there are no tools"]), *failures])
+    except LlmrunError as error:  # there is no such tool, or the mark cannot be saved; this does not end the chat
+        raise UsageError(str(error), hint=error.hint) from error
+
+
+def tool_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    toolbox = chat.toolbox
+    found = [toolbox.describe(name) for name in toolbox.names] if toolbox else []
+    return [
+        *((info.name, info.description.partition("\n")[0]) for info in found),
+        *((f"{ASK} {info.name}", "ask before every call") for info in found if info.is_safe),
+        *((f"{ALLOW} {info.name}", "run without asking") for info in found if not info.is_safe),
+    ]
 
 
 def stats(chat: Chat, argument: str) -> None:

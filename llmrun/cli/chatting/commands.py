@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.chatting import actions
-from llmrun.cli.chatting import tool_turns as tools
 from llmrun.cli.chatting.plain import Completion
 from llmrun.cli.console.output import beside
 from llmrun.cli.console.terminal import room
@@ -94,8 +93,8 @@ COMMANDS: tuple[Command, ...] = (
         "tools",
         "[NAME]",
         "list tools; `allow NAME` and `ask NAME` set confirmation",
-        tools.tools,
-        choices=tools.tool_choices,
+        actions.tools,
+        choices=actions.tool_choices,
         group=SETTINGS,
     ),
     Command(

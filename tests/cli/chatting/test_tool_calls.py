@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.base.errors import Cancelled, LlmrunError, UsageError
+from llmrun.base.errors import LlmrunError
+from llmrun.cli.chatting import tool_turns
+from llmrun.cli.chatting.actions import tool_choices
+from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.tool_call_view import call_rows, full_rows, result_row
-from llmrun.cli.chatting.tool_turns import NOBODY_ASKED, REFUSED, ToolCalls, ask, tool_choices, tools
+from llmrun.cli.chatting.tool_turns import NOBODY_ASKED, REFUSED, ToolTurns, ask
+from llmrun.engine.requests import ToolCall
 from llmrun.engine.tools.tool import ToolInfo, ToolResult
 from llmrun.engine.tools.toolbox import Toolbox
+from tests.support.cli.chats import ListedTurns, session
 from tests.support.tools.boxes import fake_server, opened, python_command
 
 INFO = ToolInfo("echo", "fake", "echo", "Repeat a text.", {"type": "object"}, is_safe=False, why_not="")
@@ -30,101 +36,104 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path))
 
 
-class Screen:
-    """Records what is shown, and types prepared answers."""
+@dataclass
+class Run:
+    """The result of a call, the rows that were shown for it, and how many questions were asked."""
 
-    def __init__(self, *typed: str | None) -> None:
-        self.rows: list[str] = []
-        self.questions = 0
-        self._typed = list(typed)
-
-    def show(self, rows: Sequence[str]) -> None:
-        self.rows += rows
-
-    def ask(self, question: str) -> str | None:
-        self.questions += 1
-        return self._typed.pop(0)
+    result: str | None
+    rows: list[str]
+    questions: int
 
 
-def ran(toolbox: Toolbox, screen: Screen, ask: Callable[[str], str | None] | None) -> ToolResult:
-    return ToolCalls(toolbox, ask, screen.show).run("program", {"a": "x"}, lambda: False)
+def ran(
+    toolbox: Toolbox,
+    monkeypatch: pytest.MonkeyPatch,
+    *typed: str | None,
+    name: str = "program",
+    interactive: bool = True,
+) -> Run:
+    """Run a call. The answers in `typed` are typed at its questions."""
+    rows: list[str] = []
+    answers = iter(typed)
+    asked = []
+
+    def answer(question: str) -> str | None:
+        asked.append(question)
+        return next(answers)
+
+    monkeypatch.setattr(tool_turns, "ask", answer)
+    monkeypatch.setattr(tool_turns.out, "reply", rows.extend)
+    turns = ToolTurns(toolbox, ListedTurns([], interactive=interactive), Signals(lambda: None, lambda: None))
+    return Run(turns._result(ToolCall("c", name, '{"a": "x"}')), rows, len(asked))
 
 
 @pytest.mark.parametrize(
     ("typed", "runs"),
     [
         (["y"], True),
-        (["YES "], True),
+        (["YES"], True),
         (["n"], False),
         ([None], False),
         (["", "what?", "yess", "n"], False),
         (["s", "y"], True),
     ],
 )
-def test_an_unsafe_call_waits_for_the_user(typed: list[str | None], runs: bool) -> None:
-    screen = Screen(*typed)
+def test_an_unsafe_call_waits_for_the_user(
+    typed: list[str | None], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(PROGRAM) as box:
-        result = ran(box.toolbox, screen, screen.ask)
-    assert result.text == ("ran --a=x\n" if runs else REFUSED)
-    assert result.is_error is not runs
-    assert screen.questions == len(typed)
-    assert screen.rows[0] == 'tool program {"a": "x"}'
+        run = ran(box.toolbox, monkeypatch, *typed)
+    assert run.result == ("ran --a=x\n" if runs else REFUSED)
+    assert run.questions == len(typed)
+    assert run.rows[0] == 'tool program {"a": "x"}'
 
 
-def test_always_is_asked_once() -> None:
-    screen = Screen("a")
+def test_always_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(PROGRAM) as box:
-        for _ in range(3):
-            assert ran(box.toolbox, screen, screen.ask).text == "ran --a=x\n"
-    assert screen.questions == 1
+        runs = [ran(box.toolbox, monkeypatch, *typed) for typed in (["a"], [], [])]
+    assert [run.result for run in runs] == ["ran --a=x\n"] * 3
 
 
-def test_a_safe_call_is_shown_and_not_asked_about() -> None:
-    screen = Screen()
+def test_a_safe_call_is_shown_and_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(python_command("print('yes')", is_safe=True)) as box:
-        assert ran(box.toolbox, screen, screen.ask).text == "yes\n"
-    assert screen.rows[0] == 'tool program {"a": "x"}'
-    assert screen.rows[1].startswith("result: yes (4 characters, 0.")
+        run = ran(box.toolbox, monkeypatch)
+    assert run.result == "yes\n"
+    assert run.rows[0] == 'tool program {"a": "x"}'
+    assert run.rows[1].startswith("result: yes (4 characters, 0.")
 
 
-def test_nothing_unsafe_runs_without_a_user() -> None:
-    screen = Screen()
+def test_nothing_unsafe_runs_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(PROGRAM) as box:
-        assert ran(box.toolbox, screen, None) == ToolResult(NOBODY_ASKED, is_error=True)
+        run = ran(box.toolbox, monkeypatch, interactive=False)
+    assert run.result == NOBODY_ASKED
+    assert run.rows[-1] == "not run: it needs your confirmation"
 
 
-def test_failures_are_results_for_the_model() -> None:
-    screen = Screen("y")
+def test_failures_are_results_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(python_command("import time; time.sleep(600)", timeout_s=0.2)) as box:
-        result = ran(box.toolbox, screen, screen.ask)
-        assert result == ToolResult("tool program: the command did not end within 0.2 s", is_error=True)
-        unknown = ToolCalls(box.toolbox, screen.ask, screen.show).run(HOSTILE, {}, lambda: False)
-    assert unknown.is_error
-    assert "no such tool" in unknown.text
-    assert all(row.isprintable() for row in screen.rows)
+        run = ran(box.toolbox, monkeypatch, "y")
+        assert run.result == "tool program: the command did not end within 0.2 s"
+        assert run.rows[-1] == f"failed: {run.result}"
+        unknown = ran(box.toolbox, monkeypatch, name=HOSTILE)
+    assert unknown.result is not None
+    assert "no such tool" in unknown.result
+    assert all(row.isprintable() for row in unknown.rows)
 
 
-def test_a_failed_validation_is_a_result() -> None:
+def test_a_failed_validation_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def validate(arguments: Any, schema: Any) -> str | None:
         raise LlmrunError("the checking process cannot be started", hint="free some memory")
 
-    screen = Screen("y")
     with opened(PROGRAM, validate=validate) as box:
-        result = ran(box.toolbox, screen, screen.ask)
-    assert result == ToolResult("the checking process cannot be started; free some memory", is_error=True)
-
-
-def test_a_cancelled_call_has_no_result() -> None:
-    with opened(python_command("import time; time.sleep(600)", is_safe=True)) as box, pytest.raises(Cancelled):
-        ToolCalls(box.toolbox, None, Screen().show).run("program", {}, lambda: True)
+        run = ran(box.toolbox, monkeypatch, "y")
+    assert run.result == "the checking process cannot be started; free some memory"
 
 
 def test_a_lost_mark_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen("n")
     with opened(python_command("", is_safe=True)) as box:
         box.toolbox.unmark("program")
-        ran(box.toolbox, screen, screen.ask)
-    assert "asking because its mark was removed in a chat" in screen.rows
+        run = ran(box.toolbox, monkeypatch, "n")
+    assert "asking because its mark was removed in a chat" in run.rows
 
 
 @pytest.mark.push
@@ -189,50 +198,37 @@ def test_a_question_that_nobody_sees_has_no_answer(capsys: pytest.CaptureFixture
     assert "standard error is not a terminal" in capsys.readouterr().err
 
 
-class FakeChat:
-    """A chat that records its replies."""
-
-    def __init__(self, toolbox: Toolbox | None) -> None:
-        self.toolbox = toolbox
-        self.rows: list[str] = []
-
-    def reply(self, lines: Iterable[str]) -> None:
-        self.rows += lines
-
-    def confirm(self, line: str) -> None:
-        self.rows.append(line)
-
-
-def test_tools_are_listed_with_their_permission() -> None:
-    with opened(
-        python_command("", is_safe=True), fake_server("echo"), fake_server("dies at start", name="broken")
-    ) as box:
-        chat = FakeChat(box.toolbox)
-        tools(chat, "")
-    assert chat.rows == [
+def test_tools_are_listed_with_their_permission(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        opened(
+            python_command("", is_safe=True), fake_server("echo"), fake_server("dies at start", name="broken")
+        ) as box,
+        session(tmp_path, toolbox=box.toolbox) as found,
+    ):
+        found.run("/tools")
+    assert capsys.readouterr().err.splitlines() == [
         "program, runs without asking  Run a program.",
         "echo (server fake)  Repeat a text.",
         "server broken was left out: it ended: exit status 3: no such module: time",
     ]
 
 
-def test_marks_change_with_the_command() -> None:
-    with opened(fake_server("echo")) as box:
-        chat = FakeChat(box.toolbox)
-        tools(chat, "allow echo")
+def test_marks_change_with_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(fake_server("echo")) as box, session(tmp_path, toolbox=box.toolbox) as found:
+        found.run("/tools allow echo")
         assert box.toolbox.describe("echo").is_safe
-        assert ("ask echo", "ask before every call") in tool_choices(chat)
-        tools(chat, "ask echo")
+        assert ("ask echo", "ask before every call") in tool_choices(found.chat)
+        found.run("/tools ask echo")
         assert not box.toolbox.describe("echo").is_safe
-        assert ("allow echo", "run without asking") in tool_choices(chat)
-        tools(chat, "echo")
-        assert "  Repeat a text." in chat.rows
-        with pytest.raises(UsageError, match="no such tool"):
-            tools(chat, "ecko")
+        assert ("allow echo", "run without asking") in tool_choices(found.chat)
+        found.run("/tools echo", "/tools ecko")
+    told = capsys.readouterr().err
+    assert "  Repeat a text." in told
+    assert "no such tool" in told
 
 
-def test_a_chat_without_tools_says_so() -> None:
-    chat = FakeChat(None)
-    with pytest.raises(UsageError, match="has no tools"):
-        tools(chat, "")
-    assert tool_choices(chat) == []
+def test_a_chat_without_tools_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with session(tmp_path) as found:
+        found.run("/tools")
+        assert tool_choices(found.chat) == []
+    assert "error: /tools: this chat has no tools" in capsys.readouterr().err
