@@ -25,7 +25,16 @@ from llmrun.cli.chatting.events import (
     Thought,
     WasThinking,
 )
-from llmrun.cli.chatting.store import InUse, Journal, Lock, OlderFile, Recording, Store, lock_journal, read_conversation
+from llmrun.cli.chatting.store import (
+    InUse,
+    Journal,
+    Lock,
+    Recording,
+    Store,
+    lock_journal,
+    new_journal,
+    read_conversation,
+)
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
@@ -40,7 +49,7 @@ class ConversationRecord:
     the conversation continues without being saved.
     """
 
-    def __init__(self, store: Store, conversation: Conversation, saved: Journal | OlderFile | None = None) -> None:
+    def __init__(self, store: Store, conversation: Conversation, saved: Journal | None = None) -> None:
         self.conversation = conversation
         self._store = store
         self._saved = saved
@@ -65,7 +74,7 @@ class ConversationRecord:
     def close(self) -> None:
         """Close and unlock the file, or delete it if the conversation has no questions. Idempotent."""
         saved, self._saved = self._saved, None
-        if isinstance(saved, Journal) and not self.conversation.exchanges:
+        if saved is not None and not self.conversation.exchanges:
             with contextlib.suppress(OSError):  # a file without questions is never listed
                 saved.discard()
         elif saved is not None:
@@ -80,9 +89,9 @@ class ConversationRecord:
             self._give_up(self._saved.path if self._saved else self._store.folder, error)
 
     def _make_ready(self, event: Event) -> None:
-        """Prepare to save an event: create or convert the file if necessary, and complete an interrupted answer."""
-        if isinstance(self._saved, OlderFile):
-            self._saved = self._store.convert(self._saved, self.conversation)
+        """Prepare to save an event: create the file if necessary, and complete an interrupted answer."""
+        if isinstance(event, QuestionAsked) and not self.conversation.exchanges:
+            self.close()  # the file was named after a question that was undone
         elif self._saved is None and isinstance(event, AnswerBegan) and self.conversation.exchanges:
             self._saved = self._store.begin(self.conversation)
         elif self._saved is not None and self._saved.is_answering and not isinstance(event, Piece | AnswerEnded):
@@ -93,16 +102,12 @@ class ConversationRecord:
             if isinstance(event, QuestionAsked):
                 self._saved = self._store.begin(self.conversation)
             return
-        assert isinstance(self._saved, Journal)  # `_make_ready` has run
         if isinstance(event, Piece):
             self._saved.write_piece(event)
         elif isinstance(event, AnswerEnded):
             self._write_answer(self._saved)
         else:
             self._saved.write(event)
-            if isinstance(event, QuestionAsked) and len(self.conversation.exchanges) == 1:
-                with contextlib.suppress(OSError):  # the old name is still valid; Windows cannot rename open files
-                    self._store.rename(self._saved, self.conversation)
 
     def _write_answer(self, journal: Journal) -> None:
         answered = self.conversation.exchanges[-1].answered()
@@ -120,8 +125,7 @@ class ConversationRecord:
 def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
     """Continue a saved conversation in its file, or in a new file if another process is writing to the old one.
 
-    If the file is in an older format, it is converted when the first event is added. Raises LlmrunError if the file is
-    damaged, and OSError if it cannot be read.
+    A file in an older format is converted. Raises LlmrunError if the file is damaged, and OSError if it cannot be read.
     """
     if store.is_saved_copy(path):
         found = read_conversation(path)
@@ -143,14 +147,14 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
     return ConversationRecord(store, found.conversation, saved), found
 
 
-def _opened(found: Recording, lock: Lock) -> Journal | OlderFile | None:
-    """Open the file for writing. Returns None if the file is read-only; a new file will then be created."""
+def _opened(found: Recording, lock: Lock) -> Journal | None:
+    """Open the file for writing. Returns None if that is not possible; a new file will then be created."""
     try:
         if found.conversation.began.format >= FORMAT:
             return Journal(found.path, found.whole_bytes, lock, found.answering_bytes)
         if os.access(found.path, os.W_OK):
-            return OlderFile(found.path, lock)
-    except PermissionError:
+            return new_journal(found.path, found.conversation, lock)
+    except OSError:
         pass
     lock.release()
     return None

@@ -24,7 +24,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -136,22 +135,15 @@ class Journal:
         self._messages.append(to_line(event))
         if isinstance(event, Answered):
             self._messages.sync()
-            self._drop_answer()
+            if self._answer is not None:
+                self._close_answer()
+                with contextlib.suppress(OSError):  # readers recognize that the file is out of date
+                    answering_path(self.path).unlink()
 
     def close(self) -> None:
         """Close the files and release the lock. Idempotent."""
         self._close_files()
         self._lock.release()
-
-    def move(self, path: Path, lock: Lock) -> None:
-        """Rename the file to a path that is locked and unused, while no answer streams. Raises OSError."""
-        with contextlib.suppress(OSError):  # an out-of-date file that an earlier process could not remove
-            answering_path(self.path).unlink()
-        with contextlib.suppress(OSError):  # there is none, or it is computed again
-            state_path(self.path).rename(state_path(path))
-        self._messages.move(path)
-        self._lock.release()
-        self.path, self._lock = path, lock
 
     def discard(self) -> None:
         """Remove the files and close the journal. Raises OSError."""
@@ -163,28 +155,18 @@ class Journal:
 
     def _close_files(self) -> None:
         self._messages.close()
+        self._close_answer()
+
+    def _close_answer(self) -> None:
         if self._answer is not None:
             self._answer.close()
             self._answer = None
 
-    def _drop_answer(self) -> None:
-        if self._answer is not None:
-            self._answer.close()
-            self._answer = None
-            with contextlib.suppress(OSError):  # readers recognize that the file is out of date
-                answering_path(self.path).unlink()
 
-
-class OlderFile:
-    """A locked file in an older format. The file is not changed until the conversation continues."""
-
-    def __init__(self, path: Path, lock: Lock) -> None:
-        self.path = path
-        self.lock = lock
-
-    def close(self) -> None:
-        """Release the lock. Idempotent."""
-        self.lock.release()
+def new_journal(path: Path, conversation: Conversation, lock: Lock) -> Journal:
+    """Write a conversation to its locked file, replacing an older file atomically. Raises OSError."""
+    _write_whole(path, conversation)
+    return Journal(path, path.stat().st_size, lock)
 
 
 def remove_files(path: Path) -> None:
@@ -199,8 +181,7 @@ class _Appended:
 
     def __init__(self, path: Path, whole_bytes: int) -> None:
         self.size = whole_bytes
-        self._path = path
-        self._open()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | O_BINARY)
         try:
             # Truncate only if necessary, because truncating always changes the file's mtime.
             if os.fstat(self._descriptor).st_size != whole_bytes:
@@ -208,19 +189,6 @@ class _Appended:
         except BaseException:
             self.close()
             raise
-
-    def _open(self) -> None:
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | O_BINARY)
-
-    def move(self, path: Path) -> None:
-        """Rename the file, which Windows permits only while it is closed. Raises OSError."""
-        if sys.platform == "win32":
-            self.close()
-        try:
-            self._path = self._path.rename(path)
-        finally:
-            if self._descriptor < 0:
-                self._open()
 
     def append(self, lines: bytes) -> None:
         try:
@@ -328,28 +296,8 @@ class Store:
         """Create a journal that contains the conversation so far. Raises OSError."""
         _make_folder(self.folder)
         path, lock = self._new_path(conversation)
-        return self._written(path, conversation, lock)
-
-    def rename(self, journal: Journal, conversation: Conversation) -> None:
-        """Name a journal after the conversation's first question. Raises OSError, and then the name is unchanged."""
-        words = name_for(conversation.exchanges[0].question)
-        if re.fullmatch(rf"{re.escape(words)}(-\d+)?", journal.path.stem):
-            return
-        path, lock = self._new_path(conversation)
         try:
-            journal.move(path, lock)
-        except BaseException:
-            lock.release()
-            raise
-
-    def convert(self, old: OlderFile, conversation: Conversation) -> Journal:
-        """Convert a file from an older format to the current one. On failure, keep the old file and raise OSError."""
-        return self._written(old.path, conversation, old.lock)
-
-    def _written(self, path: Path, conversation: Conversation, lock: Lock) -> Journal:
-        try:
-            _write_whole(path, conversation)
-            return Journal(path, path.stat().st_size, lock)
+            return new_journal(path, conversation, lock)
         except BaseException:
             lock.release()
             raise
@@ -470,13 +418,7 @@ class _Content:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield each complete line without its newline, preceded by its line number (from 1)."""
-        start = 0
-        number = 0
-        while start < self.whole:
-            end = self.data.index(b"\n", start)
-            number += 1
-            yield number, self.data[start:end]
-            start = end + 1
+        yield from enumerate(self.data[: self.whole].split(b"\n")[:-1], 1)
 
 
 def _read(path: Path) -> _Content:

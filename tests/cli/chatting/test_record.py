@@ -181,22 +181,6 @@ def test_a_name_that_still_fits_is_kept(tmp_path: Path) -> None:
     assert second.path == tmp_path / "hello-2.jsonl"
 
 
-def test_a_file_that_cannot_be_renamed_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, target: Path) -> None:
-        raise PermissionError(13, "the file is open", str(path))
-
-    record = ConversationRecord(Store(tmp_path), new_conversation("m"))
-    record.add(QuestionAsked("the old words", ""))
-    record.add(Undone())
-    monkeypatch.setattr(Path, "rename", refuse)
-    record.add(QuestionAsked("the new words", ""))
-    assert record.path == tmp_path / "the-old-words.jsonl"
-    assert not record.is_given_up
-    lock_journal(tmp_path / "the-new-words.jsonl").release()
-    record.close()
-    assert exchanges_in(tmp_path / "the-old-words.jsonl") == [("the new words", "", "")]
-
-
 @pytest.mark.parametrize("calls", [1, 2], ids=["no result", "one result"])
 def test_calls_survive_a_crash_before_their_results(tmp_path: Path, calls: int) -> None:
     store = Store(tmp_path)

@@ -485,7 +485,6 @@ def test_a_file_of_an_older_format_is_converted_when_it_goes_on(store: Store, da
     old = write(store, "20250101-000000-1f3a9c2e.jsonl", data)
     record, found = resume_conversation(store, old)
     assert found.conversation.exchanges[0].answer == "because"
-    assert old.read_bytes() == data
     record.add(asked("and?"))
     assert record.path == old
     assert stat.S_IMODE(old.stat().st_mode) == 0o600
@@ -513,8 +512,8 @@ def test_a_new_answer_to_an_old_question_is_appended_to_the_converted_file(store
 
 def test_a_conversion_that_fails_keeps_the_old_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     old = write(store, "old.jsonl", OLDER)
-    record, _ = resume_conversation(store, old)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    record, _ = resume_conversation(store, old)
     record.add(asked("and?"))
     assert old.read_bytes() == OLDER
     assert [path.name for path in store.folder.iterdir() if path.name != ".locks"] == ["old.jsonl"]
