@@ -319,7 +319,7 @@ def test_a_hostile_conversation_is_one_line_and_stays_as_it_is(tmp_path: Path, d
     loaded = chat(tmp_path, turns=f"/load {path.stem}\n")
     assert loaded.returncode == 1
     assert "is damaged" in loaded.stderr.decode()
-    assert b"cannot be read: conversation is damaged" in chat(tmp_path, turns="/load\n").stderr
+    assert b"cannot be read: llmrun conversations show" in chat(tmp_path, turns="/load\n").stderr
 
 
 def test_a_chat_from_a_pipe_imports_nothing_that_draws(tmp_path: Path) -> None:

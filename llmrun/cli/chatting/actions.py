@@ -7,22 +7,22 @@ import functools
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.base.amounts import counted
+from llmrun.base.amounts import counted, format_age
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.answers.model_in_use import ModelLost
 from llmrun.cli.arguments import flags
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import events, plain
-from llmrun.cli.chatting.archive import answer_rows
+from llmrun.cli.chatting.archive import answer_rows, conversation_table, listed_conversations
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
 from llmrun.cli.chatting.saying import resume_conversation
-from llmrun.cli.chatting.store import Recording, read_conversation, reporting_file_errors
+from llmrun.cli.chatting.store import Recording, reporting_file_errors
 from llmrun.cli.chatting.tool_call_view import about_rows, tool_rows
 from llmrun.cli.console.output import beside, out
 from llmrun.cli.console.terminal import room, shortened, visible, visible_line
+from llmrun.cli.messages import message_for
 from llmrun.options.settings import RULES, load_presets
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ CODE = "code"
 def retry(chat: Chat, argument: str) -> None:
     if chat.failed_question:
         chat.ask(chat.failed_question)
-        return
-    if not chat.conversation.exchanges:
+    elif not chat.conversation.exchanges:
         raise UsageError("/retry: there is no question to answer again")
-    chat.retry()
+    else:
+        chat.answer_again()
 
 
 def copy(chat: Chat, argument: str) -> None:
@@ -79,7 +79,7 @@ def edit(chat: Chat, argument: str) -> None:
         chat.offer(text)
         chat.confirm("the text is unchanged, so it was not sent yet")
     else:
-        chat.reply(f"> {line}" for line in text.splitlines())
+        out.reply(f"> {line}" for line in text.splitlines())
         chat.ask(text)
 
 
@@ -96,7 +96,7 @@ def _last_code(answer: str) -> str:
 
 def model(chat: Chat, name: str) -> None:
     if not name:
-        chat.reply([f"the model is {visible_line(chat.model)}; /model NAME opens another one"])
+        out.reply([f"the model is {visible_line(chat.model)}; /model NAME opens another one"])
         return
     before = chat.model
     try:
@@ -111,7 +111,7 @@ def model(chat: Chat, name: str) -> None:
     except (LlmrunError, OSError) as error:
         if not chat.interactive:
             raise
-        chat.tell_error(error)
+        out.error((message := message_for(error)).sentence, message.hint)
         chat.confirm(f"{visible_line(before)} stays in use")
         return
     if not switched:
@@ -150,7 +150,7 @@ MOST_LISTED = 10  # maximum number of conversations that /load lists, in additio
 
 def system(chat: Chat, text: str) -> None:
     if not text:
-        chat.reply(_system_lines(chat))
+        out.reply(_system_lines(chat))
         return
     quoted = plain.without_quotes(text)
     chosen = chat.default_system if text == DEFAULT else "" if text == '""' else text if quoted is None else quoted
@@ -172,7 +172,7 @@ def set_preference(chat: Chat, argument: str) -> None:
     argument = argument.removeprefix("parameter ").strip()  # Ollama's spelling
     typed, _, value = argument.partition(" ")
     if not typed:
-        chat.reply(_preference_lines(chat))
+        out.reply(_preference_lines(chat))
         return
     name = events.name_of(typed)
     value = value.strip()
@@ -184,7 +184,7 @@ def set_preference(chat: Chat, argument: str) -> None:
             hint=f"llmrun chat --continue --ctx-size {visible_line(value):.20}",
         )
     if not value:
-        chat.reply([f"{name} {_shown(chat.preference(name))}"])
+        out.reply([f"{name} {_shown(chat.preference(name))}"])
         return
     chosen = None if value == DEFAULT else events.parse_value(name, value)
     _prefer(chat, name, chosen)
@@ -232,10 +232,10 @@ def show(chat: Chat, argument: str) -> None:
     if argument and argument not in _SHOWN:
         raise UsageError(f"/show: {argument}: unknown argument", hint="known: " + ", ".join(_SHOWN))
     if argument:
-        chat.reply(_SHOWN[argument](chat))
+        out.reply(_SHOWN[argument](chat))
         return
     for lines in (_model_lines, _system_lines, _preference_lines, _meter_lines):
-        chat.reply(lines(chat))
+        out.reply(lines(chat))
 
 
 def clear(chat: Chat, argument: str) -> None:
@@ -259,12 +259,6 @@ def undo(chat: Chat, argument: str) -> None:
     chat.confirm(f"undone: {shortened(visible_line(question), 100)}")
 
 
-def regenerate(chat: Chat, argument: str) -> None:
-    if not chat.conversation.exchanges:
-        raise UsageError("/regen: there is no question to answer again")
-    chat.answer_again()
-
-
 def save(chat: Chat, name: str) -> None:
     if not chat.conversation.exchanges:
         raise UsageError("/save: there is nothing to save yet")
@@ -273,7 +267,7 @@ def save(chat: Chat, name: str) -> None:
             path = chat.store.save(name, chat.conversation)
         chat.confirm(f"saved as {path.stem}; /load {path.stem} continues it")
     elif chat.record.path:
-        chat.reply([f"saved automatically in {chat.record.path}; /save NAME saves a named copy"])
+        out.reply([f"saved automatically in {chat.record.path}; /save NAME saves a named copy"])
     else:
         raise UsageError("/save: this conversation is not being saved", hint="try /save NAME to save a copy")
 
@@ -281,7 +275,7 @@ def save(chat: Chat, name: str) -> None:
 def load(chat: Chat, name: str) -> None:
     if not name:
         with reporting_file_errors("/load"):
-            chat.reply(_listed(chat))
+            out.reply(_listed(chat))
         return
     with reporting_file_errors("/load"):
         path = chat.store.find(name, "/load")
@@ -331,7 +325,7 @@ def tool_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 
 def stats(chat: Chat, argument: str) -> None:
-    chat.reply(chat.totals.lines())
+    out.reply(chat.totals.lines())
 
 
 def leave(chat: Chat, argument: str) -> None:
@@ -341,16 +335,7 @@ def leave(chat: Chat, argument: str) -> None:
 def summary(found: Recording) -> str:
     """Return a one-line summary, such as `"Why is the sky blue?", 2 turns, 2 hours ago`."""
     turns = counted(len(found.conversation.exchanges), "turn")
-    return f'"{visible_line(found.conversation.title)}", {turns}, {age(time.time() - found.changed)}'
-
-
-def age(seconds: float) -> str:
-    """Format an age, such as `just now`, `5 minutes ago` or `1 day ago`."""
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        count = int(seconds // length)
-        if count >= 1:
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
+    return f'"{visible_line(found.conversation.title)}", {turns}, {format_age(found.changed, time.time())}'
 
 
 def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
@@ -382,30 +367,21 @@ def search(chat: Chat, argument: str) -> None:
         others, unreadable = search_store(chat.store, words, without=chat.record.path)
     hits = [*([Hit("this conversation", 0, here)] if here else []), *others]
     if not hits:
-        chat.reply([f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}"])
+        out.reply([f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}"])
     out.reply_marked(line for hit in hits for line in hit_lines(hit, room(sys.stderr)))
     if others:
-        chat.reply(["/load NAME continues one of them"])
+        out.reply(["/load NAME continues one of them"])
     if unreadable:
-        chat.reply([f"{counted(unreadable, 'conversation')} cannot be read: /load lists them"])
+        out.reply([f"{counted(unreadable, 'conversation')} cannot be read: /load lists them"])
 
 
 def _listed(chat: Chat) -> list[str]:
-    named, journals = chat.store.named(), chat.store.journals()
-    if not named and not journals:
+    found = listed_conversations(chat.store, MOST_LISTED)
+    if not found:
         return ["no conversations yet"]
-    shown = [*named, *journals[:MOST_LISTED]]
-    widest = max(len(path.stem) for path in shown)
-    lines = [f"{visible_line(path.stem):<{widest}}  {_described(path)}" for path in shown]
-    more = len(journals) - MOST_LISTED
+    more = len(chat.store.journals()) - MOST_LISTED
+    lines = conversation_table(found, time.time())
     return [*lines, *([f"and {more} more: llmrun conversations lists them"] if more > 0 else [])]
-
-
-def _described(path: Path) -> str:
-    try:
-        return summary(read_conversation(path))
-    except (LlmrunError, OSError) as error:
-        return f"cannot be read: {visible_line(str(error)):.80}"
 
 
 def _model_lines(chat: Chat) -> list[str]:

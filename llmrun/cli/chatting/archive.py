@@ -72,12 +72,14 @@ class Listed:
         return self.path.stem
 
 
-def listed_conversations(store: Store) -> list[Listed]:
+def listed_conversations(store: Store, most: int | None = None) -> list[Listed]:
     """Read all saved copies, and all conversations that have questions or are damaged. Return them newest first.
 
     Raises OSError if the folder cannot be read.
+
+    most  the number of conversations to read, in addition to the copies; None for all
     """
-    found = [_read(path) for path in (*store.journals(), *store.named())]
+    found = [_read(path) for path in (*store.journals()[:most], *store.named())]
     said = [one for one in found if one.conversation is None or one.conversation.exchanges]
     return sorted(said, key=lambda one: one.changed, reverse=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llmrun.base.errors import UsageError
 from llmrun.cli.chatting import actions
 from llmrun.cli.chatting.plain import Completion
-from llmrun.cli.console.output import beside
+from llmrun.cli.console.output import beside, out
 from llmrun.cli.console.terminal import room
 
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ class Command:
 
 def _help(chat: Chat, argument: str) -> None:
     if argument:
-        command = _explained(argument.removeprefix("/"))
-        chat.reply(beside(f"{command.usage}  ", command.about, room(sys.stderr)))
+        command = command_for(argument.removeprefix("/"))
+        out.reply(beside(f"{command.usage}  ", command.about, room(sys.stderr)))
         return
     widest = max(len(command.usage) for command in COMMANDS)
     for group in GROUPS:
-        chat.reply([f"{group}:"])
+        out.reply([f"{group}:"])
         for command in COMMANDS:
             if command.group == group:
-                chat.reply(beside(f"  {command.usage:<{widest}}  ", command.about, room(sys.stderr)))
-    chat.reply(line for label, text in _HINTS for line in beside(label, text, room(sys.stderr)))
+                out.reply(beside(f"  {command.usage:<{widest}}  ", command.about, room(sys.stderr)))
+    out.reply(line for label, text in _HINTS for line in beside(label, text, room(sys.stderr)))
 
 
 def _command_choices(chat: Chat) -> Iterable[tuple[str, str]]:
@@ -107,8 +107,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("clear", "", "begin a new conversation; this one stays saved", actions.clear),
     Command("undo", "", "remove the last question and its answer", actions.undo),
-    Command("retry", "", "answer the last question again", actions.retry, group=ANSWERS),
-    Command("regen", "", "answer it again with another seed, even if one is set", actions.regenerate, group=ANSWERS),
+    Command("retry", "", "answer the last question again, with another seed", actions.retry, ("regen",), group=ANSWERS),
     Command("edit", "[TEXT]", "write a question in $EDITOR, starting from the last one", actions.edit, group=ANSWERS),
     Command(
         "copy",
@@ -130,38 +129,24 @@ _HINTS = (
 )
 
 
+def run_command(chat: Chat, name: str, argument: str) -> None:
+    """Run the command with this name or alias. Raises UsageError if there is none."""
+    command_for(name).run(chat, argument)
+
+
 def command_for(name: str) -> Command:
     """Return the command with this name or alias. If there is none, raise UsageError and suggest the nearest name."""
-    if command := _known(name):
-        return command
-    near = _nearest(name)
-    first = f"did you mean /{near}?" if near else "/help lists the commands."
-    raise UsageError(
-        f"/{name}: no such command; nothing was sent to the model",
-        hint=f"{first} Type // to send a question that begins with a slash.",
-    )
-
-
-def _explained(name: str) -> Command:
-    """Return the command that /help should explain. Raises UsageError."""
-    if command := _known(name):
-        return command
-    near = _nearest(name)
-    raise UsageError(
-        f"/help: no command {name!r:.80}", hint=f"did you mean /help {near}?" if near else "/help lists the commands"
-    )
-
-
-def _known(name: str) -> Command | None:
-    return next((command for command in COMMANDS if name == command.name or name in command.aliases), None)
-
-
-def _nearest(name: str) -> str:
-    """Return the command name with the most similar spelling, or an empty string."""
+    by_name = {known: command for command in COMMANDS for known in (command.name, *command.aliases)}
+    if name in by_name:
+        return by_name[name]
     import difflib
 
-    names = [known for command in COMMANDS for known in (command.name, *command.aliases)]
-    return next(iter(difflib.get_close_matches(name, names, n=1)), "")
+    near = difflib.get_close_matches(name, by_name, n=1)
+    first = f"did you mean /{near[0]}?" if near else "/help lists the commands."
+    raise UsageError(
+        f"/{name:.80}: no such command; nothing was sent to the model",
+        hint=f"{first} Type // to send a question that begins with a slash.",
+    )
 
 
 def completions(chat: Chat, before: str) -> Sequence[Completion]:

@@ -6,10 +6,10 @@ The module also collects the statistics of the whole chat, which /stats shows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from llmrun.base.amounts import format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
@@ -35,7 +35,6 @@ from llmrun.cli.chatting.store import ConversationFileError
 from llmrun.cli.chatting.tool_turns import CONTINUES, MOST_ROUNDS, ToolTurns
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
-from llmrun.cli.messages import message_for
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
 from llmrun.options.sampling_params import SAMPLING
 
@@ -68,6 +67,8 @@ class SessionTotals:
         """Return the lines for /stats. Speeds and latencies are medians over all answers."""
         if not self.answers:
             return ["no answers yet"]
+        from statistics import median
+
         prompts = sum(one.prompt_tokens for one in self.answers)
         cached = sum(one.cached_tokens for one in self.answers)
         speeds = [one.decode_per_second for one in self.answers if one.decode_s > 0]
@@ -97,24 +98,10 @@ def _draft_lines(answers: Sequence[Timings]) -> list[str]:
     ]
 
 
-def median(values: Iterable[float]) -> float:
-    """Return the median of one or more values."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 # These errors end the turn, but not the chat.
 SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError, NetworkError, InvalidAnswer)
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
-
-
-class RunnableCommand(Protocol):
-    """A slash command. `run` is called with the chat and the text after the command's name."""
-
-    @property
-    def run(self) -> Callable[[Chat, str], None]: ...
 
 
 class Chat:
@@ -124,7 +111,7 @@ class Chat:
     record        the conversation and its file
     settings_for  returns, for a model or preset, the settings that the conversation does not override
     prompting     turns messages into prompts, and holds the tools
-    command_for   returns the slash command with a given name, or raises UsageError if there is none
+    run_command   runs the slash command with a given name and argument; raises UsageError if there is none
     """
 
     def __init__(
@@ -138,7 +125,7 @@ class Chat:
         turns: Turns,
         view: AnswerView,
         signals: Signals,
-        command_for: Callable[[str], RunnableCommand],
+        run_command: Callable[[Chat, str, str], None],
     ) -> None:
         self.store = store
         self.record = record
@@ -150,7 +137,7 @@ class Chat:
         self._turns = turns
         self._view = view
         self._signals = signals
-        self._command_for = command_for
+        self._run_command = run_command
         self._next_draft = ""
         self._failed = ""
         self._window = PromptWindow(prompting)
@@ -195,7 +182,7 @@ class Chat:
         if block is not None:
             self.ask(block)
         elif command := _COMMAND.fullmatch(typed):
-            self._command_for(command["name"]).run(self, command["argument"].strip())
+            self._run_command(self, command["name"], command["argument"].strip())
         elif line.startswith("/"):
             self.ask(line.removeprefix("/") if typed.startswith("//") else line)
         else:
@@ -266,19 +253,9 @@ class Chat:
         seed = self._new_seed()
         if seed is not None and seed == self._last_seed:
             seed = (seed + 1) % 2**64
-        self._answer_with(seed)
-
-    def retry(self) -> None:
-        """Answer the last question again, with the seed from the settings or a new one if none is set."""
-        if self._now_set.seed is None:
-            self.answer_again()
-            return
-        if self._now_set.seed == self._last_seed:
-            out.note(
-                f"the seed is set to {self._last_seed}, so the same settings give the same answer: "
-                "/regen uses another seed, and /set seed default picks a new one each time"
-            )
-        self._answer_with(self._now_set.seed)
+        if self.preference("temperature") == 0:
+            out.note("temperature is 0, so another seed gives the same answer: try /set temperature 0.8")
+        self._answer(seed)
 
     def switch_model(self, name: str) -> bool:
         """Continue this conversation with another model. Return False if that model is already in use.
@@ -332,25 +309,12 @@ class Chat:
     def leave(self) -> None:
         self._over = True
 
-    def tell_error(self, error: Exception) -> None:
-        """Show an error that does not end the chat."""
-        out.error((message := message_for(error)).sentence, message.hint)
-
-    def reply(self, lines: Iterable[str]) -> None:
-        """Show lines that the user has requested."""
-        out.reply(lines)
-
     def confirm(self, line: str) -> None:
         """Print a line that confirms what a command did, unless --quiet is set."""
         if not out.quiet:
             out.reply([line])
 
     # Answers
-
-    def _answer_with(self, seed: int | None) -> None:
-        if self.preference("temperature") == 0:
-            out.note("temperature is 0, so another seed gives the same answer: try /set temperature 0.8")
-        self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
         """Answer the last question, and run the tools that the model calls before its final answer."""

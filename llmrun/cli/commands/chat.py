@@ -268,7 +268,7 @@ def _talk(
     keyboard: QuietKeyboard | None,
 ) -> int:
     from llmrun.cli.chatting.archive import last_turn
-    from llmrun.cli.chatting.commands import command_for, completions
+    from llmrun.cli.chatting.commands import completions, run_command
     from llmrun.cli.chatting.plain import answer_view
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
@@ -286,7 +286,7 @@ def _talk(
             turns=turns,
             view=answer_view(),
             signals=signals,
-            command_for=command_for,
+            run_command=run_command,
         )
         if turns.interactive:
             out.fields([*_introduction(models.opened.title, models.opened.engine.info), "/help lists the commands"])

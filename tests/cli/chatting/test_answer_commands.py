@@ -39,18 +39,6 @@ def test_retry_replaces_the_answer_with_one_of_a_new_seed(tmp_path: Path, monkey
     assert len(set(seeds(tmp_path))) == 3
 
 
-def test_retry_keeps_a_seed_that_is_set_and_says_what_that_means(tmp_path: Path, capsys: Capture) -> None:
-    with session(tmp_path, backend=ScriptedBackend(None), settings=Settings(seed=7, max_tokens=8)) as found:
-        found.run("one")
-        first = found.said
-        found.run("/retry")
-        assert found.said == first
-        assert "the seed is set to 7, so the same settings give the same answer" in capsys.readouterr().err
-        found.run("/set seed 8", "/retry")
-        assert "give the same answer" not in capsys.readouterr().err
-    assert seeds(tmp_path) == [7, 7, 8]
-
-
 def test_retry_asks_a_question_again_that_got_no_answer(tmp_path: Path) -> None:
     with session(tmp_path) as found:
         forward = found.backend.forward

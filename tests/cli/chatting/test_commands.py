@@ -93,14 +93,9 @@ def test_on_a_narrow_terminal_help_and_settings_go_on_beneath_themselves(
 
 
 def test_help_on_an_unknown_command_suggests_the_nearest(tmp_path: Path) -> None:
-    help_command = command_for("help")
-    with session(tmp_path) as found:
-        with pytest.raises(UsageError) as refused:
-            help_command.run(found.chat, "foo")
-        assert (str(refused.value), refused.value.hint) == ("/help: no command 'foo'", "/help lists the commands")
-        with pytest.raises(UsageError) as refused:
-            help_command.run(found.chat, "/exti")
-        assert (str(refused.value), refused.value.hint) == ("/help: no command 'exti'", "did you mean /help exit?")
+    with session(tmp_path) as found, pytest.raises(UsageError, match=r"^/exti: no such command") as refused:
+        command_for("help").run(found.chat, "/exti")
+    assert refused.value.hint.startswith("did you mean /exit?")
 
 
 def test_completion_follows_the_table(tmp_path: Path) -> None:
@@ -111,7 +106,7 @@ def test_completion_follows_the_table(tmp_path: Path) -> None:
         assert texts(found, "/undo") == ["/undo"]
         assert "temperature " in texts(found, "/set t")
         assert texts(found, "/show te") == ["template"]
-        assert "regen" in texts(found, "/help ")
+        assert "retry" in texts(found, "/help ")
 
 
 def test_completion_replaces_what_it_completes(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_save_load_and_go_on(tmp_path: Path, capsys: Capture) -> None:
         found.run("three", "/load")
     told = capsys.readouterr().err
     assert 'loaded "one", 1 turn,' in told
-    assert re.search(r'^early +"one", 1 turn, just now$', told, re.MULTILINE)
+    assert re.search(r"^early +just now  scripted +1  one$", told, re.MULTILINE)
     assert len(journals(tmp_path)) == 2
 
 
@@ -590,4 +590,4 @@ def test_load_lists_the_last_ten_and_counts_the_others(tmp_path: Path, capsys: C
         capsys.readouterr()
         found.run("/load")
     told = capsys.readouterr().err.splitlines()
-    assert (len(told), told[-1]) == (11, "and 3 more: llmrun conversations lists them")
+    assert (len(told), told[-1]) == (12, "and 3 more: llmrun conversations lists them")

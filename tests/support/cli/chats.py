@@ -15,7 +15,7 @@ from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound
 from llmrun.cli.answers.model_in_use import ModelInUse
 from llmrun.cli.answers.open_model import OpenModel
-from llmrun.cli.chatting.commands import command_for
+from llmrun.cli.chatting.commands import run_command
 from llmrun.cli.chatting.context import Prompting
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.plain import Meter
@@ -219,7 +219,7 @@ def session(
             turns=turns,
             view=view,
             signals=signals,
-            command_for=command_for,
+            run_command=run_command,
         )
         try:
             yield Session(chat, turns, view, backend, opener)
