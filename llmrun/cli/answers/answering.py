@@ -80,13 +80,12 @@ class CollectedAnswer:
         self.logprobs += delta.logprobs
         self.tokens += delta.tokens
 
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self.thoughts)
+    def answered(self, engine: Answering, model: str, request: Request, finished: Finished) -> AnsweredRequest:
+        """Return the finished request with its answer. `model` is the display name."""
+        text, thoughts = "".join(self.pieces), "".join(self.thoughts)
+        return AnsweredRequest(
+            model, engine.info, request, text, tuple(self.logprobs), finished, thoughts, tuple(self.tokens)
+        )
 
 
 @dataclass(slots=True)
@@ -202,23 +201,12 @@ def answer(
                 finished = event
     if finished is None:
         raise LlmrunError("the engine stopped without finishing the request")
-    logprobs = tuple(collected.logprobs)
-    text, thoughts, tokens = collected.text, collected.reasoning, tuple(collected.tokens)
-    done = AnsweredRequest(
-        model=model,
-        info=engine.info,
-        request=request,
-        text=text,
-        logprobs=logprobs,
-        finished=finished,
-        reasoning=thoughts,
-        tokens=tokens,
-    )
+    done = collected.answered(engine, model, request, finished)
     if as_json:
         out.json(completion_body(done))
     else:
         out.end_answer()
-        for token in logprobs:
+        for token in done.logprobs:
             out.fields(logprob_fields(token))
     _explain_length(done, as_json=as_json)
     show_statistics(done)

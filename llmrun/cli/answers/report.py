@@ -52,17 +52,8 @@ def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> No
             f"drafts     {timings.accepted_tokens} of {counted(timings.drafted_tokens, 'token')} accepted; "
             f"{counted(timings.generated_tokens, 'token')} in {counted(timings.steps, 'step')}"
         )
-    out.fields(
-        stats_fields(answer) if out.verbose else closing_fields(answer, room(sys.stderr), with_context=with_context)
-    )
-
-
-def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = True) -> list[str]:
-    """Return the most important statistics of an answer, as many as fit on a line of `limit` columns."""
-    facts = _facts(answer)
-    if not with_context:
-        facts.pop("context", None)
-    return fitting_fields(facts, limit)
+    limit = sys.maxsize if out.verbose else room(sys.stderr)
+    out.fields(stats_fields(answer, limit, with_context=with_context or out.verbose))
 
 
 def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:
@@ -74,9 +65,15 @@ def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:
     return list(facts.values())
 
 
-def stats_fields(answer: AnsweredRequest) -> list[str]:
-    """Return all statistics of an answer. They usually fit on one line of 100 columns."""
-    return list(_facts(answer).values())
+def stats_fields(answer: AnsweredRequest, limit: int = sys.maxsize, *, with_context: bool = True) -> list[str]:
+    """Return the most important statistics of an answer, as many as fit on a line of `limit` columns.
+
+    All of them usually fit on one line of 100 columns.
+    """
+    facts = _facts(answer)
+    if not with_context:
+        facts.pop("context", None)
+    return fitting_fields(facts, limit)
 
 
 def _facts(answer: AnsweredRequest) -> dict[str, str]:
@@ -145,7 +142,9 @@ def completion_body(answer: AnsweredRequest) -> dict[str, Any]:
     timings = answer.finished.timings
     logprobs = None
     if answer.request.logprobs is not None:
-        logprobs = {"content": [_openai_logprobs(token) for token in answer.logprobs], "refusal": None}
+        from llmrun.serving.protocol.openai.responses import chat_logprobs
+
+        logprobs = chat_logprobs(answer.logprobs)
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
@@ -177,22 +176,15 @@ def completion_body(answer: AnsweredRequest) -> dict[str, Any]:
     }
 
 
+_TIMINGS = (
+    *("load_s", "prefill_s", "ttft_s", "decode_s", "tpot_s", "total_s", "prompt_per_second", "decode_per_second"),
+    *("steps", "tokens_per_step", "drafted_tokens", "accepted_tokens", "forced_tokens"),
+)
+
+
 def _timings(timings: Timings) -> dict[str, Any]:
-    return {
-        "load_s": timings.load_s,
-        "prefill_s": timings.prefill_s,
-        "ttft_s": timings.ttft_s,
-        "decode_s": timings.decode_s,
-        "tpot_s": timings.tpot_s,
-        "total_s": timings.total_s,
-        "prompt_per_second": timings.prompt_per_second,
-        "decode_per_second": timings.decode_per_second,
-        "steps": timings.steps or None,
-        "tokens_per_step": timings.tokens_per_step or None,
-        "drafted_tokens": timings.drafted_tokens,
-        "accepted_tokens": timings.accepted_tokens,
-        "forced_tokens": timings.forced_tokens,
-    }
+    values = {name: getattr(timings, name) for name in _TIMINGS}
+    return values | {name: values[name] or None for name in ("steps", "tokens_per_step")}
 
 
 def _run(answer: AnsweredRequest) -> dict[str, Any]:
@@ -207,16 +199,4 @@ def _run(answer: AnsweredRequest) -> dict[str, Any]:
         "context_used": answer.finished.context_used,
         "context_size": info.context_size,
         "kv_type": info.kv_type,
-    }
-
-
-def _openai_logprobs(token: TokenLogprobs) -> dict[str, Any]:
-    return _openai_logprob(token.chosen) | {"top_logprobs": [_openai_logprob(one) for one in token.top]}
-
-
-def _openai_logprob(token: TokenLogprob) -> dict[str, Any]:
-    return {
-        "token": token.text.decode("utf-8", "replace"),
-        "logprob": max(token.logprob, -9999.0),  # JSON has no infinity; OpenAI writes -9999 for "never"
-        "bytes": list(token.text),
     }

@@ -160,28 +160,25 @@ def _tokens_per_second(answered: Sequence[AnsweredRequest]) -> float:
     return (_generated(answered) - 1) / seconds if began and seconds > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Showing:
-    """How to print samples.
-
-    model          the model's display name
-    hide_thinking  do not print the thinking
-    log            called with each answer that is printed, or None
-    """
-
-    model: str
-    as_json: bool
-    hide_thinking: bool
-    log: Callable[[AnsweredRequest], None] | None
-
-
-def answer_samples(engine: Answering, request: Request, wanted: SamplesWanted, showing: Showing) -> int:
+def answer_samples(
+    engine: Answering,
+    request: Request,
+    wanted: SamplesWanted,
+    *,
+    model: str,
+    as_json: bool,
+    hide_thinking: bool,
+    log: Callable[[AnsweredRequest], None] | None,
+) -> int:
     """Run the samples, print the answers and their statistics, and return the exit code.
 
     Ctrl-C or SIGTERM stops the samples. Those that are complete are still printed.
+
+    model  the model's display name
+    log    called with each answer that is printed, or None
     """
     _tell_of_equal_samples(engine, request, wanted.count)
-    run = _Run(engine, request, wanted, showing)
+    run = _Run(engine, request, wanted, model, log, as_json=as_json, hide_thinking=hide_thinking)
     with cancelling(engine.cancel_current) as signals:
         run.submit()
         while not engine.idle:
@@ -195,10 +192,19 @@ def answer_samples(engine: Answering, request: Request, wanted: SamplesWanted, s
 class _Run:
     """The samples of one run, by seed."""
 
-    def __init__(self, engine: Answering, request: Request, wanted: SamplesWanted, showing: Showing) -> None:
-        self._engine = engine
-        self._wanted = wanted
-        self._showing = showing
+    def __init__(
+        self,
+        engine: Answering,
+        request: Request,
+        wanted: SamplesWanted,
+        model: str,
+        log: Callable[[AnsweredRequest], None] | None,
+        *,
+        as_json: bool,
+        hide_thinking: bool,
+    ) -> None:
+        self._engine, self._wanted, self._model, self._log = engine, wanted, model, log
+        self._as_json, self._hide_thinking = as_json, hide_thinking
         first = request.sampling
         seeds = range(first.seed, first.seed + wanted.count)
         self._requests = [replace(request, sampling=replace(first, seed=seed)) for seed in seeds]
@@ -224,8 +230,8 @@ class _Run:
         elif isinstance(event, PrefillProgress) and not any(each.logprobs or each.pieces for each in self._collected):
             out.progress(waiting_words(event))
         elif isinstance(event, Finished):
-            self._done[index] = self._answered(index, event)
-            if self._wanted.best_of is None and not self._showing.as_json:
+            self._done[index] = self._collected[index].answered(self._engine, self._model, self._requests[index], event)
+            if self._wanted.best_of is None and not self._as_json:
                 self._show_in_order()
 
     def show_progress(self) -> None:
@@ -241,31 +247,19 @@ class _Run:
             raise LlmrunError("the engine stopped without finishing all samples")
         complete = [index for index, done in enumerate(answered) if _is_complete(done)]
         best = self._best(answered, complete)
-        if self._showing.as_json:
+        if self._as_json:
             out.json(samples_body(answered, self._means(), best))
         elif best is not None:
             self._show(answered[best.index])
-        if self._showing.as_json and self._showing.log is not None:
+        if self._as_json and self._log is not None:
             for index in complete if best is None else [best.index]:
-                self._showing.log(answered[index])
+                self._log(answered[index])
         if len(complete) < len(answered):
             out.note(f"stopped when {len(complete)} of {len(answered)} samples were complete")
-        _explain_lengths(answered, as_json=self._showing.as_json)
+        _explain_lengths(answered, as_json=self._as_json)
         out.fields(samples_fields(answered, best))
         for done in [answered[best.index]] if best else answered:
             check_format(done)
-
-    def _answered(self, index: int, finished: Finished) -> AnsweredRequest:
-        collected = self._collected[index]
-        return AnsweredRequest(
-            model=self._showing.model,
-            info=self._engine.info,
-            request=self._requests[index],
-            text=collected.text,
-            logprobs=tuple(collected.logprobs),
-            finished=finished,
-            reasoning=collected.reasoning,
-        )
 
     def _show_in_order(self) -> None:
         while self._n_shown < len(self._done) and (done := self._done[self._n_shown]) is not None:
@@ -278,15 +272,15 @@ class _Run:
             self._show(done)
 
     def _show(self, done: AnsweredRequest) -> None:
-        if not self._showing.hide_thinking:
+        if not self._hide_thinking:
             out.thinking(done.reasoning)
         out.answer(done.text)
         out.end_answer("\0" if self._wanted.null else "\n")
         if done.request.logprobs is not None:
             for token in done.logprobs:
                 out.fields(logprob_fields(token))
-        if self._showing.log is not None:
-            self._showing.log(done)
+        if self._log is not None:
+            self._log(done)
 
     def _means(self) -> list[float | None]:
         """Return the mean log probability of each sample's tokens, or None if it is unknown."""

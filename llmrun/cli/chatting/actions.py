@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.amounts import counted, format_age
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.cli.answers.model_in_use import ModelLost
 from llmrun.cli.arguments import flags
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import events, plain
 from llmrun.cli.chatting.archive import answer_rows, conversation_table, listed_conversations
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
+from llmrun.cli.chatting.model_in_use import ModelLost
 from llmrun.cli.chatting.saying import resume_conversation
 from llmrun.cli.chatting.store import Recording, reporting_file_errors
 from llmrun.cli.chatting.tool_call_view import about_rows, tool_rows

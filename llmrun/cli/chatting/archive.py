@@ -319,13 +319,13 @@ def search_store(store: Store, words: Sequence[str], without: Path | None = None
 def matching_lines(conversation: Conversation, words: Sequence[str]) -> list[Line]:
     """Return the matching lines of a conversation."""
     patterns = [re.compile(re.escape(unicodedata.normalize("NFC", word)), re.IGNORECASE) for word in words]
-    either = re.compile("|".join(f"(?:{pattern.pattern})" for pattern in patterns), re.IGNORECASE)
+    either = re.compile(f"({'|'.join(pattern.pattern for pattern in patterns)})", re.IGNORECASE)
     lines = []
     for exchange in conversation.exchanges:
         for is_question, text in ((True, exchange.question), *((False, text) for text in _told(exchange))):
             shown = [visible_line(line) for line in unicodedata.normalize("NFC", text).splitlines()]
             if all(any(pattern.search(line) for line in shown) for pattern in patterns):
-                lines += [Line(is_question, _pieces(line, either)) for line in shown if either.search(line)]
+                lines += [Line(is_question, tuple(either.split(line))) for line in shown if either.search(line)]
     return lines
 
 
@@ -353,15 +353,6 @@ def hit_as_json(hit: Hit) -> dict[str, Any]:
     """Convert a hit, with all its matching lines, to JSON values."""
     lines = [{"role": "user" if line.is_question else "assistant", "text": line.text} for line in hit.lines]
     return {"name": hit.name, "changed": hit.changed, "lines": lines}
-
-
-def _pieces(line: str, either: re.Pattern[str]) -> tuple[str, ...]:
-    pieces = []
-    done = 0
-    for match in either.finditer(line):
-        pieces += [line[done : match.start()], match[0]]
-        done = match.end()
-    return (*pieces, line[done:])
 
 
 def _cut(pieces: Sequence[str], most: int) -> Iterator[tuple[str, bool]]:

@@ -110,7 +110,7 @@ class PromptWindow:
 
     def prompt(self, conversation: Conversation, first: int = 0) -> ChatPrompt:
         """Return the prompt, starting at the turn with index `first`. The system prompt is always included."""
-        return self.prompting.prompt(conversation.messages_from(first))
+        return self.prompting.prompt(conversation.messages(first))
 
     def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
         """Return the request without the oldest turns that do not fit in the context.
@@ -221,13 +221,13 @@ class ContextUsed:
         if conversation.is_counted:
             return conversation.context_used
         # Lengths and ids are not enough: tool calls, results and a change of the model add no exchange.
-        counted_for = (conversation.model, conversation.unanswered, conversation.all_messages)
+        counted_for = (conversation.model, conversation.unanswered, conversation.all_messages())
         if self._counted is None or self._counted[0] != counted_for:
             self._counted = counted_for, self._count(engine, conversation)
         return self._counted[1]
 
     def _count(self, engine: Answering, conversation: Conversation) -> int | None:
-        messages = conversation.all_messages
+        messages = conversation.all_messages()
         if conversation.unanswered is not None:
             messages = messages[:-1]
         prompt = self.prompting.prompt(messages, add_generation_prompt=False)

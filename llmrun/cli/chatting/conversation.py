@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from llmrun import __version__
@@ -105,19 +105,8 @@ class Exchange:
         """Return the answer received so far as one event, or None if no answer has begun."""
         if self.began is None:
             return None
-        ended = self.ended
-        return Answered(
-            text=self.answer,
-            thinking=self.thinking if self.thoughts else None,
-            seed=self.began.seed,
-            reason=ended.reason if ended else None,
-            context_used=ended.context_used if ended else 0,
-            prompt_tokens=ended.prompt_tokens if ended else 0,
-            cached_tokens=ended.cached_tokens if ended else 0,
-            generated_tokens=ended.generated_tokens if ended else 0,
-            ttft_s=ended.ttft_s if ended else 0.0,
-            decode_s=ended.decode_s if ended else 0.0,
-        )
+        ended = asdict(self.ended) if self.ended else {}
+        return Answered(self.answer, self.thinking if self.thoughts else None, self.began.seed, **ended)
 
     def call(self, called: ToolCalled) -> None:
         """Add a tool call of the answer. The first call turns the answer into a round. Raises Misplaced."""
@@ -252,22 +241,16 @@ class Conversation:
             return bool(last.rounds)
         return last.ended is not None and last.ended.reason == FinishReason.TOOL_CALLS
 
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages to send for the last question, without the answer to that question."""
-        return self.messages_from(0)
+    def messages(self, first: int = 0) -> list[dict[str, Any]]:
+        """Return the messages to send for the last question, without the answer to that question.
 
-    def messages_from(self, first: int) -> list[dict[str, Any]]:
-        """Return the same as `messages`, but leave out all exchanges before the one with index `first`."""
-        told = self._told_from(first)
+        first  the index of the first exchange to include
+        """
+        told = self.all_messages(first)
         return told[:-1] if self.exchanges else told
 
-    @property
-    def all_messages(self) -> list[dict[str, Any]]:
-        """The system prompt and all questions, tool calls and answers. A missing answer becomes an empty message."""
-        return self._told_from(0)
-
-    def _told_from(self, first: int) -> list[dict[str, Any]]:
+    def all_messages(self, first: int = 0) -> list[dict[str, Any]]:
+        """Return the system prompt and all questions, tool calls and answers. A missing answer becomes empty."""
         told: list[dict[str, Any]] = [] if self.system is None else [{"role": "system", "content": self.system}]
         for exchange in self.exchanges[first:]:
             told.append({"role": "user", "content": exchange.question})

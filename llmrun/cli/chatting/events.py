@@ -196,11 +196,11 @@ class AnswerEnded:
 
     reason: str
     context_used: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    ttft_s: float
-    decode_s: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +219,13 @@ class Answered:
     text: str
     thinking: str | None
     seed: int | None
-    reason: str | None
-    context_used: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    ttft_s: float
-    decode_s: float
+    reason: str | None = None
+    context_used: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ delete it like any other.
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -30,8 +28,7 @@ from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.completion import CompleteEvent, Completer
-from prompt_toolkit.completion import Completion as Suggestion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus, shift_selection_mode
@@ -256,7 +253,7 @@ class TerminalTurns:
         self.completions = completions
         self._keyboard = keyboard or quiet_keyboard()
         self._pastes = Pastes()
-        self._meter = Meter("", 0, 0)
+        self._meter = Meter(0, 0)
         self._leaving = False  # Ctrl-C was pressed on an empty line
         self._stream = stream = screen()
         self._session: PromptSession[str] = PromptSession(
@@ -467,14 +464,10 @@ class _Completer(Completer):
     def __init__(self, completions: Completions) -> None:
         self._completions = completions
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Suggestion]:
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         for found in self._completions(document.text_before_cursor):
-            yield Suggestion(
-                found.text,
-                start_position=-found.replaces,
-                display=visible_line(found.text),
-                display_meta=visible_line(found.about),
-            )
+            shown, about = visible_line(found.text), visible_line(found.about)
+            yield Completion(found.text, -found.replaces, display=shown, display_meta=about)
 
 
 def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
@@ -496,19 +489,10 @@ class _Reader(PosixStdinReader):
     def __init__(self, keyboard: QuietKeyboard) -> None:
         super().__init__(keyboard.descriptor)
         self._keyboard = keyboard
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
 
     def read(self, count: int = 1024) -> str:
-        if held := self._keyboard.taken():
-            return self._decoder.decode(held)
-        if self.closed or not select.select([self.stdin_fd], [], [], 0)[0]:
-            return ""
-        try:
-            data = os.read(self.stdin_fd, count)
-        except OSError:  # the terminal was closed
-            data = b""
-        self.closed = not data
-        return self._decoder.decode(data)
+        held = self._keyboard.taken()
+        return self._stdin_decoder.decode(held) if held else super().read(count)
 
 
 def _input(keyboard: QuietKeyboard) -> Input:

@@ -46,12 +46,10 @@ def _closes(block: str) -> bool:
 class Meter:
     """The state of a conversation, which a prompt may show.
 
-    model         display name of the model, which is untrusted text
     context_used  tokens in the context at the end of the last answer
     context_size  tokens that fit in the context, or 0 if the server has not reported it
     """
 
-    model: str
     context_used: int
     context_size: int
 
@@ -134,13 +132,9 @@ class PlainTurns:
 
     def __init__(self, stream: BinaryIO, *, interactive: bool) -> None:
         """Read from `stream`. If it is a dumb terminal (TERM=dumb), `interactive` is true and a prompt is shown."""
+        self.interactive = interactive
         self._stream = stream
-        self._interactive = interactive
         self._lines = 0
-
-    @property
-    def interactive(self) -> bool:
-        return self._interactive
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         """Read a turn. Raises UsageError if a line is too long or not UTF-8, or if a block is never closed."""
@@ -181,7 +175,7 @@ class PlainTurns:
         """Do nothing, because the caller owns the stream."""
 
     def _show_prompt(self, prompt: str) -> None:
-        if self._interactive:
+        if self.interactive:
             out.prompt(prompt)
 
     def _line(self) -> str | None:

@@ -266,17 +266,7 @@ class Saying:
         if not self.begun:
             return
         if not self._ended:
-            self._record.add(
-                AnswerEnded(
-                    reason=FAILED,
-                    context_used=self._used_before,
-                    prompt_tokens=0,
-                    cached_tokens=0,
-                    generated_tokens=0,
-                    ttft_s=0.0,
-                    decode_s=0.0,
-                )
-            )
+            self._record.add(AnswerEnded(FAILED, self._used_before))
         self._show(self._certain.rest())
         self._close_view()
         if self._problem:

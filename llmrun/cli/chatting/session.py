@@ -39,10 +39,10 @@ from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
 from llmrun.options.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
-    from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.chatting.context import Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Value
+    from llmrun.cli.chatting.model_in_use import ModelInUse
     from llmrun.cli.chatting.plain import AnswerView, Turns
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.chatting.store import Store
@@ -211,7 +211,7 @@ class Chat:
 
     @property
     def meter(self) -> Meter:
-        return Meter(self.model, self.context_used or 0, self.engine.info.context_size)
+        return Meter(self.context_used or 0, self.engine.info.context_size)
 
     @property
     def context_used(self) -> int | None:

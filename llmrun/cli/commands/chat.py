@@ -40,11 +40,11 @@ from llmrun.options.settings import RULES, Settings, load_settings, model_named,
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
-    from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.context import ConversationState, Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
+    from llmrun.cli.chatting.model_in_use import ModelInUse
     from llmrun.cli.chatting.plain import Completions, Turns
     from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.cli.chatting.store import Store
@@ -115,10 +115,10 @@ def command(
         wanted = copy.deepcopy(record.conversation)
         for event in changes:
             wanted.apply(event)
-        from llmrun.cli.answers.model_in_use import ModelInUse
         from llmrun.cli.answers.open_model import tell_of_default_model
         from llmrun.cli.answers.thinking import check_thinking
         from llmrun.cli.chatting.context import Prompting
+        from llmrun.cli.chatting.model_in_use import ModelInUse
 
         if flags.model is None and not continued:
             tell_of_default_model(settings, "llmrun chat")

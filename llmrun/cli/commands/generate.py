@@ -171,10 +171,17 @@ def command(
         if prompt_cache is not None:
             log_answer = with_prompt_cache(prompt_cache, opened.engine, log_answer)
         if wanted is not None:
-            from llmrun.cli.answers.samples import Showing, answer_samples
+            from llmrun.cli.answers.samples import answer_samples
 
-            showing = Showing(opened.name, json_output, settings.hide_thinking, log_answer)
-            return answer_samples(opened.engine, request, wanted, showing)
+            return answer_samples(
+                opened.engine,
+                request,
+                wanted,
+                model=opened.name,
+                as_json=json_output,
+                hide_thinking=settings.hide_thinking,
+                log=log_answer,
+            )
         return answer(
             opened.engine,
             request,

@@ -11,7 +11,6 @@ import pytest
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.answers.report import (
     AnsweredRequest,
-    closing_fields,
     completion_body,
     logprob_fields,
     show_statistics,
@@ -78,7 +77,7 @@ def test_the_closing_line_says_it_all_in_100_columns() -> None:
     ],
 )
 def test_the_closing_line_drops_what_matters_least_until_it_fits(columns: int, line: str) -> None:
-    assert "  ".join(closing_fields(answer_of(), columns)) == line
+    assert "  ".join(stats_fields(answer_of(), columns)) == line
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_the_closing_line_drops_what_matters_least_until_it_fits(columns: int, l
 )
 def test_the_closing_line_tells_what_drafts_gained(columns: int, line: str) -> None:
     drafted = replace(TIMINGS, steps=50, drafted_tokens=96, accepted_tokens=78)
-    shown = "  ".join(closing_fields(answer_of(timings=drafted), columns))
+    shown = "  ".join(stats_fields(answer_of(timings=drafted), columns))
     assert shown == line
     assert len(shown) <= columns
 
@@ -120,7 +119,7 @@ def test_the_json_body_tells_steps_and_drafts() -> None:
 
 
 def test_the_closing_line_leaves_the_context_to_the_prompt() -> None:
-    assert closing_fields(answer_of(), 100, with_context=False) == [
+    assert stats_fields(answer_of(), 100, with_context=False) == [
         field for field in stats_fields(answer_of()) if not field.startswith("ctx")
     ]
 
@@ -138,7 +137,7 @@ def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:
 def test_the_closing_line_says_that_an_answer_was_stopped() -> None:
     answer = answer_of(FinishReason.CANCELLED)
     assert "stopped" in stats_fields(answer)
-    assert "stopped" in closing_fields(answer, 40)
+    assert "stopped" in stats_fields(answer, 40)
     assert "stopped" not in stats_fields(answer_of(FinishReason.LENGTH))
 
 

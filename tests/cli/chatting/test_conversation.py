@@ -41,9 +41,9 @@ def test_the_engine_is_given_everything_but_the_answer_it_is_to_write() -> None:
         SystemSet("brief"), QuestionAsked("a", ""), AnswerBegan(1), AnswerWent("A"), AnswerWent("!"), ENDED
     )
     first = [{"role": "system", "content": "brief"}, {"role": "user", "content": "a"}]
-    assert conversation.messages == first
+    assert conversation.messages() == first
     conversation.apply(QuestionAsked("b", ""))
-    assert conversation.messages == [
+    assert conversation.messages() == [
         *first,
         {"role": "assistant", "content": "A!"},
         {"role": "user", "content": "b"},
@@ -51,8 +51,8 @@ def test_the_engine_is_given_everything_but_the_answer_it_is_to_write() -> None:
 
 
 def test_an_empty_system_prompt_is_one_and_none_is_none() -> None:
-    assert after(SystemSet(""), QuestionAsked("a", "")).messages[0] == {"role": "system", "content": ""}
-    assert after(SystemSet("x"), SystemSet(None), QuestionAsked("a", "")).messages == [{"role": "user", "content": "a"}]
+    assert after(SystemSet(""), QuestionAsked("a", "")).messages()[0] == {"role": "system", "content": ""}
+    assert after(SystemSet("x"), SystemSet(None), QuestionAsked("a", "")).messages() == [{"role": "user", "content": "a"}]
 
 
 def test_a_second_answer_takes_the_place_of_the_first() -> None:
@@ -66,7 +66,7 @@ def test_a_second_answer_takes_the_place_of_the_first() -> None:
 def test_thinking_is_kept_apart_and_belongs_to_its_answer() -> None:
     conversation = after(QuestionAsked("a", ""), AnswerBegan(1), Thought("hm"), Thought("!"), AnswerWent("A"), ENDED)
     conversation.apply(QuestionAsked("b", ""))
-    assert conversation.messages[1] == {"role": "assistant", "content": "A", "reasoning_content": "hm!"}
+    assert conversation.messages()[1] == {"role": "assistant", "content": "A", "reasoning_content": "hm!"}
     again = after(QuestionAsked("a", ""), AnswerBegan(1), Thought("hm"), ENDED, AnswerBegan(2), AnswerWent("B"))
     assert (again.exchanges[0].thinking, again.exchanges[0].answer) == ("", "B")
 
@@ -144,7 +144,7 @@ def test_the_short_history_makes_the_same_conversation(history: list[Event]) -> 
     conversation = folded(history)
     again = folded(list(conversation.history()))
     assert list(again.history()) == list(conversation.history())
-    assert again.messages == conversation.messages
+    assert again.messages() == conversation.messages()
     assert (again.model, again.system, again.preferences) == (
         conversation.model,
         conversation.system,
@@ -185,16 +185,16 @@ TOLD: list[dict[str, object]] = [
 
 def test_calls_and_results_precede_the_answer() -> None:
     conversation = after(*CALLS, *RESULTS)
-    assert conversation.messages == TOLD
+    assert conversation.messages() == TOLD
     conversation.apply(AnswerBegan(2))
     conversation.apply(AnswerWent("A"))
-    assert conversation.messages == TOLD
-    assert conversation.all_messages == [*TOLD, {"role": "assistant", "content": "A"}]
+    assert conversation.messages() == TOLD
+    assert conversation.all_messages() == [*TOLD, {"role": "assistant", "content": "A"}]
 
 
 def test_another_answer_keeps_the_results() -> None:
     conversation = after(*CALLS, *RESULTS, AnswerBegan(2), AnswerWent("A"), ENDED, AnswerBegan(3), AnswerWent("B"))
-    assert conversation.all_messages == [*TOLD, {"role": "assistant", "content": "B"}]
+    assert conversation.all_messages() == [*TOLD, {"role": "assistant", "content": "B"}]
 
 
 def test_undo_removes_the_calls_too() -> None:
@@ -203,7 +203,7 @@ def test_undo_removes_the_calls_too() -> None:
 
 def test_a_call_without_a_result_was_interrupted() -> None:
     conversation = after(*CALLS, RESULTS[0])
-    assert conversation.messages[-2:] == [
+    assert conversation.messages()[-2:] == [
         TOLD[-2],
         {**TOLD[-1], "content": "The call was interrupted, and its result is unknown."},
     ]
@@ -223,7 +223,7 @@ def test_a_question_may_follow_stopped_calls() -> None:
     conversation = after(*CALLS, *RESULTS)
     assert conversation.unanswered is None
     conversation.apply(QuestionAsked("b", ""))
-    assert conversation.messages == [
+    assert conversation.messages() == [
         *TOLD,
         {"role": "assistant", "content": ""},
         {"role": "user", "content": "b"},
@@ -235,7 +235,7 @@ def test_a_question_may_follow_stopped_calls() -> None:
 @pytest.mark.parametrize("arguments", ["", "{", "[]", "7", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 5000])
 def test_arguments_that_are_no_object_are_left_out(arguments: str) -> None:
     conversation = after(*CALLS[:5], ToolCalled("x", "echo", arguments))
-    (call,) = conversation.messages[1]["tool_calls"]
+    (call,) = conversation.messages()[1]["tool_calls"]
     assert call["function"]["arguments"] in ("{}", "")
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound
-from llmrun.cli.answers.model_in_use import ModelLost
 from llmrun.cli.chatting.commands import completions
+from llmrun.cli.chatting.model_in_use import ModelLost
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import journals, session
 
@@ -25,7 +25,7 @@ def test_another_model_answers_with_the_conversation_kept(tmp_path: Path, capsys
     with session(tmp_path, others={"other": other()}) as found:
         assert found.run("one", "/model other", "two", "/model") == 0
         assert found.said == [("one", "You said: one"), ("two", "other")]
-        assert found.turns.meters[-1].model == "other"
+        assert found.chat.model == "other"
         assert found.turns.meters[-1].context_size == 4096
         assert found.backend._closed
     told = capsys.readouterr().err

@@ -12,7 +12,7 @@ from llmrun.cli.chatting.plain import Meter, PlainTurns
 from tests.support.cli.chats import journals
 from tests.support.cli.commands import on_terminal
 
-METER = Meter("m", 25, 100)
+METER = Meter(25, 100)
 
 
 def turns_of(data: bytes) -> list[str]:

@@ -213,4 +213,4 @@ def test_older_files_get_the_format_of_calls(tmp_path: Path) -> None:
     record.close()
     found = read_conversation(path).conversation
     assert found.began.format == FORMAT
-    assert [message["role"] for message in found.messages] == ["user", "assistant", "tool"]
+    assert [message["role"] for message in found.messages()] == ["user", "assistant", "tool"]

@@ -62,7 +62,7 @@ def ran(
         return next(answers)
 
     monkeypatch.setattr(tool_turns, "ask", answer)
-    monkeypatch.setattr(tool_turns.out, "reply", rows.extend)
+    monkeypatch.setattr("llmrun.cli.chatting.tool_turns.out.reply", rows.extend)
     turns = ToolTurns(toolbox, ListedTurns([], interactive=interactive), Signals(lambda: None, lambda: None))
     return Run(turns._result(ToolCall("c", name, '{"a": "x"}')), rows, len(asked))
 

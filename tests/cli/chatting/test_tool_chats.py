@@ -62,7 +62,7 @@ def seen(backend: ScriptedBackend) -> str:
 
 
 def results(found: Session) -> list[str]:
-    return [message["content"] for message in found.chat.conversation.all_messages if message["role"] == "tool"]
+    return [message["content"] for message in found.chat.conversation.all_messages() if message["role"] == "tool"]
 
 
 def test_the_model_answers_with_the_result_of_its_call(tmp_path: Path, capsys: Capture) -> None:
@@ -103,9 +103,9 @@ def test_calls_and_results_come_back_from_the_file(tmp_path: Path) -> None:
     script = (("Say hi?", call("echo", a="hi")), (RESULT, "It said hi."), ("Again?", "No."))
     with opened(ECHO) as box, session(tmp_path, backend=tool_backend(*script), toolbox=box.toolbox) as found:
         found.run("Say hi?")
-        before = found.chat.conversation.all_messages
+        before = found.chat.conversation.all_messages()
     record, _ = resume_conversation(Store(tmp_path / "conversations"), journals(tmp_path)[0])
-    assert record.conversation.all_messages == before
+    assert record.conversation.all_messages() == before
     backend = tool_backend(*script)
     with session(tmp_path, backend=backend, record=record) as found:  # without tools
         found.run("Again?")

@@ -107,7 +107,7 @@ def answer(process: pexpect.spawn[bytes], keys: str) -> None:
 
 
 def results(folder: Path) -> list[str]:
-    messages = read_conversation(journals(folder)[0]).conversation.all_messages
+    messages = read_conversation(journals(folder)[0]).conversation.all_messages()
     return [message["content"] for message in messages if message["role"] == "tool"]
 
 

@@ -52,7 +52,7 @@ def results(
     numbered = [ToolCall(f"call_{number}", name, arguments) for number, (name, arguments) in enumerate(calls)]
     with opened(*tools) as box, Signals(lambda: None, lambda: None) as signals:
         went_on = ToolTurns(box.toolbox, listed, signals).run(numbered, record)
-    return [message["content"] for message in record.conversation.messages if message["role"] == "tool"], went_on
+    return [message["content"] for message in record.conversation.messages() if message["role"] == "tool"], went_on
 
 
 def typed(*answers: str | Callable[[], Any] | None) -> Callable[[str], str | None]:

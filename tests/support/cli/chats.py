@@ -13,11 +13,11 @@ from typing import Any
 
 from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound
-from llmrun.cli.answers.model_in_use import ModelInUse
 from llmrun.cli.answers.open_model import OpenModel
 from llmrun.cli.chatting.commands import run_command
 from llmrun.cli.chatting.context import Prompting
 from llmrun.cli.chatting.conversation import new_conversation
+from llmrun.cli.chatting.model_in_use import ModelInUse
 from llmrun.cli.chatting.plain import Meter
 from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.session import Chat

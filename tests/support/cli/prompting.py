@@ -35,7 +35,7 @@ def main() -> None:
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
     draft = ""
     try:
-        while (turn := turns.read(Meter("model", 7373, 8192), draft)) is not None:
+        while (turn := turns.read(Meter(7373, 8192), draft)) is not None:
             with Path(sys.argv[1]).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(turn) + "\n")
             draft = turn.removeprefix(DRAFTED) if turn.startswith(DRAFTED) else ""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from llmrun.cli.answers.open_model import OpenModel
-    from llmrun.engine.base import Answering
+    from llmrun.cli.chatting.context import ConversationState
 
 
 class ModelOpener(Protocol):
@@ -24,19 +24,6 @@ class ModelOpener(Protocol):
 
     def open(self, name: str) -> AbstractContextManager[OpenModel]:
         """Open a model. `name` must be a name that `fetch` returned."""
-
-
-class SavedState(Protocol):
-    """The saved state of the current conversation: the KV cache in a file."""
-
-    def use(self, engine: Answering, conversation: Path | None) -> None:
-        """Let an engine load and save the state of a conversation, given its file or None if it has none."""
-
-    def save(self, engine: Answering) -> None:
-        """Save the tokens that the last turn added."""
-
-    def finish(self, engine: Answering) -> None:
-        """Save everything, because the engine is about to be closed."""
 
 
 class ModelLost(LlmrunError):
@@ -50,7 +37,7 @@ class ModelInUse:
     memory. The current model is therefore closed before the next one is opened, and reopened if that fails.
     """
 
-    def __init__(self, opener: ModelOpener, lasting_name: str, state: SavedState | None = None) -> None:
+    def __init__(self, opener: ModelOpener, lasting_name: str, state: ConversationState | None = None) -> None:
         """Open the first model. Raises the opener's errors, and TemplateRefused if the model has no chat template."""
         self._opener = opener
         self._state = state
