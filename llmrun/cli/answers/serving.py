@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from llmrun.options.settings import Settings
     from llmrun.serving.models.registry import ModelLimits
     from llmrun.serving.options import ServingOptions
-    from llmrun.serving.upstreams.front import Upstreams
     from llmrun.serving.upstreams.upstream import Upstream
 
 
@@ -190,9 +189,15 @@ async def _serve(
     if is_stand_in(settings.backend) or not opener.given:
         known = GivenOnly(opener.given)
     models = Models(known, partial(opener.process, known), limits, created=int(time.time()), note=out.note)
-    upstreams = _upstreams(given_upstreams, options) if given_upstreams else None
+    upstreams: Upstreams | None = None
+    if given_upstreams:
+        from llmrun.serving.upstreams.front import Upstreams  # imports an HTTP client, which takes 0.1 s
+
+        upstreams = Upstreams(given_upstreams, options.limits.ping_s, out.note)
     service = Service(models, options, Bodies(options.limits), upstreams=upstreams)
-    app = make_app(service, host_names=_host_names(flags.host), log=lambda line: out.fields([line]), trace=out.trace)
+    # the names by which clients may call this machine, in addition to its addresses
+    names = frozenset({flags.host, socket.gethostname()})
+    app = make_app(service, host_names=names, log=lambda line: out.fields([line]), trace=out.trace)
     url = _url(flags.host, listening.getsockname()[1], tls is not None)
 
     def ready() -> None:
@@ -216,17 +221,6 @@ async def _serve(
             )
     finally:
         show_control_echo()
-
-
-def _upstreams(given: Sequence[Upstream], options: ServingOptions) -> Upstreams:
-    from llmrun.serving.upstreams.front import Upstreams  # imports an HTTP client, which takes 0.1 s
-
-    return Upstreams(given, options.limits.ping_s, out.note)
-
-
-def _host_names(host: str) -> frozenset[str]:
-    """Return the names by which clients may call this machine, in addition to its addresses."""
-    return frozenset({host, socket.gethostname()})
 
 
 def _url(host: str, port: int, is_tls: bool) -> str:

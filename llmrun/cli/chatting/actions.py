@@ -83,10 +83,6 @@ def edit(chat: Chat, argument: str) -> None:
         chat.ask(text)
 
 
-def copy_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return [(CODE, "only the last code block")]
-
-
 def _last_code(answer: str) -> str:
     from markdown_it import MarkdownIt
 
@@ -229,10 +225,10 @@ def answer_at_once(chat: Chat, argument: str) -> None:
 
 
 def show(chat: Chat, argument: str) -> None:
-    if argument and argument not in _SHOWN:
-        raise UsageError(f"/show: {argument}: unknown argument", hint="known: " + ", ".join(_SHOWN))
+    if argument and argument not in SHOWN:
+        raise UsageError(f"/show: {argument}: unknown argument", hint="known: " + ", ".join(SHOWN))
     if argument:
-        out.reply(_SHOWN[argument](chat))
+        out.reply(SHOWN[argument](chat))
         return
     for lines in (_model_lines, _system_lines, _preference_lines, _meter_lines):
         out.reply(lines(chat))
@@ -332,6 +328,10 @@ def leave(chat: Chat, argument: str) -> None:
     chat.leave()
 
 
+def load_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return [(path.stem, "") for path in (*chat.store.named(), *chat.store.journals())]
+
+
 def summary(found: Recording) -> str:
     """Return a one-line summary, such as `"Why is the sky blue?", 2 turns, 2 hours ago`."""
     turns = counted(len(found.conversation.exchanges), "turn")
@@ -341,18 +341,6 @@ def summary(found: Recording) -> str:
 def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
     names = [(f"{name} ", _shown(chat.preference(name))) for name in events.NAMES if name != events.CONTEXT]
     return [*names, *((f"{events.ON_FULL} {value}", "") for value in RULES[events.ON_FULL].choices)]
-
-
-def think_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return [("on", ""), ("off", ""), (DEFAULT, "")]
-
-
-def show_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return [(name, "") for name in _SHOWN]
-
-
-def load_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return [(path.stem, "") for path in (*chat.store.named(), *chat.store.journals())]
 
 
 def search(chat: Chat, argument: str) -> None:
@@ -463,7 +451,7 @@ def _shown(value: object) -> str:
     )
 
 
-_SHOWN = {
+SHOWN = {
     "model": _model_lines,
     "template": _template_lines,
     "system": _system_lines,

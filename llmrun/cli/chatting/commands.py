@@ -1,4 +1,4 @@
-"""The table of slash commands, which is used for dispatch, /help and completion."""
+"""The table of slash commands, which is used for dispatch, /help (in groups) and completion."""
 
 from __future__ import annotations
 
@@ -17,25 +17,20 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
 
 
-CONVERSATION, ANSWERS, SETTINGS, CHAT = GROUPS = ("Conversation", "Answers", "Model and settings", "Chat")
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """A slash command.
 
     run      called with the chat and the argument, without surrounding whitespace
     choices  returns the possible arguments, each with its description
-    group    the heading under which /help lists the command
     """
 
     name: str
     arguments: str
     about: str
     run: Callable[[Chat, str], None]
-    aliases: tuple[str, ...] = ()
     choices: Callable[[Chat], Iterable[tuple[str, str]]] = lambda chat: ()
-    group: str = CONVERSATION
+    aliases: tuple[str, ...] = ()
 
     @property
     def usage(self) -> str:
@@ -49,11 +44,10 @@ def _help(chat: Chat, argument: str) -> None:
         out.reply(beside(f"{command.usage}  ", command.about, room(sys.stderr)))
         return
     widest = max(len(command.usage) for command in COMMANDS)
-    for group in GROUPS:
+    for group, commands in GROUPS.items():
         out.reply([f"{group}:"])
-        for command in COMMANDS:
-            if command.group == group:
-                out.reply(beside(f"  {command.usage:<{widest}}  ", command.about, room(sys.stderr)))
+        for command in commands:
+            out.reply(beside(f"  {command.usage:<{widest}}  ", command.about, room(sys.stderr)))
     out.reply(line for label, text in _HINTS for line in beside(label, text, room(sys.stderr)))
 
 
@@ -61,68 +55,71 @@ def _command_choices(chat: Chat) -> Iterable[tuple[str, str]]:
     return [(command.name, command.about) for command in COMMANDS]
 
 
-COMMANDS: tuple[Command, ...] = (
-    Command("help", "[COMMAND]", "list the commands, or explain one", _help, ("?",), _command_choices, CHAT),
-    Command(
-        "model",
-        "[NAME]",
-        "show the model, or open another one for this conversation",
-        actions.model,
-        choices=actions.model_choices,
-        group=SETTINGS,
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "Conversation": (
+        Command("clear", "", "begin a new conversation; this one stays saved", actions.clear),
+        Command("undo", "", "remove the last question and its answer", actions.undo),
+        Command("save", "[NAME]", "save a named copy; every chat is saved automatically", actions.save),
+        Command("load", "[NAME]", "list the saved conversations, or continue one", actions.load, actions.load_choices),
+        Command("search", "WORDS", "find words in this conversation and in earlier ones", actions.search),
     ),
-    Command("system", "[TEXT]", "show or set the system prompt; `default` resets it", actions.system, group=SETTINGS),
-    Command(
-        "set",
-        "[NAME VALUE]",
-        "show or change the settings; `default` resets one",
-        actions.set_preference,
-        choices=actions.preference_choices,
-        group=SETTINGS,
+    "Answers": (
+        Command("retry", "", "answer the last question again, with another seed", actions.retry, aliases=("regen",)),
+        Command("edit", "[TEXT]", "write a question in $EDITOR, starting from the last one", actions.edit),
+        Command(
+            "copy",
+            f"[{actions.CODE}]",
+            "copy the last answer, or its last code block",
+            actions.copy,
+            lambda chat: [(actions.CODE, "")],
+        ),
     ),
-    Command(
-        "think",
-        "[on|off]",
-        "turn thinking on or off; `default` resets it",
-        actions.think,
-        choices=actions.think_choices,
-        group=SETTINGS,
+    "Model and settings": (
+        Command(
+            "model",
+            "[NAME]",
+            "show the model, or open another one for this conversation",
+            actions.model,
+            actions.model_choices,
+        ),
+        Command("system", "[TEXT]", "show or set the system prompt; `default` resets it", actions.system),
+        Command(
+            "set",
+            "[NAME VALUE]",
+            "show or change the settings; `default` resets one",
+            actions.set_preference,
+            actions.preference_choices,
+        ),
+        Command(
+            "think",
+            "[on|off]",
+            "turn thinking on or off; `default` resets it",
+            actions.think,
+            lambda chat: [("on", ""), ("off", ""), (actions.DEFAULT, "")],
+        ),
+        Command("nothink", "", "turn thinking off, like /think off", actions.answer_at_once),
+        Command(
+            "tools",
+            "[NAME]",
+            "list tools; `allow NAME` and `ask NAME` set confirmation",
+            actions.tools,
+            actions.tool_choices,
+        ),
     ),
-    Command("nothink", "", "turn thinking off, like /think off", actions.answer_at_once, group=SETTINGS),
-    Command(
-        "tools",
-        "[NAME]",
-        "list tools; `allow NAME` and `ask NAME` set confirmation",
-        actions.tools,
-        choices=actions.tool_choices,
-        group=SETTINGS,
+    "Chat": (
+        Command("help", "[COMMAND]", "list the commands, or explain one", _help, _command_choices, ("?",)),
+        Command(
+            "show",
+            "[WHAT]",
+            "show model, template, system, settings or conversation",
+            actions.show,
+            lambda chat: [(name, "") for name in actions.SHOWN],
+        ),
+        Command("stats", "", "show tokens, times and speeds since the start", actions.stats),
+        Command("exit", "", "end the chat; so does the end of input", actions.leave, aliases=("bye", "quit")),
     ),
-    Command(
-        "show",
-        "[WHAT]",
-        "show model, template, system, settings or conversation",
-        actions.show,
-        choices=actions.show_choices,
-        group=CHAT,
-    ),
-    Command("clear", "", "begin a new conversation; this one stays saved", actions.clear),
-    Command("undo", "", "remove the last question and its answer", actions.undo),
-    Command("retry", "", "answer the last question again, with another seed", actions.retry, ("regen",), group=ANSWERS),
-    Command("edit", "[TEXT]", "write a question in $EDITOR, starting from the last one", actions.edit, group=ANSWERS),
-    Command(
-        "copy",
-        f"[{actions.CODE}]",
-        "copy the last answer, or its last code block",
-        actions.copy,
-        choices=actions.copy_choices,
-        group=ANSWERS,
-    ),
-    Command("save", "[NAME]", "save a named copy; every chat is saved automatically", actions.save),
-    Command("load", "[NAME]", "list the saved conversations, or continue one", actions.load, (), actions.load_choices),
-    Command("search", "WORDS", "find words in this conversation and in earlier ones", actions.search),
-    Command("stats", "", "show tokens, times and speeds since the start", actions.stats, group=CHAT),
-    Command("exit", "", "end the chat; so does the end of input", actions.leave, ("bye", "quit"), group=CHAT),
-)
+}
+COMMANDS = tuple(command for group in GROUPS.values() for command in group)
 _HINTS = (
     ('"""  ', "begins and ends a message of several lines"),
     ("//   ", "sends a question that begins with a slash (a leading space also works)"),

@@ -52,7 +52,7 @@ from prompt_toolkit.selection import SelectionState
 from prompt_toolkit.styles import Style
 
 from llmrun.base.folders import O_BINARY, data_folder
-from llmrun.cli.chatting.plain import Completions, Meter, is_unfinished
+from llmrun.cli.chatting.plain import Completions, Meter, Turns, is_unfinished
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, screen
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible_line
@@ -240,7 +240,7 @@ _STYLE = Style.from_dict(
 )
 
 
-class TerminalTurns:
+class TerminalTurns(Turns):
     """Reads turns from a user at a terminal (see plain.Turns). Controls the keyboard until `close` is called.
 
     completions  returns the completions for the text before the cursor

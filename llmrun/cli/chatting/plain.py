@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -69,15 +69,14 @@ class Completion:
 Completions = Callable[[str], Sequence[Completion]]  # takes the text before the cursor
 
 
-class Turns(Protocol):
-    """The source of the user's turns.
+class Turns:
+    """The source of the user's turns. The methods other than `read` suit sources that do not change the terminal.
 
     interactive  True if a person types the turns. The chat then shows errors and continues. If False, the input is a
                  pipe, and the first error ends the chat with the error's exit code
     """
 
-    @property
-    def interactive(self) -> bool: ...
+    interactive: bool
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         '''Read the next turn, without its final newline. Returns None at the end of input.
@@ -91,12 +90,15 @@ class Turns(Protocol):
         Ctrl-C clears the line and prompts again. If this method raises KeyboardInterrupt anyway, an interactive chat
         prompts again, and any other chat ends with exit code 130.
         '''
+        raise NotImplementedError
 
     def answering(self) -> AbstractContextManager[None]:
         """Return a context manager to use during an answer. Keys are not echoed, and Ctrl-C sends a signal."""
+        return nullcontext()
 
     def lent(self) -> AbstractContextManager[None]:
         """Return a context manager that restores the original terminal modes while another program runs."""
+        return nullcontext()
 
     def restore(self) -> None:
         """Restore the original terminal modes immediately. Idempotent, and never raises.
@@ -123,7 +125,7 @@ class AnswerView(Protocol):
         """
 
 
-class PlainTurns:
+class PlainTurns(Turns):
     """Reads turns from a stream. A turn is one line, or several lines in triple quotes.
 
     Lines are read as they arrive, so a program at the other end of the pipe can wait for each answer before it sends
@@ -159,20 +161,6 @@ class PlainTurns:
             if len(turn) > LARGEST_TEXT:
                 raise UsageError(f"standard input: a block is larger than {LARGEST_TEXT >> 20} MiB")
         return turn
-
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        yield
-
-    def restore(self) -> None:
-        """Do nothing, because the terminal modes were never changed."""
-
-    def close(self) -> None:
-        """Do nothing, because the caller owns the stream."""
 
     def _show_prompt(self, prompt: str) -> None:
         if self.interactive:

@@ -17,7 +17,6 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, TextIO
@@ -46,7 +45,9 @@ class QuietKeyboard:
     def __init__(self, descriptor: int, screen: int | None = None) -> None:
         self.descriptor = descriptor
         self._screen = screen
-        self._holder = _Holder(descriptor, self._in_foreground)
+        self._held = bytearray()
+        self._thread: threading.Thread | None = None  # reads keys between `hold` and `release`
+        self._stop = -1  # the write end of a pipe; closing it ends the thread
         self._found: list[Any] | None = None  # the modes before `begin`
         self._quiet: list[Any] | None = None  # the modes between `begin` and `end`
         self._handlers: dict[int, Any] = {}
@@ -84,17 +85,24 @@ class QuietKeyboard:
             self._write(_BRACKETED)
 
     def hold(self) -> None:
-        """Start to read and buffer keys, for `taken`. Does nothing before `begin` or after `end`."""
-        if self._found is not None:
-            self._holder.start()
+        """Start a thread that reads and buffers keys, for `taken`. Does nothing before `begin` or after `end`."""
+        if self._found is not None and self._thread is None:
+            stopped, self._stop = os.pipe()
+            self._thread = threading.Thread(target=self._read, args=(stopped,), name="llmrun-keyboard", daemon=True)
+            self._thread.start()
 
     def release(self) -> None:
-        """Stop reading keys, so that another reader can read them."""
-        self._holder.stop()
+        """Stop the thread and wait until it has ended, so that another reader can read keys."""
+        if self._thread is not None:
+            os.close(self._stop)
+            self._thread.join()
+            self._thread = None
 
     def taken(self) -> bytes:
         """Return and clear the bytes that were typed between `hold` and `release`."""
-        return self._holder.taken()
+        held = bytes(self._held)
+        self._held.clear()
+        return held
 
     def restore(self) -> None:
         """Restore the original modes immediately. Idempotent, safe in a signal handler, and never raises."""
@@ -108,6 +116,24 @@ class QuietKeyboard:
         self._found = self._quiet = None
         while self._handlers:
             signal.signal(*self._handlers.popitem())
+
+    def _read(self, stopped: int) -> None:
+        if sys.platform == "win32":
+            return
+        # Block all signals in this thread, because the main thread may be waiting for one. With SIGTTIN blocked,
+        # reading in the background fails instead of stopping the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while stopped not in select.select([self.descriptor, stopped], [], [])[0]:
+            data = b""  # in the background, reading would stop the process
+            if self._in_foreground():
+                with suppress(*_UNREACHABLE):
+                    data = os.read(self.descriptor, _AT_ONCE)
+            if not data:  # the process is in the background, or the terminal has disconnected
+                select.select([stopped], [], [], _PAUSE_S)
+            if _CTRL_C in data:  # Ctrl-C was typed before the modes were set, so it did not send a signal
+                os.kill(os.getpid(), signal.SIGINT)
+            self._held += data.replace(_CTRL_C, b"")
+        os.close(stopped)
 
     def _set(self, modes: list[Any]) -> None:
         if sys.platform == "win32":
@@ -157,53 +183,3 @@ def quiet_keyboard() -> QuietKeyboard:
 def screen() -> TextIO:
     """Return the stream for prompts, which is stderr if stderr is a terminal, and stdout otherwise."""
     return sys.stderr if is_terminal(sys.stderr) else sys.stdout
-
-
-class _Holder:
-    """A thread that reads from a terminal while no prompt is active.
-
-    may_read  returns whether reading is allowed now; in the background, reading would stop the process
-    """
-
-    def __init__(self, descriptor: int, may_read: Callable[[], bool]) -> None:
-        self._descriptor = descriptor
-        self._may_read = may_read
-        self._held = bytearray()
-        self._thread: threading.Thread | None = None
-        self._stop = -1  # the write end of a pipe; closing it ends the thread
-
-    def start(self) -> None:
-        if self._thread is None:
-            stopped, self._stop = os.pipe()
-            self._thread = threading.Thread(target=self._read, args=(stopped,), name="llmrun-keyboard", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread and wait until it has ended."""
-        if self._thread is not None:
-            os.close(self._stop)
-            self._thread.join()
-            self._thread = None
-
-    def taken(self) -> bytes:
-        held = bytes(self._held)
-        self._held.clear()
-        return held
-
-    def _read(self, stopped: int) -> None:
-        if sys.platform == "win32":
-            return
-        # Block all signals in this thread, because the main thread may be waiting for one. With SIGTTIN blocked,
-        # reading in the background fails instead of stopping the process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while stopped not in select.select([self._descriptor, stopped], [], [])[0]:
-            data = b""
-            if self._may_read():
-                with suppress(*_UNREACHABLE):
-                    data = os.read(self._descriptor, _AT_ONCE)
-            if not data:  # the process is in the background, or the terminal has disconnected
-                select.select([stopped], [], [], _PAUSE_S)
-            if _CTRL_C in data:  # Ctrl-C was typed before the modes were set, so it did not send a signal
-                os.kill(os.getpid(), signal.SIGINT)
-            self._held += data.replace(_CTRL_C, b"")
-        os.close(stopped)

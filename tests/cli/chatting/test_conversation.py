@@ -52,7 +52,9 @@ def test_the_engine_is_given_everything_but_the_answer_it_is_to_write() -> None:
 
 def test_an_empty_system_prompt_is_one_and_none_is_none() -> None:
     assert after(SystemSet(""), QuestionAsked("a", "")).messages()[0] == {"role": "system", "content": ""}
-    assert after(SystemSet("x"), SystemSet(None), QuestionAsked("a", "")).messages() == [{"role": "user", "content": "a"}]
+    assert after(SystemSet("x"), SystemSet(None), QuestionAsked("a", "")).messages() == [
+        {"role": "user", "content": "a"}
+    ]
 
 
 def test_a_second_answer_takes_the_place_of_the_first() -> None:

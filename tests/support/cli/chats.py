@@ -18,7 +18,7 @@ from llmrun.cli.chatting.commands import run_command
 from llmrun.cli.chatting.context import Prompting
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.model_in_use import ModelInUse
-from llmrun.cli.chatting.plain import Meter
+from llmrun.cli.chatting.plain import Meter, Turns
 from llmrun.cli.chatting.saying import ConversationRecord
 from llmrun.cli.chatting.session import Chat
 from llmrun.cli.chatting.signals import Signals
@@ -79,7 +79,7 @@ def events_in(path: Path) -> list[dict[str, Any]]:
 
 
 @dataclass
-class ListedTurns:
+class ListedTurns(Turns):
     """Turns from a list. A function in the list is called when its turn comes, and its text, if any, is the turn."""
 
     turns: list[str | Callable[[], str | None]]
@@ -99,17 +99,9 @@ class ListedTurns:
         return None
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        yield
-
-    @contextmanager
     def lent(self) -> Iterator[None]:
         self.lent_count += 1
         yield
-
-    def restore(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
