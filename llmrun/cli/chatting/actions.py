@@ -6,10 +6,10 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.base.amounts import counted, format_age
+from llmrun.base.amounts import counted, format_age, format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import flags
 from llmrun.cli.arguments.parsing import described_sampling
@@ -26,6 +26,7 @@ from llmrun.cli.messages import message_for
 from llmrun.options.settings import RULES, load_presets
 
 if TYPE_CHECKING:
+    from llmrun.base.types import Timings
     from llmrun.cli.chatting.session import Chat
 
 CODE = "code"
@@ -321,7 +322,39 @@ def tool_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 
 def stats(chat: Chat, argument: str) -> None:
-    out.reply(chat.totals.lines())
+    out.reply(total_lines(chat.totals))
+
+
+def total_lines(answers: Sequence[Timings]) -> list[str]:
+    """Return the lines for /stats, given the timings of all answers. Speeds and latencies are medians."""
+    if not answers:
+        return ["no answers yet"]
+    from statistics import median
+
+    prompts = sum(one.prompt_tokens for one in answers)
+    cached = sum(one.cached_tokens for one in answers)
+    several = [one for one in answers if one.decode_s > 0]
+    steps = [one for one in answers if one.steps]
+    drafted = sum(one.drafted_tokens for one in steps)
+    lines = [
+        f"answers     {len(answers)}",
+        f"tokens in   {prompts - cached:,} computed, {cached:,} cached from earlier turns",
+        f"tokens out  {sum(one.generated_tokens for one in answers):,}",
+        f"time        {format_seconds_briefly(sum(one.total_s for one in answers))}",
+        f"TTFT        {format_seconds_briefly(median(one.ttft_s for one in answers))} (median)",
+    ]
+    if several:
+        speed = format_number(median(one.decode_per_second for one in several))
+        pace = format_seconds_briefly(median(one.tpot_s for one in several))
+        lines.append(f"decode      {speed} tok/s, TPOT {pace} (medians)")
+    if drafted:
+        accepted = sum(one.accepted_tokens for one in steps)
+        of_step = sum(one.generated_tokens for one in steps) / sum(one.steps for one in steps)
+        lines.append(
+            f"drafts      {accepted:,} of {drafted:,} tokens accepted ({format_percent(accepted / drafted)}), "
+            f"{format_number(of_step)} tokens per step"
+        )
+    return lines
 
 
 def leave(chat: Chat, argument: str) -> None:

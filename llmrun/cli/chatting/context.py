@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.base.types import FinishReason
-from llmrun.cli.chatting.events import FORGET, ON_FULL, STOP, Value, chosen_format
+from llmrun.cli.chatting.events import FORGET, ON_FULL
 from llmrun.cli.chatting.store import state_path
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
@@ -29,14 +29,12 @@ from llmrun.engine.tools.tool import Limits
 from llmrun.options.settings import RULES, with_values
 
 if TYPE_CHECKING:
-    from llmrun.cli.answers.thinking import Wish
     from llmrun.cli.chatting.conversation import Conversation, Exchange
     from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
     from llmrun.engine.requests import Finished
     from llmrun.engine.tools.toolbox import Toolbox
-    from llmrun.options.sampling_params import SamplingParams
     from llmrun.options.settings import Settings
 
 
@@ -235,33 +233,6 @@ class ContextUsed:
             return engine.prompt_tokens(Request(prompt=prompt))
         except (TemplateRefused, UsageError):  # some templates refuse answers at the end, others refuse tool calls
             return None
-
-
-def chat_request(
-    prompt: ChatPrompt,
-    settings: Settings,
-    preferences: Mapping[str, Value],
-    sampling: SamplingParams,
-    wish: Wish,
-    sent_sampling: frozenset[str] | None,
-) -> Request:
-    """Return the request for the next answer.
-
-    settings     the settings with the conversation's preferences applied
-    preferences  the conversation's preferences
-    wish         whether the model should think, and how long
-    """
-    stops = preferences.get(STOP, [])
-    return Request(
-        prompt=prompt,
-        max_tokens=settings.token_limit,
-        stop=tuple(stops) if isinstance(stops, list) else (),
-        sampling=sampling,
-        think=wish.think,
-        think_budget=wish.think_budget,
-        response_format=chosen_format(preferences),
-        sent_sampling=sent_sampling,
-    )
 
 
 class ModelSettings:

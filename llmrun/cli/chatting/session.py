@@ -1,17 +1,13 @@
-"""The main loop of a chat, which reads turns and for each turn runs a command or answers a question.
-
-The module also collects the statistics of the whole chat, which /stats shows.
-"""
+"""The main loop of a chat, which reads turns and for each turn runs a command or answers a question."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmrun.base.amounts import format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.base.types import FinishReason, Timings
 from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
@@ -23,12 +19,11 @@ from llmrun.cli.chatting.context import (
     ContextUsed,
     ModelSettings,
     PromptWindow,
-    chat_request,
     explain_length,
     offer_tools,
 )
 from llmrun.cli.chatting.conversation import new_conversation, now
-from llmrun.cli.chatting.events import CONTEXT, FORGET, ON_FULL, QuestionAsked, Undone
+from llmrun.cli.chatting.events import CONTEXT, FORGET, ON_FULL, STOP, QuestionAsked, Undone, chosen_format
 from llmrun.cli.chatting.plain import Meter
 from llmrun.cli.chatting.saying import ConversationRecord, Saying
 from llmrun.cli.chatting.store import ConversationFileError
@@ -51,51 +46,6 @@ if TYPE_CHECKING:
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.options.sampling_params import SamplingParams
     from llmrun.options.settings import Settings
-
-
-@dataclass(slots=True)
-class SessionTotals:
-    """The timings of all answers that have at least one token."""
-
-    answers: list[Timings] = field(default_factory=list)
-
-    def add(self, timings: Timings) -> None:
-        if timings.generated_tokens:
-            self.answers.append(timings)
-
-    def lines(self) -> list[str]:
-        """Return the lines for /stats. Speeds and latencies are medians over all answers."""
-        if not self.answers:
-            return ["no answers yet"]
-        from statistics import median
-
-        prompts = sum(one.prompt_tokens for one in self.answers)
-        cached = sum(one.cached_tokens for one in self.answers)
-        speeds = [one.decode_per_second for one in self.answers if one.decode_s > 0]
-        paces = [one.tpot_s for one in self.answers if one.decode_s > 0]
-        lines = [
-            f"answers     {len(self.answers)}",
-            f"tokens in   {prompts - cached:,} computed, {cached:,} cached from earlier turns",
-            f"tokens out  {sum(one.generated_tokens for one in self.answers):,}",
-            f"time        {format_seconds_briefly(sum(one.total_s for one in self.answers))}",
-            f"TTFT        {format_seconds_briefly(median(one.ttft_s for one in self.answers))} (median)",
-        ]
-        if speeds:
-            pace = format_seconds_briefly(median(paces))
-            lines.append(f"decode      {format_number(median(speeds))} tok/s, TPOT {pace} (medians)")
-        return [*lines, *_draft_lines([one for one in self.answers if one.steps])]
-
-
-def _draft_lines(answers: Sequence[Timings]) -> list[str]:
-    drafted = sum(one.drafted_tokens for one in answers)
-    accepted = sum(one.accepted_tokens for one in answers)
-    if not drafted:
-        return []
-    of_step = sum(one.generated_tokens for one in answers) / sum(one.steps for one in answers)
-    return [
-        f"drafts      {accepted:,} of {drafted:,} tokens accepted ({format_percent(accepted / drafted)}), "
-        f"{format_number(of_step)} tokens per step"
-    ]
 
 
 # These errors end the turn, but not the chat.
@@ -129,7 +79,7 @@ class Chat:
     ) -> None:
         self.store = store
         self.record = record
-        self.totals = SessionTotals()
+        self.totals: list[Timings] = []  # of all answers that have at least one token
         self.draft = ""  # the text with which the current prompt was prefilled
         self.failed_question = ""  # equals `draft` if the draft is a question that could not be answered
         self._models = models
@@ -333,10 +283,7 @@ class Chat:
 
         If that fails and there is no earlier answer, withdraw the question.
         """
-        settings, preferences = self._now_set, self.conversation.preferences
-        wish = wanted_thinking(self.engine, settings, preferences)
-        prompt, sampling = self._window.prompt(self.conversation), replace(self.sampling, seed=seed or 0)
-        request = chat_request(prompt, settings, preferences, sampling, wish, self.sent_sampling)
+        request = self._request(seed)
         try:
             finished = self._stream_what_fits(request)
         except ContextExceeded as error:
@@ -350,25 +297,34 @@ class Chat:
             self._stopped_early()
             return ()
         timings = finished.timings
-        self.totals.add(timings)
+        if timings.generated_tokens:
+            self.totals.append(timings)
         out.detail(f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached")
         last = self.conversation.exchanges[-1]
         explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
-        done = AnsweredRequest(
-            model=self.model,
-            info=self.engine.info,
-            request=request,
-            text=last.answer,
-            logprobs=(),
-            finished=finished,
-            reasoning=last.thinking,
-        )
+        done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
         # Some servers report the reason "stop" for an answer with calls.
         calls = self._calls if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP) else ()
         if not calls or out.verbose:
             show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context
         check_format(done)
         return calls
+
+    def _request(self, seed: int | None) -> Request:
+        """Return the request for the next answer, with all turns that have not been left out before."""
+        settings, preferences = self._now_set, self.conversation.preferences
+        wish = wanted_thinking(self.engine, settings, preferences)
+        stops = preferences.get(STOP, [])
+        return Request(
+            prompt=self._window.prompt(self.conversation),
+            max_tokens=settings.token_limit,
+            stop=tuple(stops) if isinstance(stops, list) else (),
+            sampling=replace(self.sampling, seed=seed or 0),
+            think=wish.think,
+            think_budget=wish.think_budget,
+            response_format=chosen_format(preferences),
+            sent_sampling=self.sent_sampling,
+        )
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
         """Stream the answer. If `on_full` is `forget`, leave out the oldest turns if they do not fit in the context."""

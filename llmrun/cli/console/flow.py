@@ -7,7 +7,7 @@ import re
 import select
 import sys
 from collections.abc import Callable, Iterator
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from llmrun.cli.console.terminal import columns, is_terminal, width
 
@@ -26,28 +26,14 @@ _PIECE = re.compile(rf"([ \t]*)(\n|[{WIDE}]{CLOSING}|[^ \t\n{WIDE}]+{CLOSING})")
 _FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
 
 
-class Flow(Protocol):
-    """Decides when to write the pieces of a streamed text."""
-
-    def passed(self, text: str) -> str:
-        """Add the next piece and return the text to write now."""
-
-    def rest(self) -> str:
-        """Return the text that is still buffered at the end."""
-
-
-def flow_to(stream: TextIO) -> Flow:
-    """Return a new flow for text that starts in the first column of the stream."""
-    return WordWrap(columns) if is_terminal(stream) else WholeLines()
-
-
 class WholeLines:
-    """A flow that buffers each line until it is complete. Lines from concurrent processes then do not mix."""
+    """Buffers each line until it is complete. Lines from concurrent processes then do not mix."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
 
     def passed(self, text: str) -> str:
+        """Add the next piece and return the text to write now."""
         lines, newline, begun = text.rpartition("\n")
         if not newline:
             self._held.append(text)
@@ -57,13 +43,14 @@ class WholeLines:
         return whole
 
     def rest(self) -> str:
+        """Return the text that is still buffered at the end."""
         held = "".join(self._held)
         self._held = []
         return held
 
 
 class WordWrap:
-    """A flow that breaks lines at spaces, so that the terminal does not split words. Buffers incomplete words.
+    """Breaks lines at spaces, so that the terminal does not split words. Buffers incomplete words.
 
     Lines of fenced code and words longer than a row are left for the terminal to wrap, so that they can be copied
     without extra line breaks.
@@ -80,9 +67,11 @@ class WordWrap:
         self._long = False  # True while a word longer than a row is being written
 
     def passed(self, text: str) -> str:
+        """Add the next piece and return the text to write now."""
         return self._written(self._held + text, is_over=False)
 
     def rest(self) -> str:
+        """Return the text that is still buffered at the end."""
         written = self._written(self._held, is_over=True) + self._held
         self._held, self._column = "", 0
         return written
@@ -134,6 +123,14 @@ class WordWrap:
         for blank in blanks:
             column = column + 1 if blank == " " else (column // _TAB + 1) * _TAB
         return column
+
+
+Flow = WholeLines | WordWrap  # decides when to write the pieces of a streamed text
+
+
+def flow_to(stream: TextIO) -> Flow:
+    """Return a new flow for text that starts in the first column of the stream."""
+    return WordWrap(columns) if is_terminal(stream) else WholeLines()
 
 
 def atomic_writes(text: str) -> Iterator[str]:

@@ -47,7 +47,7 @@ def test_a_name_that_means_nothing_leaves_the_model_open(tmp_path: Path, capsys:
         assert found.run("one", "/model nope", "two") == 0
         assert found.said == [("one", "You said: one"), ("two", "You said: two")]
         assert found.opener.opened == ["scripted"]
-        assert found.chat.totals.answers[1].cached_tokens > 0
+        assert found.chat.totals[1].cached_tokens > 0
     told = capsys.readouterr().err
     assert "error: model: 'nope': neither a model in the catalogue nor a file" in told
     assert "scripted stays in use" in told

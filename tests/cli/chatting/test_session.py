@@ -30,11 +30,11 @@ def interrupt(number: int = signal.SIGINT) -> Callable[[], None]:
 
 
 def cached(found: Session) -> list[int]:
-    return [one.cached_tokens for one in found.chat.totals.answers]
+    return [one.cached_tokens for one in found.chat.totals]
 
 
 def computed(found: Session) -> list[int]:
-    return [one.prompt_tokens - one.cached_tokens for one in found.chat.totals.answers]
+    return [one.prompt_tokens - one.cached_tokens for one in found.chat.totals]
 
 
 def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_stats_of_a_whole_session(tmp_path: Path, capsys: Capture) -> None:
         found.run("/stats")
         told = capsys.readouterr().err.splitlines()
     assert told[0] == "answers     2"
-    assert f"tokens out  {sum(one.generated_tokens for one in found.chat.totals.answers)}" in told
+    assert f"tokens out  {sum(one.generated_tokens for one in found.chat.totals)}" in told
     assert [line.split()[0] for line in told] == ["answers", "tokens", "tokens", "time", "TTFT", "decode"]
 
 
