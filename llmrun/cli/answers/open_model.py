@@ -347,7 +347,6 @@ def _preset_name(settings: Settings) -> str:
 
 
 def _describe(engine: Engine, draft_model: str | None) -> None:
-    """Print the details of a model for --verbose."""
     info, template = engine.info, engine.template
     out.detail(f"model      {info.name}: {info.path}")
     out.detail(

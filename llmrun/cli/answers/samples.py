@@ -307,7 +307,6 @@ def _is_complete(done: AnsweredRequest) -> bool:
 
 
 def _tell_of_equal_samples(engine: Answering, request: Request, count: int) -> None:
-    """Print a note if all samples will be equal."""
     sampling = request.sampling
     if count == 1:
         return

@@ -405,7 +405,6 @@ class TerminalTurns(Turns):
         return bool(before) and self._pastes.about(before) is not None
 
     def _open_paste(self, event: KeyPressEvent) -> None:
-        """Expand a paste so that it can be edited."""
         buffer = event.current_buffer
         sign = buffer.delete_before_cursor()
         buffer.insert_text(self._pastes.unfolded(sign))

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from llmrun.base.errors import LlmrunError, TemplateRefused
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.context import ConversationState
 
@@ -98,14 +96,6 @@ class ModelInUse:
         finally:
             self._opened = None
             self._held.close()
-
-    def __enter__(self) -> ModelInUse:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, lasting_name: str) -> None:
         with ExitStack() as trial:

@@ -111,9 +111,7 @@ class Turns:
 
 
 class AnswerView(Protocol):
-    """Shows answers as they stream. For each answer, call `begin` once, `text` any number of times and `end` once."""
-
-    def begin(self) -> None: ...
+    """Shows answers as they stream. For each answer, call `text` any number of times and `end` once."""
 
     def text(self, piece: str) -> None:
         """Show the next piece, which is raw model output. The view must make control characters visible."""
@@ -186,9 +184,6 @@ class PlainTurns(Turns):
 
 class PlainView:
     """Writes each answer unchanged to stdout, followed by a newline."""
-
-    def begin(self) -> None:
-        """Do nothing, because plain output requires no preparation."""
 
     def text(self, piece: str) -> None:
         out.answer(piece)

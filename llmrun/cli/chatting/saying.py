@@ -186,7 +186,7 @@ class Saying:
         self._used_before = record.conversation.context_used
         self._ended = False
         self._problem = ""  # why a tool call in a complete answer is not valid
-        self._viewing = False  # True between the view's `begin` and `end`
+        self._viewing = False  # True until the view's `end`
         self.begun = False
         self.calls = CollectedCalls()
 
@@ -289,7 +289,6 @@ class Saying:
         if not self._viewing:
             self._viewing = True
             out.clear_progress()
-            self._view.begin()
 
     def _close_view(self) -> None:
         if self._viewing:

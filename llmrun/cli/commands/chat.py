@@ -125,7 +125,10 @@ def command(
         opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)
         declared = _declared_tools(tools, wanted)
         state = _state(store, settings)
-        with ModelInUse(opener, wanted.model, state) as models, _opened_tools(declared, models, wanted) as toolbox:
+        with (
+            closing(ModelInUse(opener, wanted.model, state)) as models,
+            _opened_tools(declared, models, wanted) as toolbox,
+        ):
             check_thinking(models.opened.engine, flags, _base_settings(flags, wanted.model), wanted.preferences)
             for event in changes:  # saved after the checks, so the conversation never switches to an unusable model
                 record.add(event)

@@ -118,12 +118,10 @@ def show(
         out.lines(["", *(f"> {line}" for line in exchange.question.splitlines())])
         for one in exchange.rounds:
             if one.answered.text.strip():
-                view.begin()
                 view.text(one.answered.text)
                 view.end()
             out.lines(round_rows(one), dim=True)
         if exchange.began is not None:
-            view.begin()
             view.text(exchange.answer)
             view.end()
         if exchange.ended is not None and exchange.ended.reason == "cancelled":

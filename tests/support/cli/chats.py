@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,18 +112,16 @@ class ListedView:
     on_text: Callable[[str], None] = lambda piece: None
     open: bool = False
 
-    def begin(self) -> None:
-        assert not self.open
-        self.open = True
-        self.answers.append("")
-
     def text(self, piece: str) -> None:
-        assert self.open
+        if not self.open:
+            self.open = True
+            self.answers.append("")
         self.answers[-1] += piece
         self.on_text(piece)
 
     def end(self) -> None:
-        assert self.open
+        if not self.open:
+            self.answers.append("")
         self.open = False
 
 
@@ -201,7 +199,7 @@ def session(
     record = record or ConversationRecord(store, new_conversation("scripted"))
     turns, view = ListedTurns([], interactive=interactive), ListedView()
     opener = ScriptedOpener({"scripted": backend, **(others or {})})
-    with ModelInUse(opener, "scripted") as models, Signals(models.cancel, turns.restore) as signals:
+    with closing(ModelInUse(opener, "scripted")) as models, Signals(models.cancel, turns.restore) as signals:
         chat = Chat(
             models,
             store=store,

@@ -89,10 +89,9 @@ class MarkdownView:
         self._size = size
         self._clock = clock
         self._live = LiveRows(write or _to_stdout)
-        self.begin()
+        self._reset()
 
-    def begin(self) -> None:
-        """Begin an answer."""
+    def _reset(self) -> None:
         self._pending = Pending(color=self._color)
         self._held = ""
         self._drawn: list[Row] = []
@@ -110,7 +109,7 @@ class MarkdownView:
         """Write the rest of the answer and leave the cursor in the first column."""
         self._pending.source += visible(self._held)
         self._frame(is_open=False)
-        self.begin()
+        self._reset()
 
     def _frame(self, *, is_open: bool) -> None:
         began = self._clock()
