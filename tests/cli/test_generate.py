@@ -44,7 +44,7 @@ def test_max_tokens_ends_the_answer() -> None:
 
 def test_a_reader_at_a_terminal_is_told_of_the_token_limit() -> None:
     run = ("generate", "--backend", "scripted", "-n", "2", "hello")
-    note = "note: the answer was cut off after 2 tokens (--max-tokens sets the limit)\n"
+    note = "note: the answer was cut off after 2 tokens: --max-tokens sets the limit\n"
     assert note in screen_of(*run, NO_COLOR="1")[0]
     assert "note:" not in screen_of(*run, "--json")[0]
     assert "note:" not in screen_of(*run, "-q")[0]

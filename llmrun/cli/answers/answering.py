@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llmrun.base.amounts import counted as in_words
 from llmrun.base.child_processes import TERMINATING
 from llmrun.base.errors import InvalidAnswer, LlmrunError
 from llmrun.base.types import FinishReason
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
+    explain_length,
     logprob_fields,
     show_statistics,
     waiting_words,
@@ -208,7 +208,12 @@ def answer(
         out.end_answer()
         for token in done.logprobs:
             out.fields(logprob_fields(token))
-    _explain_length(done, as_json=as_json)
+    explain_length(
+        done,
+        thinking="--think-budget N limits the thinking",
+        limit="--max-tokens sets the limit" if is_terminal(sys.stderr) and not as_json else "",
+        context="--ctx-size sets its size",
+    )
     show_statistics(done)
     if log is not None:
         log(done)
@@ -225,30 +230,6 @@ def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bo
         thinking.end()
         if not as_json:
             out.answer(certain.rest())
-
-
-def _explain_length(done: AnsweredRequest, *, as_json: bool) -> None:
-    """Print a note if the answer was truncated. The user's own token limit is mentioned only on a terminal."""
-    asked = done.request.max_tokens
-    cut = done.finished.reason is FinishReason.LENGTH
-    timings = done.finished.timings
-    # Without a token count from the server, the number of chunks is used, and a chunk may hold several tokens.
-    counted = timings.prompt_tokens > 0
-    if cut and done.reasoning and not done.text:
-        advice = "" if done.info.backend == "remote" else " (--think-budget N limits the thinking)"
-        out.note(f"the answer was cut off while the model was thinking{advice}")
-    if not cut:
-        return
-    if asked is not None and (timings.generated_tokens >= asked or not counted):
-        if is_terminal(sys.stderr) and not as_json:
-            out.note(f"the answer was cut off after {in_words(asked, 'token')} (--max-tokens sets the limit)")
-        return
-    if not done.info.context_size:
-        out.note(f"the answer was cut off by {done.info.device}: its context or its token limit may be exhausted")
-    else:
-        out.note(
-            f"the answer was cut off: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
-        )
 
 
 @contextmanager

@@ -110,6 +110,29 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     return facts | seed
 
 
+def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context: str, reset: str = "") -> None:
+    """Print a note that says why an answer was cut off, if it was.
+
+    thinking, limit, context  what to do about long thinking, the user's token limit and a full context; there is no
+                              note about the limit if `limit` is empty
+    reset                     what else to do about a context that is or may be full
+    """
+    if done.finished.reason is not FinishReason.LENGTH:
+        return
+    info, asked, timings = done.info, done.request.max_tokens, done.finished.timings
+    if done.reasoning and not done.text:
+        advice = "" if info.backend == "remote" else f": {thinking}"
+        out.note(f"the answer was cut off while the model was thinking{advice}")
+    # Without a token count from the server, the number of chunks is used, and a chunk may hold several tokens.
+    if asked is not None and (timings.generated_tokens >= asked or not timings.prompt_tokens):
+        if limit:
+            out.note(f"the answer was cut off after {counted(timings.generated_tokens, 'token')}: {limit}")
+    elif not info.context_size:
+        out.note(f"the answer was cut off by {info.device}: its context or its token limit may be exhausted{reset}")
+    else:
+        out.note(f"the answer was cut off: the context of {info.context_size:,} tokens is full: {context}{reset}")
+
+
 def waiting_words(event: PrefillProgress) -> str:
     """Return the progress message that is shown until the answer begins."""
     return f"prefill {event.done}/{event.total}" if event.total else "waiting for the server"

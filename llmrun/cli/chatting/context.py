@@ -1,8 +1,7 @@
 """Builds the requests of a chat from its conversation, and fits them into the model's context.
 
-If a prompt does not fit, the oldest turns are left out. The module also counts the tokens of a conversation, explains
-why an answer was cut off, checks what a model can do with tools and past tool calls, and holds the settings of the
-model or preset in use.
+If a prompt does not fit, the oldest turns are left out. The module also counts the tokens of a conversation, checks
+what a model can do with tools and past tool calls, and holds the settings of the model or preset in use.
 
 The KV cache of a conversation is saved beside its file, so that `--continue` need not compute it again.
 """
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.folders import prefixes_folder
-from llmrun.base.types import FinishReason
 from llmrun.cli.chatting.events import FORGET, ON_FULL
 from llmrun.cli.chatting.store import state_path
 from llmrun.cli.console.output import out
@@ -29,11 +27,10 @@ from llmrun.engine.tools.tool import Limits
 from llmrun.options.settings import RULES, with_values
 
 if TYPE_CHECKING:
-    from llmrun.cli.chatting.conversation import Conversation, Exchange
+    from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
-    from llmrun.engine.requests import Finished
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.options.settings import Settings
 
@@ -175,29 +172,6 @@ class PromptWindow:
             )
         self.left_out = count
         return replace(request, prompt=self.prompt(conversation, count))
-
-
-def explain_length(request: Request, finished: Finished, last: Exchange, engine: Answering, *, forgets: bool) -> None:
-    """Print a note that says why the answer was cut off.
-
-    last     the question with its answer
-    forgets  whether the next prompt will leave out the oldest turns if the context is full
-    """
-    if finished.reason is not FinishReason.LENGTH:
-        return
-    if last.thoughts and not last.answer:
-        advice = ": /set think_budget limits its thinking" if engine.thinking else ""
-        out.note(f"the answer was cut while the model was thinking{advice}")
-    generated = finished.timings.generated_tokens
-    # Without a token count from the server, the number of chunks is used, and a chunk may hold several tokens.
-    counted = finished.timings.prompt_tokens > 0
-    if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
-        out.note(f"the answer was cut after {generated} tokens: /set max_tokens changes the limit")
-    elif not (size := engine.info.context_size):
-        out.note(f"the answer was cut by {engine.info.device}, whose context may be full: {UNDO_OR_CLEAR}")
-    else:
-        advice = "the next prompt will leave out the oldest turns" if forgets else FORGET_HINT
-        out.note(f"the answer was cut because the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
 
 
 @dataclass(slots=True)

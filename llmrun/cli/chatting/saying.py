@@ -46,14 +46,14 @@ class ConversationRecord:
     """A conversation whose events are saved as they are applied. Every event is applied with `add`.
 
     The file is created when the first question or answer is added. If it cannot be written, a note is printed once and
-    the conversation continues without being saved.
+    the conversation continues without being saved, and `is_given_up` is true.
     """
 
     def __init__(self, store: Store, conversation: Conversation, saved: Journal | None = None) -> None:
         self.conversation = conversation
         self._store = store
         self._saved = saved
-        self._given_up = False
+        self.is_given_up = False
 
     def add(self, event: Event) -> None:
         """Apply an event and save it. Raises Misplaced (a bug in the caller) if the event is not allowed now."""
@@ -66,11 +66,6 @@ class ConversationRecord:
         """The file of the conversation, or None if it is not saved."""
         return self._saved.path if self._saved else None
 
-    @property
-    def is_given_up(self) -> bool:
-        """True if the conversation could not be saved."""
-        return self._given_up
-
     def close(self) -> None:
         """Close and unlock the file, or delete it if the conversation has no questions. Idempotent."""
         saved, self._saved = self._saved, None
@@ -81,7 +76,7 @@ class ConversationRecord:
             saved.close()
 
     def _save(self, step: Callable[[Event], None], event: Event) -> None:
-        if self._given_up:
+        if self.is_given_up:
             return
         try:
             step(event)
@@ -115,7 +110,7 @@ class ConversationRecord:
         journal.write(answered)
 
     def _give_up(self, path: Path, error: OSError) -> None:
-        self._given_up = True
+        self.is_given_up = True
         if self._saved is not None:
             self._saved.close()
             self._saved = None

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.base.types import FinishReason, Timings
 from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
-from llmrun.cli.answers.report import AnsweredRequest, show_statistics, waiting_words
+from llmrun.cli.answers.report import AnsweredRequest, explain_length, show_statistics, waiting_words
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.parsing import checked_text
 from llmrun.cli.chatting import plain
 from llmrun.cli.chatting.context import (
+    FORGET_HINT,
+    UNDO_OR_CLEAR,
     ContextUsed,
     ModelSettings,
     PromptWindow,
-    explain_length,
     offer_tools,
 )
 from llmrun.cli.chatting.conversation import new_conversation, now
@@ -301,8 +302,15 @@ class Chat:
             self.totals.append(timings)
         out.detail(f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached")
         last = self.conversation.exchanges[-1]
-        explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
+        forgets = self.preference(ON_FULL) == FORGET
+        explain_length(
+            done,
+            thinking="/set think_budget limits the thinking",
+            limit="/set max_tokens changes the limit",
+            context="the next prompt will leave out the oldest turns" if forgets else FORGET_HINT,
+            reset=f"; {UNDO_OR_CLEAR}",
+        )
         # Some servers report the reason "stop" for an answer with calls.
         calls = self._calls if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP) else ()
         if not calls or out.verbose:

@@ -152,7 +152,7 @@ def test_a_raw_prompt_has_no_thinking_to_ask_for(tmp_path: Path) -> None:
 def test_an_answer_cut_while_the_model_thinks_says_so(tmp_path: Path) -> None:
     done = scripted("-n", "12", "-m", thinking_script(tmp_path), "Is it so?")
     assert done.stdout == b"\n"
-    assert b"note: the answer was cut off while the model was thinking (--think-budget N" in done.stderr
+    assert b"note: the answer was cut off while the model was thinking: --think-budget N" in done.stderr
 
 
 def test_thinking_that_was_never_opened_is_told_when_it_ends(tmp_path: Path) -> None:

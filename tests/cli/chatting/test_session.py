@@ -380,7 +380,7 @@ def test_a_context_that_fills_up_in_an_answer_says_so(tmp_path: Path, capsys: Ca
     with session(tmp_path, backend=backend) as found:
         found.run("one")
         assert found.chat.meter.context_used == 100
-    assert "the answer was cut because the context of 100 tokens is full: /set on_full" in capsys.readouterr().err
+    assert "the answer was cut off: the context of 100 tokens is full: /set on_full" in capsys.readouterr().err
 
 
 def test_no_limit_of_tokens_overrides_a_setting(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_no_limit_of_tokens_overrides_a_setting(tmp_path: Path) -> None:
 def test_an_answer_cut_by_max_tokens_says_so(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(max_tokens=3)) as found:
         found.run("one")
-    assert "the answer was cut after 3 tokens" in capsys.readouterr().err
+    assert "the answer was cut off after 3 tokens" in capsys.readouterr().err
 
 
 def test_a_full_context_in_a_pipe_is_raised(tmp_path: Path) -> None:

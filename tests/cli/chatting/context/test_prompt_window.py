@@ -114,7 +114,7 @@ def test_an_answer_that_runs_into_the_end_says_what_the_next_question_does(tmp_p
         found.run("one", "two")
         assert len(found.said) == 2
     told = capsys.readouterr().err
-    assert "the answer was cut because the context of 100 tokens is full: the next prompt will leave out" in told
+    assert "the answer was cut off: the context of 100 tokens is full: the next prompt will leave out" in told
     assert "the oldest 1 turn (of 1)" in told
 
 
