@@ -22,7 +22,6 @@ if sys.platform == "win32":
 
 from llmrun.base import child_processes
 from llmrun.base.compiled.cache import KernelCache
-from llmrun.cli.chatting import store
 from llmrun.cli.chatting.tool_turns import ask
 from llmrun.cli.console.terminal import can_move_cursor
 from llmrun.serving.processes.stop_signals import StopSignals
@@ -136,30 +135,3 @@ def test_kernels_are_saved_after_their_file_is_closed(windows: pytest.MonkeyPatc
     assert cache.make("key", lambda: b"object", threading.Event()) == b"object"
     assert (closed, cache.read("key")) == ([True], b"object")
     assert len(list(cache.folder.iterdir())) == 1
-
-
-def test_conversations_are_closed_before_they_are_renamed(windows: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    file = store._Appended(tmp_path / "a", 0)
-    file.append(b"1\n")
-    rename = Path.rename
-
-    def careful(path: Path, target: Path) -> Path:
-        assert file._descriptor < 0
-        return rename(path, target)
-
-    windows.setattr(Path, "rename", careful)
-    file.move(tmp_path / "b")
-    file.append(b"2\n")
-    file.close()
-    assert (tmp_path / "b").read_bytes() == b"1\n2\n"
-
-
-def test_conversations_that_cannot_be_renamed_continue(windows: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    file = store._Appended(tmp_path / "a", 0)
-    with pytest.raises(OSError, match="No such file"):
-        file.move(tmp_path / "none" / "b")
-    file.append(b"1\n")
-    file.close()
-    assert (tmp_path / "a").read_bytes() == b"1\n"
