@@ -12,10 +12,9 @@ import pytest
 from llmrun.base.errors import LlmrunError
 from llmrun.cli.app import CLOSED_PIPE, INTERRUPTED, TERMINATED
 from llmrun.cli.chatting.commands import command_for
-from llmrun.cli.prompting import parse_template
 from llmrun.cli.registry import aliases, load
 from llmrun.model.archs.registry import architectures, table
-from llmrun.options.settings import RULES
+from llmrun.options.settings import RULES, load_presets
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -94,7 +93,7 @@ def test_every_file_a_page_names_exists(page: Path) -> None:
     """Names start at the repository's root or in the package. Names with capital letters are placeholders."""
     today = _text(page).split("\n## Where the old folders are\n")[0]
     named = set(re.findall(r"`((?:[a-z_]+/)+[\w.*-]*)`", today))
-    elsewhere = ("src/", "llmrun/models", "llmrun/conversations", "llmrun/config.toml", "llmrun/templates")
+    elsewhere = ("src/", "llmrun/models", "llmrun/conversations", "llmrun/config.toml")
     missing = [name for name in named if not re.search(r"[A-Z*]|\.\.\.", name) and not name.startswith(elsewhere)]
     assert [name for name in missing if not (ROOT / name).exists() and not (ROOT / "llmrun" / name).exists()] == []
 
@@ -134,12 +133,12 @@ def _codes(error: type[LlmrunError]) -> Iterator[int]:
         yield from _codes(below)
 
 
-def test_the_prompt_template_shown_is_valid(tmp_path: Path) -> None:
-    section = _text(ROOT / "docs" / "using.md").partition("### Prompt templates")[2]
-    shown = re.findall(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[0]
-    template = parse_template(shown.encode(), tmp_path / "translate.toml", "translate")
-    assert template.variables == ["language"]
-    assert template.needs_input
+def test_the_prompt_shown_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = _text(ROOT / "docs" / "using.md").partition("### Saved prompts")[2]
+    (tmp_path / "models.toml").write_text(re.findall(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[0])
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    assert load_presets()["translate"].params == ["language"]
 
 
 def test_every_chat_command_named_exists() -> None:

@@ -82,7 +82,7 @@ def test_what_windows_lacks_is_missing_there(code: str, error: str) -> None:
 
 
 @pytest.mark.night
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["templates"], ["conversations"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["conversations"]])
 def test_commands_run_without_posix(arguments: list[str], tmp_path: Path) -> None:
     done = as_windows(RUN, *arguments, LLMRUN_DATA_DIR=str(tmp_path / "größe 1"), HF_HOME=str(tmp_path / "hub"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,8 +14,12 @@ from llmrun.options.sampling_params import value_text
 def preset_fields(preset: Preset) -> Iterator[tuple[str, str]]:
     """Yield the label and the value of everything in a preset, without its name."""
     yield "model", visible_line(preset.model)
+    if preset.prompt is not None:
+        yield "prompt", _shown_value(preset.prompt)
     for name, value in preset.values.items():
         yield name, _shown_value(value)
+    for name, value in preset.defaults.items():
+        yield f"default of ${name}", _shown_value(value)
     for name, value in preset.variables.items():
         yield f"variable {visible_line(name)}", _shown_value(value)
     for lora in preset.loras:
@@ -23,8 +27,15 @@ def preset_fields(preset: Preset) -> Iterator[tuple[str, str]]:
 
 
 def preset_summary(preset: Preset) -> str:
-    """Return the settings and variables of a preset in one line."""
-    values = [*preset.values.items(), *preset.variables.items(), *(("adapter", lora) for lora in preset.loras)]
+    """Return everything in a preset but its model in one line. Variables of the prompt are shown as for -P."""
+    params = [f"{name}={preset.defaults[name]}" if name in preset.defaults else name for name in preset.params]
+    values = [
+        *([] if preset.prompt is None else [("prompt", preset.prompt)]),
+        *(("-P", param) for param in params),
+        *preset.values.items(),
+        *preset.variables.items(),
+        *(("adapter", lora) for lora in preset.loras),
+    ]
     return ", ".join(f"{visible_line(name)} {_shown_value(value)}" for name, value in values)
 
 
@@ -32,6 +43,8 @@ def preset_as_json(preset: Preset) -> dict[str, Any]:
     return {
         "name": preset.name,
         "model": preset.model,
+        "prompt": preset.prompt,
+        "defaults": dict(preset.defaults),
         "settings": dict(preset.values),
         "variables": dict(preset.variables),
         "lora": [*preset.loras],

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 
 _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
+_REMOVED = {"templates": "prompt templates are presets now: `llmrun list` shows them, and -m NAME uses one"}
 _LAST = 1000  # default for commands whose files do not set a place
 
 
@@ -56,6 +58,8 @@ class Commands(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
+        if cmd_name in _REMOVED:
+            raise UsageError(f"{cmd_name}: no longer exists", hint=_REMOVED[cmd_name])
         name = cmd_name if cmd_name in self.commands else aliases().get(cmd_name)
         return name and load(name)
 

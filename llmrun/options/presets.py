@@ -1,4 +1,4 @@
-"""Reads presets: models saved under a name with a system prompt, template variables and settings.
+"""Reads presets: a model, prompts, template variables and settings saved under a name.
 
     [presets.pirate]
     model = "qwen3:4b"
@@ -7,17 +7,24 @@
     variables = { style = "short" }
     lora = "pirate.gguf"
 
+    [presets.translate]
+    prompt = "Translate into $language: $input"
+    defaults = { language = "English" }
+
 Presets are tables in the user's models.toml. They are read apart from the catalogue, because the settings of every run
-depend on presets (see settings.py), and most runs do not need the catalogue. `read_toml` also reads config.toml.
+depend on presets (see settings.py), and most runs do not need the catalogue. Each file NAME.toml in the folder
+`templates` next to models.toml is a preset, too, because earlier versions had prompt templates there with nearly the
+same keys. `read_toml` also reads config.toml.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from llmrun.base.errors import UsageError
@@ -30,7 +37,7 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
     Raises FileNotFoundError or NotADirectoryError if there is no such file, and UsageError if it cannot be read or is
     invalid.
 
-    role  what the file is, for error messages: "config" or "catalogue"
+    role  what the file is, for error messages: "config", "catalogue" or "preset"
     """
     try:
         data = path.read_bytes()
@@ -41,7 +48,7 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
     import tomllib  # importing this takes 5 ms, and most runs do not need it
 
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8").removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{role}: {path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
@@ -52,13 +59,16 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
 
 TABLE = "presets"  # the name of the table in models.toml
 THINKING = ("think", "think_budget")
-SETTINGS = ("system", *SAMPLING, "seed", "max_tokens", *THINKING)  # the settings that a preset may have
-_MODEL, _VARIABLES, _LORA = "model", "variables", "lora"
-_OWN = (_MODEL, _VARIABLES, _LORA)  # the keys that are not settings
-KEYS = (_MODEL, _VARIABLES, *SETTINGS, _LORA)
+SETTINGS = ("system", *SAMPLING, "seed", "max_tokens", *THINKING, "hide_thinking")  # the settings a preset may have
+_MODEL, _PROMPT, _DEFAULTS, _VARIABLES, _LORA = "model", "prompt", "defaults", "variables", "lora"
+_OWN = (_MODEL, _PROMPT, _DEFAULTS, _VARIABLES, _LORA)  # the keys that are not settings
+KEYS = (_MODEL, _PROMPT, _DEFAULTS, _VARIABLES, *SETTINGS, _LORA)
+INPUT = "input"  # the variable for the user's prompt
+ONLY_INPUT = f"${INPUT}"  # the prompt that is the user's own
 
 # URLs and .gguf files are never presets, so they always keep their own meaning.
 _NAME = re.compile(r"(?!.*://)(?!.*\.gguf\Z)[a-z0-9][a-z0-9._:/-]*", re.IGNORECASE)
+_TEMPLATE_NAME = re.compile(r"(?!.*\.gguf\Z)\w[\w .-]{0,63}", re.IGNORECASE)  # the rule for templates' files
 _NAME_RULE = "a name of letters, digits, . _ - : and /, which is neither a URL nor a .gguf file"
 
 # Checks the value of a setting. Arguments: the place for error messages, the name and the value. Raises UsageError.
@@ -67,13 +77,15 @@ Check = Callable[[str, str, object], object]
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model under another name, with settings for its answers.
+    """A model under another name, or prompts for any model, with settings for answers.
 
     name       as written in models.toml; case does not matter
-    model      the name of the model, which is not another preset
+    model      the name of the model, which is not another preset; "" if the preset has none, until it is loaded
     values     validated settings, by their names in SETTINGS
     variables  variables for the chat template, like --chat-template-kwargs
     loras      LoRA adapters, in the notation of --lora, with absolute paths
+    prompt     a `string.Template`, or None. Only if there is a prompt, the system prompt is a template, too
+    defaults   default values of the variables in both templates
     """
 
     name: str
@@ -81,6 +93,8 @@ class Preset:
     values: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
     loras: tuple[str, ...] = ()
+    prompt: str | None = None
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def system(self) -> str | None:
@@ -97,6 +111,26 @@ class Preset:
         """The sampling parameters, by their names in SAMPLING."""
         return {name: value for name, value in self.values.items() if name in SAMPLING}
 
+    @property
+    def params(self) -> list[str]:
+        """The variables that -P sets, in order of appearance."""
+        texts = () if self.prompt is None else (self.prompt, self.system)
+        return [name for name in variables_in(*texts) if name != INPUT]
+
+
+def variables_in(*templates: str | None) -> list[str]:
+    """Return the distinct variables in valid templates, in order of appearance."""
+    matches = [match for text in templates if text for match in Template.pattern.finditer(text)]
+    return list(dict.fromkeys(match["named"] or match["braced"] for match in matches if not match["escaped"]))
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a hint about the variable that a misspelled name may mean."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+
 
 def read_presets(path: Path, check: Check) -> dict[str, Preset]:
     """Return the presets in a models.toml file, by their names in lower case. A missing file has none.
@@ -111,41 +145,111 @@ def read_presets(path: Path, check: Check) -> dict[str, Preset]:
         raise UsageError(f"catalogue: {path}: {TABLE}: {tables!r:.60} is not a table, as in [presets.pirate]")
     presets: dict[str, Preset] = {}
     for name, table in tables.items():
-        preset = _preset(path, name, table, check)
+        where = f"catalogue: {path}: {TABLE}.{name}"
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"catalogue: {path}: {TABLE}: {name!r:.60} is not {_NAME_RULE}")
+        if not isinstance(table, dict):
+            hint = f"write [{TABLE}.{name}] and its keys below it"
+            raise UsageError(f"{where}: {table!r:.60} is not a table", hint=hint)
+        preset = _preset(where, path.parent, name, table, check)
         if (other := presets.get(name.lower())) is not None:
-            raise UsageError(f"catalogue: {path}: {TABLE}.{name}: differs from {TABLE}.{other.name} only in case")
+            raise UsageError(f"{where}: differs from {TABLE}.{other.name} only in case")
         presets[name.lower()] = preset
     for preset in presets.values():
-        if preset.model.lower() in presets.keys() - {preset.name.lower()}:
-            raise UsageError(
-                f"catalogue: {path}: {TABLE}.{preset.name}: model: {preset.model!r} is another preset",
-                hint=f"name its model: {presets[preset.model.lower()].model}",
-            )
+        _check_model(f"catalogue: {path}: {TABLE}.{preset.name}", preset, presets)
     return presets
 
 
-def _preset(path: Path, name: str, table: object, check: Check) -> Preset:
-    where = f"catalogue: {path}: {TABLE}.{name}"
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"catalogue: {path}: {TABLE}: {name!r:.60} is not {_NAME_RULE}")
-    if not isinstance(table, dict):
-        raise UsageError(f"{where}: {table!r:.60} is not a table", hint=f"write [{TABLE}.{name}] and its keys below it")
-    if _MODEL not in table:
+def template_files(folder: Path) -> dict[str, Path]:
+    """Return the files of the prompt templates in a folder, by their names in lower case. A missing folder has none."""
+    try:
+        found = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UsageError(f"preset: {folder}: {error.strerror or error}") from error
+    return {path.stem.lower(): path for path in reversed(found) if _TEMPLATE_NAME.fullmatch(path.stem)}
+
+
+def read_template(path: Path, check: Check, others: Mapping[str, Preset]) -> Preset:
+    """Return the preset in the file of a prompt template. Raises UsageError with the file and the key.
+
+    others  the presets in models.toml
+    """
+    where = f"preset: {path}"
+    try:
+        table = read_toml(path, "preset")
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
+    preset = _preset(where, path.parent, path.stem, {_PROMPT: ONLY_INPUT, **table} if table else {}, check)
+    _check_model(where, preset, others)
+    return preset
+
+
+def _check_model(where: str, preset: Preset, others: Mapping[str, Preset]) -> None:
+    other = others.get(preset.model.lower())
+    if other is not None and other.name.lower() != preset.name.lower():
+        raise UsageError(
+            f"{where}: model: {preset.model!r} is another preset",
+            hint=f"name its model: {other.model}" if other.model else "leave out the model",
+        )
+
+
+def _preset(where: str, folder: Path, name: str, table: Mapping[str, Any], check: Check) -> Preset:
+    if not table.keys() & {_MODEL, _PROMPT, *SETTINGS}:
         # TOML reads [presets.gpt-4.1] as a table 1 in [presets.gpt-4].
-        inner = next((key for key, value in table.items() if isinstance(value, dict) and key != _VARIABLES), None)
-        hint = 'name a model, as in model = "qwen3:4b"'
-        quoted = f'if the name has a dot, write it in quotes: [{TABLE}."{name}.{inner}"]'
-        raise UsageError(f"{where}: {_MODEL}: missing", hint=hint if inner is None else quoted)
-    model = table[_MODEL]
-    if not isinstance(model, str) or not model.strip() or not model.isprintable():
+        tables = (key for key, value in table.items() if isinstance(value, dict) and key not in _OWN)
+        if (inner := next(tables, None)) is not None:
+            hint = f'if the name has a dot, write it in quotes: [{TABLE}."{name}.{inner}"]'
+        else:
+            hint = 'name a model, as in model = "qwen3:4b", or add a prompt or a setting'
+        raise UsageError(f"{where}: {_MODEL}: missing", hint=hint)
+    model = table.get(_MODEL, "")
+    if not isinstance(model, str) or not model.isprintable() or (_MODEL in table and not model.strip()):
         raise UsageError(f"{where}: {_MODEL}: {model!r:.60} is not the name of a model")
     values = dict(_values(where, table, check))
     if values.get("think") and values.get("think_budget") == 0:
         raise UsageError(f"{where}: think: contradicts think_budget = 0, which turns thinking off")
-    loras = tuple(_loras(where, table.get(_LORA, []), path.parent))
-    if loras and "://" in model:
-        raise UsageError(f"{where}: {_LORA}: not supported for models on a server, which controls it")
-    return Preset(name, model, values, _variables(where, table.get(_VARIABLES, {})), loras)
+    loras = tuple(_loras(where, table.get(_LORA, []), folder))
+    if loras and (not model or "://" in model):
+        why = "not supported for models on a server, which controls it" if model else "needs a model"
+        raise UsageError(f"{where}: {_LORA}: {why}")
+    prompt = table.get(_PROMPT)
+    if prompt is not None:
+        _check_template(where, _PROMPT, prompt)
+        _check_template(where, "system", values.get("system", ""))
+    elif _DEFAULTS in table:
+        raise UsageError(f"{where}: {_DEFAULTS}: needs a prompt", hint=f'as in prompt = "{ONLY_INPUT}"')
+    variables = _variables(where, table.get(_VARIABLES, {}))
+    preset = Preset(name, model, values, variables, loras, prompt)
+    return replace(preset, defaults=_defaults(where, table.get(_DEFAULTS, {}), preset.params))
+
+
+def _check_template(where: str, key: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise UsageError(f"{where}: {key}: {text!r:.60} is not text")
+    if key == _PROMPT and not text.strip():
+        raise UsageError(f"{where}: {key}: empty", hint=f"{ONLY_INPUT} stands for the user's prompt")
+    for match in Template.pattern.finditer(text):
+        if match["invalid"] is not None:
+            line = text.count("\n", 0, match.start()) + 1
+            begun = text[match.start() : match.start() + 12].partition("\n")[0]
+            raise UsageError(
+                f"{where}: {key}: line {line}: {begun!r} is not a variable", hint="write $$ for a dollar sign"
+            )
+
+
+def _defaults(where: str, table: object, known: list[str]) -> dict[str, str]:
+    if not isinstance(table, dict):
+        raise UsageError(f'{where}: {_DEFAULTS}: {table!r:.60} is not a table, as in {{ language = "English" }}')
+    for name, value in table.items():
+        if name == INPUT:
+            raise UsageError(f"{where}: {_DEFAULTS}: ${INPUT} is the user's prompt and cannot have a default")
+        if name not in known:
+            raise UsageError(f"{where}: {_DEFAULTS}: ${name} is not used in the prompts", hint=meant(name, known))
+        if type(value) not in (str, int, float):
+            raise UsageError(f"{where}: {_DEFAULTS}: {name}: {value!r:.60} is not text or a number")
+    return {name: str(value) for name, value in table.items()}
 
 
 def _values(where: str, table: Mapping[str, object], check: Check) -> Iterator[tuple[str, object]]:

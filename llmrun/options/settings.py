@@ -23,7 +23,7 @@ from llmrun.base.sampling_texts import ListOfTexts
 from llmrun.formats.layouts.kv import KV_TYPE
 from llmrun.options.presets import KEYS as PRESET_KEYS
 from llmrun.options.presets import SETTINGS as PRESET_SETTINGS
-from llmrun.options.presets import THINKING, Preset, read_presets, read_toml
+from llmrun.options.presets import THINKING, Preset, read_presets, read_template, read_toml, template_files
 from llmrun.options.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
@@ -60,7 +60,7 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("cache_type", "cache_type_k", "cache_type_v", "kv_cache_type", "kv_cache_dtype"), "kv_type"),
     **dict.fromkeys(("repetition_penalty", "penalty_repeat"), "repeat_penalty"),
     **dict.fromkeys(("sampler_seq", "sampling_seq", "sampler_order"), "samplers"),
-    **dict.fromkeys(("system_prompt", "system_message", "prompt"), "system"),
+    **dict.fromkeys(("system_prompt", "system_message"), "system"),
     **dict.fromkeys(("thinking", "enable_thinking", "reasoning"), "think"),
     **dict.fromkeys(("reasoning_budget", "thinking_budget"), "think_budget"),
     **dict.fromkeys(("model_name", "default_model", "base_model", "from"), "model"),
@@ -281,14 +281,47 @@ def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Sett
     return with_values(Settings(), values), wrong
 
 
+def templates_folder() -> Path:
+    """Return the folder for the prompt templates of earlier versions, which are presets. It need not exist."""
+    return own_models_file().with_name("templates")
+
+
 def load_presets() -> Mapping[str, Preset]:
-    """Return the presets in the user's models.toml by their names in lower case. Raises UsageError."""
-    return read_presets(own_models_file(), _checked_in_preset)
+    """Return the user's presets by their names in lower case. Raises UsageError.
+
+    A preset in models.toml takes precedence over a file in the folder for templates.
+    """
+    own = _own_presets()
+    files = template_files(templates_folder())
+    old = {name: read_template(path, _checked_in_preset, own) for name, path in files.items() if name not in own}
+    return {name: _completed(preset) for name, preset in (own | old).items()}
 
 
 def preset_named(name: str) -> Preset | None:
-    """Return the preset with this name, or None. Raises UsageError if any preset is invalid."""
-    return load_presets().get(name.lower())
+    """Return the preset with this name, or None. Raises UsageError if it or any preset in models.toml is invalid."""
+    preset = _preset_named(name)
+    return None if preset is None else _completed(preset)
+
+
+def _own_presets() -> dict[str, Preset]:
+    return read_presets(own_models_file(), _checked_in_preset)
+
+
+def _preset_named(name: str) -> Preset | None:
+    own = _own_presets()
+    if (preset := own.get(name.lower())) is not None:
+        return preset
+    file = template_files(templates_folder()).get(name.lower())
+    return None if file is None else read_template(file, _checked_in_preset, own)
+
+
+def _completed(preset: Preset) -> Preset:
+    """Return the preset with a model: its own, or else that of the environment, config.toml or the defaults."""
+    if preset.model:
+        return preset
+    model = load_sound_settings()[0].model
+    other = _preset_named(model)
+    return replace(preset, model=model if other is None else other.model or Settings().model)
 
 
 def model_named(name: str) -> str:
@@ -300,7 +333,7 @@ def model_named(name: str) -> str:
 def with_model(settings: Settings, name: str) -> Settings:
     """Return the settings for opening another model or the model of a preset. Those for its answers do not change.
 
-    Raises UsageError if any preset is invalid.
+    Raises the errors of `preset_named`.
     """
     preset = preset_named(name)
     return replace(settings, model=name if preset is None else preset.model, preset=preset)

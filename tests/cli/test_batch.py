@@ -76,29 +76,35 @@ def test_a_line_of_100_megabytes_is_one_record(tmp_path: Path, output: Path) -> 
     assert [each["response"]["status_code"] for each in (before, after)] == [200, 200]
 
 
-def test_rows_of_a_csv_file_fill_a_template(tmp_path: Path, output: Path) -> None:
+@pytest.fixture
+def presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of the user's models.toml."""
+    (tmp_path / "config.toml").write_text('model = "x"\nbackend = "scripted"\n')
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    return tmp_path / "models.toml"
+
+
+def test_rows_of_a_csv_file_fill_a_prompt(tmp_path: Path, output: Path, presets: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_text('custom_id,text,language\nfirst,"Hello, you",French\nsecond,Bye,\n')
-    template = tmp_path / "translate.toml"
-    template.write_text('prompt = "Say $text in $language."\ntemperature = 0.5\n')
-    done = batch(source, "-o", output, *SCRIPTED, "--template", template)
+    presets.write_text('[presets.translate]\nprompt = "Say $text in $language."\ntemperature = 0.5\n')
+    done = batch(source, "-o", output, "-m", "translate")
     assert done.returncode == 0, done.stderr
     assert texts_in(output) == ["You said: Say Hello, you in French.", "You said: Say Bye in ."]
     assert [answer["custom_id"] for answer in answers_in(output)] == ["first", "second"]
 
 
-def test_parameters_fill_what_lines_do_not(tmp_path: Path, output: Path) -> None:
-    template = tmp_path / "t.toml"
-    template.write_text('prompt = "$a $b $c: $input"\n[defaults]\nc = "C"\n')
+def test_parameters_fill_what_lines_do_not(tmp_path: Path, output: Path, presets: Path) -> None:
+    presets.write_text('[presets.t]\nmodel = "x"\nprompt = "$a $b $c: $input"\ndefaults.c = "C"\n')
     source = write_lines(
         tmp_path / "in.jsonl", [{"a": "A", "input": "x"}, {"input": "y", "b": 2, "a": "own"}, {"a": 1}]
     )
-    done = batch(source, "-o", output, *SCRIPTED, "-T", template, "-P", "b=B")
+    done = batch(source, "-o", output, "-m", "t", "-P", "b=B")
     assert done.returncode == 1
     first, second, third = answers_in(output)
     assert first["response"]["body"]["choices"][0]["message"]["content"] == "You said: A B C: x"
     assert second["response"]["body"]["choices"][0]["message"]["content"] == "You said: own 2 C: y"
-    assert third["error"]["message"] == "template t: the line has no field input"
+    assert third["error"]["message"] == "preset t: the line has no field input"
 
 
 def test_flags_are_defaults_for_the_lines(tmp_path: Path, output: Path) -> None:
@@ -132,7 +138,7 @@ def test_the_columns_of_a_csv_file_are_checked_first(tmp_path: Path, output: Pat
     assert done.returncode == 2
     assert done.stderr.decode() == (
         f"error: {source}: no column is named prompt; the columns are text;label\n"
-        "hint: rename a column, or add --template with a template that uses the columns\n"
+        "hint: rename a column, or name a preset whose prompt uses the columns: -m NAME\n"
     )
 
 
@@ -333,7 +339,8 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
             "cannot be combined with a model on a server",
         ),
         (["-o", "out", "--workers", "ftp://x"], "--workers: 'ftp://x' is not a worker"),
-        (["-o", "out", "-T", "no-such-template"], "template: no-such-template: no such template"),
+        (["-o", "out", "-T", "label"], "--template: no longer exists"),
+        (["-o", "out", "-P", "a=b"], "--param: requires a preset with a prompt"),
         (["-o", "out", "--force", "--retry-errors"], "--force: cannot be combined with --retry-errors"),
         (
             ["-o", "out", "--workers", "http://127.0.0.1:1", "-t", "3"],

@@ -147,7 +147,11 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("bench --repetitions a", "--repetitions: 'a' is not a whole number of at least 1", "see llmrun bench --help"),
         ("search -n 1001", "--limit: 1001 is not a whole number from 1 to 1000", "see llmrun search --help"),
         ("fit", "MODEL is missing", "for example: llmrun fit qwen3:8b"),
-        ("templates show", "NAME is missing", "for example: llmrun templates show summary"),
+        (
+            "templates show x",
+            "templates: no longer exists",
+            "prompt templates are presets now: `llmrun list` shows them, and -m NAME uses one",
+        ),
         ("list x", "unexpected argument: x", "see llmrun list --help"),
         ("run m two words", "unexpected argument: two words", '`llmrun generate -m MODEL "text"` answers one question'),
         ("generate x --seed", "--seed: a value is missing", "see llmrun generate --help"),
@@ -164,7 +168,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("bench history --html", "--html: a value is missing", "see llmrun bench history --help"),
         ("generate --max 3 x", "--max: no such option", "did you mean --max-tokens?"),
         ("generate --no x", "--no: no such option", "did you mean --no-think, --no-stream or --no-log?"),
-        ("generate --tem 1 x", "--tem: no such option", "did you mean --temp or --template?"),
+        ("generate --tem 1 x", "--tem: no such option", "did you mean --temp?"),
         ("generate --t 1 x", "--t: no such option", "see llmrun generate --help"),  # a dozen options begin with it
     ],
 )

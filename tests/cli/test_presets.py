@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -180,6 +184,101 @@ def test_a_preset_may_be_for_a_model_on_a_server(stores: Stores, tmp_path: Path)
     assert body["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False, "style": "short"}
 
 
+# --- Prompts with variables -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the user's models.toml, next to a config.toml that selects a scripted model."""
+    (tmp_path / "config.toml").write_text('backend = "scripted"\nmodel = "m"\n')
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "templates").mkdir()
+    return tmp_path / "models.toml"
+
+
+def test_the_prompt_comes_from_arguments_a_file_or_a_pipe(own: Path) -> None:
+    own.write_text('[presets.sum]\nprompt = "In $language: $input"\ndefaults.language = "English"')
+    text = own.with_name("text.txt")
+    text.write_text("a text\n")
+    generate = ("generate", "-q", "-m", "sum")
+    assert run(*generate, "hello", "world")[0] == "You said: In English: hello world\n"
+    assert run(*generate, stdin="piped\n")[0] == "You said: In English: piped\n"
+    assert run(*generate, "-f", str(text), "-P", "language=$input")[0] == "You said: In $input: a text\n"
+
+
+def test_a_whole_prompt_does_not_wait_for_input(own: Path) -> None:
+    """Standard input may be a pipe that is never closed, as under a supervisor."""
+    own.write_text('[presets.joke]\nprompt = "Tell a joke."')
+    read, write = os.pipe()
+    try:
+        line = f"exec {shlex.quote(sys.executable)} -m llmrun generate -q -m joke <&{read}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, pass_fds=(read,), check=False)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert done.stdout == b"You said: Tell a joke.\n"
+
+
+def test_the_system_prompt_has_variables_too(own: Path) -> None:
+    own.write_text('[presets.cold]\nprompt = "$input"\nsystem = "Be $how."\ntemperature = 0.25\nmax_tokens = 3')
+    out, err = run("generate", "-v", "--log", "-m", "cold", "-P", "how=brief", "hi")
+    assert out == "You\n"
+    assert "temperature 0.25" in err
+    assert (logged()["preset"], logged()["system"], logged()["max_tokens"]) == ("cold", "Be brief.", 3)
+    run("generate", "-m", "cold", "-s", "mine $5", "--log", "-n", "5", "hi")
+    assert (logged()["system"], logged()["max_tokens"]) == ("mine $5", 5)
+
+
+def test_missing_and_unknown_variables_are_usage_errors(own: Path) -> None:
+    own.write_text('[presets.mine]\nprompt = "$a $b"')
+    _, err = run("generate", "-m", "mine", "-P", "a=1", code=2)
+    assert err == "error: preset mine: no value for $b\nhint: -P b=...\n"
+    _, err = run("generate", "-m", "mine", "-P", "c=1", code=2)
+    assert err.startswith("error: --param: c: preset mine has no such variable\n")
+
+
+def test_raw_prompts_take_a_preset_with_a_prompt(own: Path) -> None:
+    own.write_text('[presets.story]\nprompt = "Once upon a $input"')
+    assert run("generate", "-q", "--raw", "-m", "story", "time")[0]
+
+
+def test_a_chat_takes_the_system_prompt_and_settings(own: Path, tmp_path: Path) -> None:
+    own.write_text('[presets.who]\nprompt = "x $y"\nsystem = "You are a $who."\ntemperature = 0.25')
+    _, err = run("chat", "-m", "who", "-P", "who=pirate", stdin="one\n/show\n")
+    assert "note: preset who: a chat uses its system prompt and settings, but not its prompt" in err
+    assert "system      You are a pirate." in err
+    assert "temperature 0.25" in err
+    _, err = run("chat", "who", code=2)
+    assert err.splitlines()[1] == "error: preset who: no value for $who"
+    _, err = run("chat", "-q", "who", "-s", "Be brief.", stdin="/show system\n")
+    assert err == "system      Be brief.\n"
+    _, err = run("chat", "--continue", stdin="two\n/show system\n")
+    assert "system      You are a pirate." in err
+
+
+def test_switching_to_a_preset_needs_values_for_its_system_prompt(own: Path) -> None:
+    own.write_text('[presets.who]\nprompt = "$input"\nsystem = "You are a $who."\n[presets.a]\nmodel = "other"\n')
+    _, err = run("chat", "a", stdin="one\n/model who\ntwo\n", code=2)
+    assert "error: preset who: no value for $who" in err
+    own.write_text(own.read_text().replace("[presets.a]", 'defaults.who = "cook"\n[presets.a]'))
+    _, err = run("chat", "a", stdin="one\n/model who\n/show system\n")
+    assert "system      You are a cook." in err
+
+
+def test_templates_of_earlier_versions_still_work(own: Path) -> None:
+    (own.with_name("templates") / "my sum.toml").write_text('prompt = "In $language: $input"\nmax_tokens = 9\n')
+    assert run("generate", "-q", "-m", "my sum", "-P", "language=French", "hello")[0] == "You said:\n"
+    assert "my sum  m      prompt In $language: $input, -P language, max_tokens 9" in run("list")[0]
+
+
+def test_the_old_flag_names_its_successor(own: Path) -> None:
+    _, err = run("generate", "-T", "my sum", "hello", code=2)
+    assert err == "error: --template: no longer exists\nhint: prompt templates are presets now: -m 'my sum'\n"
+    _, err = run("chat", "--template", "./x/sum.toml", code=2)
+    moved = f"move ./x/sum.toml to {own.with_name('templates')}, and use -m sum"
+    assert err == f"error: --template: no longer exists\nhint: prompt templates are presets now: {moved}\n"
+
+
 # --- Commands that need only the model ------------------------------------------------------------------------------
 
 
@@ -202,6 +301,8 @@ def test_list_shows_presets(stored: Stores) -> None:
     assert preset == {
         "name": "p",
         "model": "hf:org/name:Q4_K_M",
+        "prompt": None,
+        "defaults": {},
         "settings": {"system": "S", "top_k": 3},
         "variables": {"x": [1]},
         "lora": [],

@@ -47,7 +47,6 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
         "verify",
         "prune",
         "conversations",
-        "templates",
         "logs",
         "doctor",
         "completion",
@@ -125,7 +124,6 @@ def test_help_ends_with_examples_that_can_be_typed(words: list[str], command: An
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("templates --json show x", "error: --json: does not apply to show\n"),
         ("bench -m x compare a b", "error: --model: does not apply to compare\n"),
         ("bench --html x compare a b", "error: --html: does not apply to compare\n"),
         (

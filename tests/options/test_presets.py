@@ -133,18 +133,24 @@ def test_names_that_clients_have_built_in_are_allowed(own: Path, name: str) -> N
     [
         ("presets = 3", "presets: 3 is not a table", None),
         ("[presets]\npirate = 'x'", "presets.pirate: 'x' is not a table", "[presets.pirate]"),
-        ("[presets.pirate]\ntop_k = 1", "presets.pirate: model: missing", 'model = "qwen3:4b"'),
+        ("[presets.pirate]", "presets.pirate: model: missing", 'model = "qwen3:4b"'),
+        ("[presets.pirate]\nvariables = {a = 1}", "presets.pirate: model: missing", 'model = "qwen3:4b"'),
         ("[presets.gpt-4.1]\nmodel = 'm'", "presets.gpt-4: model: missing", '[presets."gpt-4.1"]'),
         ("[presets.p]\nmodel = 3", "presets.p: model: 3 is not the name of a model", None),
         ("[presets.p]\nmodel = ' '", "presets.p: model: ' ' is not the name of a model", None),
         ("[presets.p]\nmodel = 'm'\ntemperature = 'x'", "p: temperature: 'x' is not a number", None),
         ("[presets.p]\nmodel = 'm'\ntemprature = 1", "presets.p: temprature: no such setting", "mean temperature?"),
         ("[presets.p]\nmodle = 'm'\nmodel = 'm'", "presets.p: modle: no such setting", "mean model?"),
+        ("[presets.p]\nmodel = 'm'\npromt = 'm'", "presets.p: promt: no such setting", "mean prompt?"),
         ("[presets.p]\nmodel = 'm'\nsystem_prompt = ''", "system_prompt: no such setting", "mean system?"),
         ("[presets.p]\nmodel = 'm'\nchat_template_kwargs = 1", "no such setting", "mean variables?"),
         ("[presets.p]\nmodel = 'm'\nctx_size = 5", "ctx_size: presets cannot set ctx_size", "config.toml"),
         ("[presets.p]\nmodel = 'm'\nnum_ctx = 5", "num_ctx: presets cannot set ctx_size", "config.toml"),
-        ("[presets.p]\nmodel = 'm'\nzzz = 5", "zzz: no such setting", "known: model, variables, system, "),
+        (
+            "[presets.p]\nmodel = 'm'\nzzz = 5",
+            "zzz: no such setting",
+            "known: model, prompt, defaults, variables, system, ",
+        ),
         ("[presets.p]\nmodel = 'm'\n[presets.p.sampling]\ntop_k = 1", "sampling: no such setting", "without"),
         ("[presets.p]\nmodel = 'm'\nthink = true\nthink_budget = 0", "think: contradicts think_budget", None),
         ("[presets.p]\nmodel = 'm'\nvariables = 3", "variables: 3 is not a table", None),
@@ -153,8 +159,22 @@ def test_names_that_clients_have_built_in_are_allowed(own: Path, name: str) -> N
         ("[presets.p]\nmodel = 'm'\nlora = 3", "lora: 3 is not a file", None),
         ("[presets.p]\nmodel = 'm'\nlora = ['a', 3]", "lora: ['a', 3] is not a file", None),
         ("[presets.p]\nmodel = 'm'\nlora = 'a:inf'", "lora: invalid value for --lora: 'a:inf'", None),
+        ("[presets.p]\ntop_k = 1\nlora = 'a'", "presets.p: lora: needs a model", None),
+        ("[presets.p]\nmodel = ''\ntop_k = 1", "presets.p: model: '' is not the name of a model", None),
+        ("[presets.p]\nprompt = 3", "presets.p: prompt: 3 is not text", None),
+        ("[presets.p]\nprompt = ' '", "presets.p: prompt: empty", "$input stands for the user's prompt"),
+        ('[presets.p]\nprompt = "a\\nfor $5\\nb"', "p: prompt: line 2: '$5' is not a variable", "write $$ for"),
+        ("[presets.p]\nprompt = '100$'", "presets.p: prompt: line 1: '$' is not a variable", "write $$ for"),
+        ("[presets.p]\nprompt = 'x'\nsystem = '${a b}'", "p: system: line 1: '${a b}' is not a variable", "$$"),
+        ("[presets.p]\nmodel = 'm'\ndefaults = { a = 1 }", "presets.p: defaults: needs a prompt", "$input"),
+        ("[presets.p]\nprompt = 'x'\ndefaults = 3", "presets.p: defaults: 3 is not a table", None),
+        ("[presets.p]\nprompt = 'x'\ndefaults.a = 3", "defaults: $a is not used in the prompts", "known: none"),
+        ("[presets.p]\nprompt = '$language'\ndefaults.langage = 3", "defaults: $langage is not used", "mean language?"),
+        ("[presets.p]\nprompt = '$input'\ndefaults.input = 3", "defaults: $input is the user's prompt", None),
+        ("[presets.p]\nprompt = '$a'\ndefaults.a = [1]", "defaults: a: [1] is not text or a number", None),
         ("[presets.p]\nmodel = 'http://x'\nlora = 'a'", "lora: not supported for models on a server", None),
         ("[presets.a]\nmodel = 'B'\n[presets.b]\nmodel = 'm'", "presets.a: model: 'B' is another preset", "model: m"),
+        ("[presets.a]\nmodel = 'B'\n[presets.b]\nseed = 1", "presets.a: model: 'B' is another preset", "leave out"),
         ("[presets.A]\nmodel = 'm'\n[presets.a]\nmodel = 'm'", "presets.a: differs from presets.A only in", None),
         ("[presets.'x.gguf']\nmodel = 'm'", "presets: 'x.gguf' is not a name of letters", None),
         ("[presets.'http://x']\nmodel = 'm'", "presets: 'http://x' is not a name of letters", None),
@@ -171,6 +191,109 @@ def test_a_mistake_names_the_file_the_preset_and_the_key(own: Path, text: str, w
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert (hint or "") in (caught.value.hint or "")
+
+
+# --- Prompts, and presets without a model
+
+
+def test_a_preset_may_have_a_prompt_with_variables(own: Path) -> None:
+    own.write_text(
+        '[presets.t]\nprompt = "In $language: $input$$"\nsystem = "As $who"\n[presets.t.defaults]\nlanguage = 3\n'
+    )
+    preset = load_presets()["t"]
+    assert (preset.prompt, preset.params) == ("In $language: $input$$", ["language", "who"])
+    assert preset.defaults == {"language": "3"}
+
+
+def test_a_preset_without_a_prompt_has_no_variables(own: Path) -> None:
+    own.write_text('[presets.t]\nmodel = "m"\nsystem = "$5 $a"\n')
+    assert load_presets()["t"].params == []
+
+
+def test_a_preset_without_a_model_uses_the_configured_one(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own.write_text('[presets.t]\nprompt = "x"\nseed = 1\n[presets.m]\nmodel = "base"\nseed = 2\n')
+    assert load_settings({"model": "t"}).model == Settings().model
+    config = own.with_name("config.toml")
+    config.write_text('model = "configured"\n')
+    assert (load_settings({"model": "t"}).model, load_settings({"model": "t"}).seed) == ("configured", 1)
+    assert load_presets()["t"].model == "configured"
+    monkeypatch.setenv("LLMRUN_MODEL", "exported")
+    assert load_settings({"model": "t"}).model == "exported"
+    monkeypatch.setenv("LLMRUN_MODEL", "m")
+    assert (load_settings({"model": "t"}).model, load_settings({"model": "t"}).seed) == ("base", 1)
+    monkeypatch.setenv("LLMRUN_MODEL", "t")
+    assert (load_settings().model, load_settings().seed) == (Settings().model, 1)
+
+
+# --- The prompt templates of earlier versions
+
+
+@pytest.fixture
+def templates(own: Path) -> Path:
+    folder = own.with_name("templates")
+    folder.mkdir()
+    return folder
+
+
+def test_templates_of_earlier_versions_are_presets(own: Path, templates: Path) -> None:
+    own.write_text('[presets.both]\nmodel = "own"\n')
+    (templates / "my Commit.toml").write_text('\ufeffprompt = "$a $input"\nhide_thinking = true\n[defaults]\na = "b"\n')
+    (templates / "pirate.toml").write_text('model = "m"\nsystem = "As $who"\ntop_k = 3\n')
+    (templates / "both.toml").write_text('model = "old"\n')
+    for name in ("c.txt", ".hidden.toml", "x.gguf.toml"):
+        (templates / name).touch()
+    found = load_presets()
+    assert found.keys() == {"both", "my commit", "pirate"}
+    assert found["both"].model == "own"
+    commit = load_settings({"model": "MY commit"})
+    assert commit.preset == found["my commit"]
+    assert (found["my commit"].name, found["my commit"].defaults, commit.hide_thinking) == (
+        "my Commit",
+        {"a": "b"},
+        True,
+    )
+    pirate = found["pirate"]
+    assert (pirate.model, pirate.prompt, pirate.params, pirate.sampling) == ("m", "$input", ["who"], {"top_k": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        ("", "model: missing", "or add a prompt"),
+        ("prompt = ", "not valid TOML: Invalid value", ""),
+        ("a = " + "[" * 5000, "not valid TOML: ", ""),
+        ("seed = " + "9" * 5000, "not valid TOML: Exceeds the limit", ""),
+        ('promt = "x"', "promt: no such setting", "did you mean prompt?"),
+        ('system = "$"', "system: line 1: '$' is not a variable", "write $$"),
+        ('model = "Own"', "model: 'Own' is another preset", "name its model: m"),
+        ("threads = 3", "threads: presets cannot set threads", "use a flag or config.toml"),
+    ],
+)
+def test_a_mistake_in_a_template_concerns_only_its_own_name(
+    own: Path, templates: Path, text: str, words: str, hint: str
+) -> None:
+    own.write_text('[presets.own]\nmodel = "m"\n')
+    (templates / "t.toml").write_text(text)
+    assert load_settings({"model": "own"}).model == "m"
+    for load in (lambda: load_settings({"model": "t"}), load_presets):
+        with pytest.raises(UsageError) as caught:
+            load()
+        assert str(caught.value).startswith(f"preset: {templates / 't.toml'}: ")
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert hint in (caught.value.hint or "")
+
+
+def test_files_that_are_not_templates_are_refused(templates: Path) -> None:
+    (templates / "folder.toml").mkdir()
+    with pytest.raises(UsageError, match=r"folder\.toml: cannot be read: "):
+        preset_named("folder")
+    (templates / "gone.toml").symlink_to("nowhere")
+    with pytest.raises(UsageError, match=r"gone\.toml: No such file"):
+        preset_named("gone")
+
+
+# --- Any file
 
 
 def test_a_file_that_cannot_be_read_is_refused(own: Path) -> None:
@@ -201,5 +324,5 @@ def test_any_values_are_a_preset_or_a_usage_error(
         preset = read_presets(path, settings._checked_in_preset)["p"]
     except UsageError:
         return
-    assert preset.model == table["model"]
+    assert preset.model == table.get("model", "")
     assert preset.values.keys() == table.keys() & set(SETTINGS)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0  # how long to wait for the lock
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | O_BINARY
-_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")
+_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")  # the last is old
 
 Entry = Mapping[str, Any]
 
@@ -112,26 +112,25 @@ def answer_log() -> AnswerLog:
     return AnswerLog(data_folder() / "logs" / "answers.jsonl")
 
 
-def logger(template: str | None, preset: str | None) -> Callable[[AnsweredRequest], None]:
+def logger(preset: str | None) -> Callable[[AnsweredRequest], None]:
     """Return a function that logs a finished answer.
 
     If logging fails, the function only prints a note, because the user already has the answer.
 
-    template  the name of the prompt template, if one was used
-    preset    the name of the preset, if one was used
+    preset  the name of the preset, if one was used
     """
 
     def log(done: AnsweredRequest) -> None:
         found = answer_log()
         try:
-            found.append(entry_of(done, template, preset))
+            found.append(entry_of(done, preset))
         except OSError as error:
             out.note(f"this answer was not logged: {found.path}: {error.strerror or error}")
 
     return log
 
 
-def entry_of(done: AnsweredRequest, template: str | None, preset: str | None) -> dict[str, Any]:
+def entry_of(done: AnsweredRequest, preset: str | None) -> dict[str, Any]:
     """Return the log entry for an answer.
 
     The entry omits secrets, namely the Hub token, passwords in URLs and the values of environment variables whose names
@@ -147,7 +146,6 @@ def entry_of(done: AnsweredRequest, template: str | None, preset: str | None) ->
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": hidden(done.model),
         "preset": preset,
-        "template": template,
         "system": None if system is None else hidden(system),
         "prompt": hidden(prompt),
         "suffix": None if after is None else hidden(after),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import is_stand_in
 from llmrun.base.amounts import format_parameters
-from llmrun.base.errors import ModelNotFound, NetworkError
+from llmrun.base.errors import ModelNotFound, NetworkError, UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.base.machine.memory import free_memory, return_large_blocks_at_once
 from llmrun.base.types import Pooling, named_pooling
@@ -26,11 +26,12 @@ from llmrun.cli.answers.open_model import (
     tell_of_too_many_threads,
     to_open,
 )
+from llmrun.cli.arguments.prompts import filled_system
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.cli.console.terminal import hide_control_echo
 from llmrun.hub.resolve.model_file import resolve
-from llmrun.options.settings import load_presets, with_model
+from llmrun.options.settings import Settings, load_presets, with_model
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files, run_server
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import ModelFacts
     from llmrun.hub.resolve.model_file import ResolvedModel
     from llmrun.options.presets import Preset
-    from llmrun.options.settings import Settings
     from llmrun.serving.models.registry import ModelLimits
     from llmrun.serving.options import ServingOptions
     from llmrun.serving.upstreams.upstream import Upstream
@@ -87,9 +87,10 @@ def serve_models(
     with ExitStack() as held:
         given: list[tuple[KnownModel, ModelFiles]] = []
         for named in (with_model(settings, name) for name in names):
+            preset = None if named.preset is None else _without_prompt(named.preset)
             files = held.enter_context(model_files(named))
-            name = files.found.name if named.preset is None else named.preset.name
-            known = given_model(name, files.found.path, named.preset)
+            name = files.found.name if preset is None else preset.name
+            known = given_model(name, files.found.path, preset)
             given += [(known, files), *((known.with_adapter(LoraOption.parse(text)), files) for text in settings.loras)]
         if given:
             held.enter_context(smaller_ones_named(given[0][1].found.entry))
@@ -153,6 +154,30 @@ class _Opener:
         )
 
 
+def _without_prompt(preset: Preset) -> Preset:
+    """Return a preset for requests, which bring their own prompts.
+
+    The variables of the system prompt get their defaults. Raises UsageError for a variable without a default.
+    """
+    if preset.prompt is None or preset.system is None:
+        return preset
+    try:
+        system = filled_system(Settings(system=preset.system, preset=preset), {})
+    except UsageError as error:
+        hint = f"a server needs defaults: add [presets.{preset.name}.defaults] to models.toml"
+        raise UsageError(str(error), hint=hint) from None
+    return replace(preset, values={**preset.values, "system": system}, prompt=None)
+
+
+def _presets() -> Iterator[Preset]:
+    """Yield the presets that requests may name. Print a note for each that cannot be used."""
+    for preset in load_presets().values():
+        try:
+            yield _without_prompt(preset)
+        except UsageError as error:
+            out.note(f"{error}; requests cannot use this preset")
+
+
 def _adapters(given: Sequence[str], presets: Sequence[Preset]) -> list[str]:
     """Return the adapters to load, in the notation of --lora. Those of presets are used only if a request asks."""
     loaded = {(option.name, option.path.absolute()): option for option in map(LoraOption.parse, given)}
@@ -185,7 +210,7 @@ async def _serve(
     tls: ssl.SSLContext | None,
     opener: _Opener,
 ) -> None:
-    known: KnownModels = WithStore(opener.given, models_in_store, catalogue_name, [*load_presets().values()])
+    known: KnownModels = WithStore(opener.given, models_in_store, catalogue_name, [*_presets()])
     if is_stand_in(settings.backend) or not opener.given:
         known = GivenOnly(opener.given)
     models = Models(known, partial(opener.process, known), limits, created=int(time.time()), note=out.note)

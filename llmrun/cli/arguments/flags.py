@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from llmrun.base.errors import UsageError
+from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.parsing import checked_text, read_text
 from llmrun.cli.console.output import out
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.settings import RULES, Settings, load_settings
+from llmrun.options.settings import RULES, Settings, load_settings, templates_folder
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat
@@ -102,6 +103,7 @@ class AnswerFlags:
 
     model: options.Model = None
     system: options.System = None
+    params: options.Params = None
     max_tokens: options.MaxTokens = None
     ctx_size: options.ContextSize = None
     kv_type: options.KVType = None
@@ -133,6 +135,7 @@ class AnswerFlags:
     quiet: options.Quiet = False
     verbose: options.Verbose = False
     debug: options.Debug = False
+    template: options.PromptTemplate = None
 
     def given(self) -> dict[str, object]:
         """Return the settings given as flags, without the system prompt, because --system "" is a valid value."""
@@ -163,9 +166,20 @@ class AnswerFlags:
         """Load the settings for this run and configure `out` with them. Raises UsageError."""
         if self.think and self.think_budget == 0:
             raise UsageError("--think: contradicts --think-budget 0, which turns thinking off", hint="use only one")
+        if self.template is not None:
+            raise UsageError("--template: no longer exists", hint=_successor(self.template))
         settings = replace(load_settings(self.given()), loras=tuple(self.lora or ()))
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
+
+
+def _successor(template: str) -> str:
+    """Return what to do instead of `--template`, whose value was a name or a path."""
+    path = Path(template)
+    if template == path.stem:
+        return f"prompt templates are presets now: -m {shell.quoted(template)}"
+    moved = f"move {template} to {templates_folder()}"
+    return f"prompt templates are presets now: {moved}, and use -m {shell.quoted(path.stem)}"
 
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:

@@ -162,14 +162,11 @@ Stream = Annotated[
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors on stderr.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print more details on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-PromptTemplate = Annotated[
-    str | None,
-    typer.Option("-T", "--template", metavar="NAME", help="Prompt template, by name or path (see llmrun templates)."),
-]
 Params = Annotated[
     list[str] | None,
-    typer.Option("-P", "--param", metavar="NAME=VALUE", help="Set a prompt template variable. Repeatable."),
+    typer.Option("-P", "--param", metavar="NAME=VALUE", help="Set a variable of the preset's prompt. Repeatable."),
 ]
+PromptTemplate = Annotated[str | None, typer.Option("-T", "--template", hidden=True)]  # removed
 Backend = Annotated[
     str | None,
     typer.Option(

@@ -166,7 +166,11 @@ def _nearest(option: str, parameters: Any) -> list[str]:
 
     if not option.startswith("--"):
         return []
-    known = [[name for name in (*each.opts, *each.secondary_opts) if name.startswith("--")] for each in parameters]
+    known = [
+        [name for name in (*each.opts, *each.secondary_opts) if name.startswith("--")]
+        for each in parameters
+        if not getattr(each, "hidden", False)
+    ]
     begun = [next(name for name in names if name.startswith(option)) for names in known if _begins(option, names)]
     if begun:
         return begun if len(begun) <= _MOST_MEANT else []

@@ -10,24 +10,27 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.amounts import counted, format_clock, format_number, format_percent, format_seconds
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.flags import CHOICE, GRAMMAR, JSON_OBJECT, JSON_SCHEMA, REGEX
 from llmrun.cli.arguments.parsing import parse_stops
+from llmrun.cli.arguments.prompts import Prompts
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import hide_control_echo
 from llmrun.engine.constraint.matcher import schema_of
-from llmrun.jobs.batching.requests import CallOptions, Default, Fill
+from llmrun.jobs.batching.requests import CallOptions, Default
 from llmrun.jobs.batching.run import Outcome, run_batch
+from llmrun.options.presets import INPUT
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.serving.processes.stop_signals import StopSignals
 from llmrun.serving.protocol.openai.options import BUDGETS
 
 if TYPE_CHECKING:
     from llmrun.cli.arguments.flags import AnswerFlags
-    from llmrun.cli.prompting import PromptTemplate
     from llmrun.engine.constraint.base import ResponseFormat
     from llmrun.jobs.batching.run import Batch
     from llmrun.jobs.batching.work import Tally
@@ -43,28 +46,26 @@ def call_options(
     flags: AnswerFlags,
     settings: Settings,
     *,
-    prompting: PromptTemplate | None,
     params: Mapping[str, str],
     variables: Mapping[str, Any],
     response_format: ResponseFormat | None,
 ) -> CallOptions:
     """Return the options of a batch's calls. A line's own fields take precedence.
 
-    prompting  the prompt template that the fields of a line fill in, or None
-    params     values for all lines
+    params     values of the variables in the preset's prompt for all lines; the fields of a line take precedence
     variables  variables for the chat template
     """
-    system = settings.system if flags.system is None else flags.system
     defaults = (
         *_sampling(settings),
         *_others(flags, settings, variables),
         *([] if response_format is None else [_format(response_format)]),
     )
-    if prompting is None:
+    if settings.preset is None or settings.preset.prompt is None:
+        system = settings.system if flags.system is None else flags.system
         return CallOptions(settings.seed or 0, defaults, system)
-    text = json.dumps([prompting.prompt, prompting.system, dict(prompting.defaults), dict(params), system])
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return CallOptions(settings.seed or 0, defaults, system, _filling(prompting, params, system), digest)
+    prompts = Prompts.of(settings, params, flags.system)
+    digest = hashlib.sha256(json.dumps(asdict(prompts)).encode()).hexdigest()
+    return CallOptions(settings.seed or 0, defaults, prompts.system, partial(_filled, prompts), digest)
 
 
 def _sampling(settings: Settings) -> Iterator[Default]:
@@ -99,20 +100,18 @@ def _format(wanted: ResponseFormat) -> Default:
     return Default((second, first, *others), {kind: value})
 
 
-def _filling(prompting: PromptTemplate, params: Mapping[str, str], system: str | None) -> Fill:
-    def fill(fields: Mapping[str, Any]) -> tuple[str, str | None]:
-        values = {**params, **{name: _value(name, value) for name, value in fields.items()}}
-        asked = values.pop("input", "")
-        if prompting.needs_input and not asked:
-            raise UsageError(f"template {prompting.name}: the line has no field input")
-        try:
-            prompting.check_complete(values)
-        except UsageError as error:
-            raise UsageError(str(error)) from None  # its hint is about the command, not about a line
-        prompt, own = prompting.filled(asked, values)
-        return prompt, system if own is None else own
-
-    return fill
+def _filled(common: Prompts, fields: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the prompt and the system prompt of a line with these fields. Raises UsageError."""
+    values = {name: _value(name, value) for name, value in fields.items()}
+    asked = values.pop(INPUT, "")
+    prompts = replace(common, values={**common.values, **values})
+    if prompts.needs_input and not asked:
+        raise UsageError(f"preset {prompts.name}: the line has no field {INPUT}")
+    try:
+        prompts.check_complete()
+    except UsageError as error:
+        raise UsageError(str(error)) from None  # its hint is about the command, not about a line
+    return prompts.filled(asked)
 
 
 def _value(name: str, value: Any) -> str:
@@ -120,7 +119,7 @@ def _value(name: str, value: Any) -> str:
         return value
     if type(value) in (int, float, bool):
         return json.dumps(value)
-    raise UsageError(f"{name}: a list or an object cannot be filled into a template")
+    raise UsageError(f"{name}: a list or an object cannot be filled into a prompt")
 
 
 _SHOWN_NAMES = 5

@@ -73,9 +73,9 @@ def parse_workers(text: str | None, model: str) -> list[str]:
     return names or [LOCAL]
 
 
-def refuse_local(flags: AnswerFlags, kv_tokens: int | None) -> None:
+def refuse_local(flags: AnswerFlags, settings: Settings, kv_tokens: int | None) -> None:
     """Raise UsageError for a flag that applies only to a model on this machine."""
-    if flags.model is not None and not is_endpoint(flags.model):
+    if flags.model is not None and not is_endpoint(settings.model) and settings.preset is None:
         raise UsageError(
             "--model: has no effect, because all workers are servers", hint="choose a model with --workers URL#MODEL"
         )

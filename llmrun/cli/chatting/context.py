@@ -238,7 +238,7 @@ class ModelSettings:
         for event in [*conversation.switched(self._model, before, settings.system)]:
             record.add(event)
         preset = settings.preset
-        if preset is not None and preset.system not in (None, conversation.system):
+        if preset is not None and preset.system is not None and settings.system != conversation.system:
             out.note(f"the conversation keeps its own system prompt; /system default sets that of {preset.name}")
 
 

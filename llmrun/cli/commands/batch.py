@@ -1,7 +1,7 @@
 """Answer all requests in a file, and continue after a crash.
 
 IN is a JSON Lines file. Each line has a prompt, messages, or a request in the format of OpenAI's Batch API. A CSV file
-needs a column prompt, or --template with a prompt template that uses its columns.
+needs a column prompt, or -m with a preset whose prompt uses its columns.
 
 The output has the answers in the order of the input. Finished answers are kept in FILE.partial until the output is
 complete, so the same command continues an interrupted run. On the CPU engine, the same input, model and options give
@@ -10,7 +10,7 @@ the same output.
 Examples:
     llmrun batch prompts.jsonl -o answers.jsonl -m qwen3:4b
     llmrun batch prompts.jsonl -m qwen3:4b --dry-run
-    llmrun batch reviews.csv -o labels.jsonl --template label --choice good,bad
+    llmrun batch reviews.csv -o labels.jsonl -m label --choice good,bad
     llmrun batch prompts.jsonl -o answers.jsonl --retry-errors
     llmrun batch prompts.jsonl -o answers.jsonl --workers http://10.0.0.7:8080,http://10.0.0.8:8080
 """
@@ -27,7 +27,7 @@ from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, checked_format, flag_of, takes_answer_flags_except
 from llmrun.cli.arguments.parsing import checked_text, parse_template_variables, read_text
-from llmrun.cli.prompting import chosen_template
+from llmrun.cli.arguments.prompts import parse_params
 
 LISTING = {"place": 27}
 
@@ -44,8 +44,6 @@ def command(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed for lines that have none.  [default: 0]")
     ] = None,
-    template_name: options.PromptTemplate = None,
-    params: options.Params = None,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -81,9 +79,9 @@ def command(
         raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run to see what the batch takes")
     if force and retry_errors:
         raise UsageError("--force: cannot be combined with --retry-errors")
-    prompting, values = chosen_template(template_name, params or ())
-    flags = replace(prompting.applied(flags), seed=seed)
+    flags = replace(flags, seed=seed)
     settings = flags.settings()
+    params = parse_params(flags.params, settings.preset)
     flags.check_model(settings.model)
     formatted = flags.format_given()
     variables = {**settings.variables, **parse_template_variables(flags.chat_template_kwargs)}
@@ -101,15 +99,8 @@ def command(
 
     wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
     if not wanted.needs_model:
-        refuse_local(flags, kv_tokens)
-    calls = call_options(
-        flags,
-        settings,
-        prompting=None if template_name is None else prompting,
-        params=values,
-        variables=variables,
-        response_format=response_format,
-    )
+        refuse_local(flags, settings, kv_tokens)
+    calls = call_options(flags, settings, params=params, variables=variables, response_format=response_format)
     if is_dry_run:
         from llmrun.cli.batching.dry_run import dry_run
 

@@ -28,14 +28,14 @@ import typer
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import conversations_folder
 from llmrun.cli.arguments import flags as flags_module
-from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.options import models
 from llmrun.cli.arguments.parsing import checked_text, parse_stops, parse_template_variables, read_text
+from llmrun.cli.arguments.prompts import filled_system, parse_params
 from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
-from llmrun.cli.prompting import chosen_template
+from llmrun.options.presets import ONLY_INPUT
 from llmrun.options.settings import RULES, Settings, load_settings, model_named, with_model, with_values
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.chatting.typing_ahead import QuietKeyboard
-    from llmrun.cli.prompting import PromptTemplate
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.engine.tools.tools_file import ToolsFile
 
@@ -78,8 +77,6 @@ def command(
     ] = None,
     *,
     flags: AnswerFlags,
-    template_name: options.PromptTemplate = None,
-    params: options.Params = None,
     tools: Annotated[
         Path | None,
         typer.Option("--tools", metavar="FILE", help="Let the model call tools declared in a TOML or JSON file."),
@@ -97,13 +94,14 @@ def command(
     flags = flags if name is None else replace(flags, model=name)
     if continued and flags.model is None and _is_model(continued, store):
         flags, continued = replace(flags, model=continued), LAST
-    prompting, values = chosen_template(template_name, params or ())
-    flags = _with_template(flags, prompting, values)
     settings = flags.settings()
+    preset, params = settings.preset, parse_params(flags.params, settings.preset)
+    if preset is not None and preset.prompt not in (None, ONLY_INPUT):
+        out.note(f"preset {preset.name}: a chat uses its system prompt and settings, but not its prompt")
+    chooses_system = flags.system is None and (continued is None or flags.model is not None)
+    settings = _with_system(settings, params, strict=chooses_system)
     if save_state is not None:
         settings = replace(settings, save_state=save_state)
-    if prompting.prompt is not None:
-        out.note(f"template {prompting.name}: a chat uses only its system prompt and settings, not its prompt")
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
     with (
@@ -111,7 +109,7 @@ def command(
         closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record,
     ):
         flags.check_model(settings.model if flags.model is not None else model_named(record.conversation.model))
-        changes = list(_changes(flags, settings, record.conversation))
+        changes = list(_changes(flags, params, settings, record.conversation))
         wanted = copy.deepcopy(record.conversation)
         for event in changes:
             wanted.apply(event)
@@ -122,17 +120,17 @@ def command(
 
         if flags.model is None and not continued:
             tell_of_default_model(settings, "llmrun chat")
-        opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)
+        settings_for = functools.partial(_base_settings, flags, params)
+        opener = _Opener(flags, params, _for_opening(settings, wanted), template, wanted.model)
         declared = _declared_tools(tools, wanted)
         state = _state(store, settings)
         with (
             closing(ModelInUse(opener, wanted.model, state)) as models,
             _opened_tools(declared, models, wanted) as toolbox,
         ):
-            check_thinking(models.opened.engine, flags, _base_settings(flags, wanted.model), wanted.preferences)
+            check_thinking(models.opened.engine, flags, settings_for(wanted.model), wanted.preferences)
             for event in changes:  # saved after the checks, so the conversation never switches to an unusable model
                 record.add(event)
-            settings_for = functools.partial(_base_settings, flags)
             return _talk(models, store, record, settings_for, Prompting(variables, toolbox), keyboard)
 
 
@@ -141,6 +139,7 @@ class _Opener:
     """A ModelOpener for one chat. `template` and the adapters of --lora apply to the `first` model only."""
 
     flags: AnswerFlags
+    params: Mapping[str, str]
     settings: Settings
     template: str | None
     first: str
@@ -156,6 +155,7 @@ class _Opener:
                 if value:
                     out.note(f"{flag} applies only to the first model")
             wanted = replace(wanted, loras=())
+            _base_settings(self.flags, self.params, name, strict=True)
         fetch_model(wanted)
         return lasting
 
@@ -168,23 +168,32 @@ class _Opener:
         return open_model(settings, chat_template=template, will_chat=True, saves_state=settings.save_state)
 
 
-def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping[str, str]) -> AnswerFlags:
-    """Use the template's system prompt and settings for flags that were not given. Raises UsageError."""
-    flags = template.applied(flags)
-    if flags.system is not None or template.system is None:
-        return flags
-    template = replace(template, prompt=None)
-    template.check_complete(values)
-    return replace(flags, system=template.filled_system(values))
+def _with_system(settings: Settings, params: Mapping[str, str], *, strict: bool) -> Settings:
+    """Return the settings with the variables of the system prompt filled in.
+
+    A conversation keeps its system prompt, so a variable without a value is an error only where a system prompt is
+    chosen; elsewhere, the system prompt is left out.
+
+    params  the values of -P
+    strict  whether to raise UsageError
+    """
+    try:
+        return replace(settings, system=filled_system(settings, params))
+    except UsageError:
+        if strict:
+            raise
+        return replace(settings, system=None)
 
 
-def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
+def _changes(
+    flags: AnswerFlags, params: Mapping[str, str], settings: Settings, before: Conversation
+) -> Iterator[Event]:
     """Yield the events that apply the flags to a conversation and are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import NAMES, STOP, THINK_BUDGET, PreferenceSet, SystemSet, checked_value
 
     if flags.model is not None and (name := lasting_name(settings)) != before.model:
-        yield from before.switched(name, _base_settings(flags, before.model).system, settings.system)
+        yield from before.switched(name, _base_settings(flags, params, before.model).system, settings.system)
     if flags.system is not None:
         yield SystemSet(checked_text(flags.system, "--system"))
     if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
@@ -200,12 +209,15 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
             yield PreferenceSet(name, formatted[1] if name == formatted[0] else None)
 
 
-def _base_settings(flags: AnswerFlags, model: str) -> Settings:
-    """Return the settings for a model or a preset that apply unless the conversation overrides them."""
+def _base_settings(flags: AnswerFlags, params: Mapping[str, str], model: str, *, strict: bool = False) -> Settings:
+    """Return the settings for a model or a preset that apply unless the conversation overrides them.
+
+    params, strict  as for `_with_system`
+    """
     from llmrun.cli.chatting.events import NAMES
 
     given = {key: value for key, value in flags.given().items() if key not in NAMES}
-    return load_settings({**given, "model": model})
+    return _with_system(load_settings({**given, "model": model}), params, strict=strict)
 
 
 def _state(store: Store, settings: Settings) -> ConversationState | None:

@@ -42,11 +42,10 @@ from llmrun.cli.arguments.parsing import (
     read_prompt,
     read_text,
 )
+from llmrun.cli.arguments.prompts import Prompts, parse_params
 from llmrun.cli.console.output import out
-from llmrun.cli.prompting import chosen_template
 
 if TYPE_CHECKING:
-    from llmrun.cli.prompting import PromptTemplate
     from llmrun.options.settings import Settings
 
 LISTING = {"place": 20}
@@ -67,8 +66,6 @@ def command(
     ] = None,
     *,
     flags: AnswerFlags,
-    template_name: options.PromptTemplate = None,
-    params: options.Params = None,
     logit_bias: options.LogitBias = None,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without a chat template.")] = False,
     suffix: Suffix = None,
@@ -89,16 +86,13 @@ def command(
     null: Null = False,
     json_output: options.Json = False,
 ) -> int:
-    prompting, values = chosen_template(template_name, params or ())
-    flags = prompting.applied(flags)
-    if flags.system is not None:
-        prompting = replace(prompting, system=None)
     settings = flags.settings()
+    params = parse_params(flags.params, settings.preset)
     flags.check_model(settings.model)
     after = read_suffix(suffix, suffix_file)
     raw = raw or after is not None
     if raw:
-        _check_raw(flags, settings, prompting, "--raw" if after is None else "--suffix")
+        _check_raw(flags, settings, "--raw" if after is None else "--suffix")
     if prompt_cache is not None:
         check_prompt_cache(prompt_cache, settings.model)
     if record is not None:
@@ -110,13 +104,12 @@ def command(
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = {**settings.variables, **parse_template_variables(flags.chat_template_kwargs)}
     has_input = bool(prompt) or prompt_option is not None or file is not None
-    prompting.check_complete(values)
+    prompts = Prompts.of(settings, params, None if flags.system is None else checked_text(flags.system, "--system"))
+    prompts.check_complete()
     asked = ""
-    if has_input or prompting.needs_input:
+    if has_input or prompts.needs_input:
         asked = read_prompt(prompt or (), prompt_option, file, exact=after is not None)
-    text, system = prompting.filled(asked, values)
-    if system is None:
-        system = settings.system if flags.system is None else checked_text(flags.system, "--system")
+    text, system = prompts.filled(asked)
     messages = chat_messages(text, system)
 
     response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
@@ -165,9 +158,7 @@ def command(
             response_format=response_format,
             sent_sampling=sent,
         )
-        log_answer = (
-            logger(prompting.name or None, opened.preset or None) if (settings.log if log is None else log) else None
-        )
+        log_answer = logger(opened.preset or None) if (settings.log if log is None else log) else None
         if prompt_cache is not None:
             log_answer = with_prompt_cache(prompt_cache, opened.engine, log_answer)
         if wanted is not None:
@@ -193,14 +184,9 @@ def command(
         )
 
 
-def _check_raw(flags: AnswerFlags, settings: Settings, prompting: PromptTemplate, flag: str) -> None:
+def _check_raw(flags: AnswerFlags, settings: Settings, flag: str) -> None:
     """Raise UsageError for flags that need a chat template. `flag` is the flag that turns the template off."""
-    if (
-        flags.system is not None
-        or prompting.system is not None
-        or flags.chat_template is not None
-        or flags.chat_template_kwargs is not None
-    ):
+    if flags.system is not None or flags.chat_template is not None or flags.chat_template_kwargs is not None:
         raise UsageError(f"{flag}: cannot be combined with a system prompt or a chat template")
     if flags.think is not None or flags.think_budget is not None:
         raise UsageError(f"{flag}: cannot be combined with --think, --no-think or --think-budget")

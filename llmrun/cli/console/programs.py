@@ -110,7 +110,7 @@ def edited(text: str) -> str:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
             file.write(text + "\n" if text else "")
-        _run(command, path, "nothing was sent")
+        _run(command, path)
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n").rstrip("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"editor: {command[0]}: the saved text is not UTF-8: byte {error.start:,}") from error
@@ -118,15 +118,6 @@ def edited(text: str) -> str:
         raise _failure(command, error) from error
     finally:
         path.unlink(missing_ok=True)
-
-
-def edit_file(path: Path, consequence: str) -> None:
-    """Open a file in the editor that `edited` uses, and wait until it is closed.
-
-    Raises UsageError if no editor is found or if the editor fails; `consequence` completes the message "exit code 1,
-    so ...".
-    """
-    _run(_editor(), path, consequence)
 
 
 def _editor() -> list[str]:
@@ -142,7 +133,7 @@ def _editor() -> list[str]:
     raise UsageError("editor: none found", hint='set EDITOR, for example to "nano" or "code --wait"')
 
 
-def _run(command: list[str], path: Path, consequence: str) -> None:
+def _run(command: list[str], path: Path) -> None:
     """Run the editor on the terminal, even if stdout is redirected. Raises UsageError if it fails."""
     shown_on_stderr = is_terminal(sys.stderr) and not is_terminal(sys.stdout)
     stdout = sys.stderr if shown_on_stderr else None
@@ -152,9 +143,8 @@ def _run(command: list[str], path: Path, consequence: str) -> None:
     except OSError as error:
         raise _failure(command, error) from error
     if code:
-        raise UsageError(
-            f"editor: {command[0]}: exit code {code}, so {consequence}", hint="set EDITOR to choose another editor"
-        )
+        hint = "set EDITOR to choose another editor"
+        raise UsageError(f"editor: {command[0]}: exit code {code}, so nothing was sent", hint=hint)
 
 
 def _failure(command: list[str], error: OSError) -> UsageError:

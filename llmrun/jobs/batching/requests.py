@@ -60,7 +60,7 @@ def check_source(path: Path, *, has_template: bool) -> None:
         shown_names = shown(", ".join(names), 200)
         raise UsageError(
             f"{path}: no column is named prompt; the columns are {shown_names}",
-            hint="rename a column, or add --template with a template that uses the columns",
+            hint="rename a column, or name a preset whose prompt uses the columns: -m NAME",
         )
 
 

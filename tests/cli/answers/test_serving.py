@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from llmrun.backends.base import OpenOptions
+from llmrun.base.errors import UsageError
 from llmrun.base.types import Pooling
 from llmrun.cli.answers import serving
 from llmrun.cli.answers.open_model import ModelFiles
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.hub.resolve.model_file import ResolvedModel
 from llmrun.options.presets import Preset
-from llmrun.options.settings import Settings
+from llmrun.options.settings import Settings, load_presets
 from llmrun.serving.models.known import GivenOnly, KnownModel
 from llmrun.serving.options import ServingOptions
 from tests.support.serving.fake_model import FACTS
@@ -64,3 +65,27 @@ def test_models_get_their_own_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asyncio.run(adapters(given)) == ["/lora.gguf:0.25"]
     assert asyncio.run(adapters(other)) == ["/a.gguf:0.0", "b=/other.gguf:0.0"]
+
+
+def test_requests_get_the_system_prompt_of_a_preset_with_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests bring their own prompts. A preset whose system prompt needs a value is left out."""
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "models.toml").write_text(
+        '[presets.full]\nprompt = "$x"\nsystem = "You are a $who: $$5"\nseed = 1\ndefaults.who = "cook"\n'
+        '[presets.plain]\nmodel = "m"\nsystem = "$who"\n'
+        '[presets.bare]\nprompt = "$x"\n'
+        '[presets.open]\nprompt = "x"\nsystem = "You are a $who"\n'
+    )
+    assert [(preset.name, preset.system) for preset in serving._presets()] == [
+        ("full", "You are a cook: $5"),
+        ("plain", "$who"),
+        ("bare", None),
+    ]
+    assert "preset open: no value for $who; requests cannot use this preset" in capsys.readouterr().err
+    opened = load_presets()["open"]
+    with pytest.raises(UsageError, match=r"preset open: no value for \$who") as refused:
+        serving._without_prompt(opened)
+    assert refused.value.hint == "a server needs defaults: add [presets.open.defaults] to models.toml"

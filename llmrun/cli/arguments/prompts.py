@@ -1,0 +1,103 @@
+"""Fills in the variables of a preset's prompts. Their values come from -P, the preset and the user's prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Template
+from typing import Self
+
+from llmrun.base.errors import UsageError
+from llmrun.cli.arguments.parsing import checked_text
+from llmrun.options.presets import INPUT, ONLY_INPUT, Preset, meant, variables_in
+from llmrun.options.settings import Settings
+
+_NAME = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*", re.ASCII)
+
+
+def parse_params(pairs: Sequence[str] | None, preset: Preset | None) -> dict[str, str]:
+    """Parse `["language=French"]` into `{"language": "French"}`. If a name is repeated, the last value wins.
+
+    Raises UsageError, also for a variable that is not in the preset's prompts.
+    """
+    params = {}
+    for pair in pairs or ():
+        name, equals, value = checked_text(pair, "--param").partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise UsageError(f"--param: {pair!r} is not NAME=VALUE, as in language=French")
+        if preset is None or preset.prompt is None:
+            hint = "add -m NAME; llmrun list shows your presets"
+            raise UsageError("--param: requires a preset with a prompt", hint=hint)
+        if name == INPUT:
+            raise UsageError("--param: input: this variable is the prompt itself", hint="give it as the prompt")
+        if name not in preset.params:
+            hint = meant(name, preset.params)
+            raise UsageError(f"--param: {name}: preset {preset.name} has no such variable", hint=hint)
+        params[name] = value
+    return params
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Templates for a prompt and a system prompt, with values for their variables. Values are not expanded again.
+
+    name  the name of the preset, for error messages
+    """
+
+    name: str
+    prompt: str
+    system: str | None
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, settings: Settings, params: Mapping[str, str], system: str | None = None) -> Self:
+        """Return the prompts of a run.
+
+        params  values that replace the preset's defaults
+        system  the system prompt that the user gave for this run, or None
+        """
+        preset = settings.preset
+        if preset is None or preset.prompt is None:
+            preset = Preset("", "", prompt=ONLY_INPUT)
+        if system is None:
+            system = settings.system
+        if system is not None and system != preset.system:  # it is not a template
+            system = system.replace("$", "$$")
+        return cls(preset.name, str(preset.prompt), system, {**preset.defaults, **params})
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether the user has to give a prompt."""
+        return INPUT in variables_in(self.prompt, self.system)
+
+    def missing(self) -> list[str]:
+        """Return the variables that have no value, without `input`."""
+        return [name for name in variables_in(self.prompt, self.system) if name not in {INPUT, *self.values}]
+
+    def check_complete(self) -> None:
+        """Raise UsageError if a variable has no value. The message lists all such variables."""
+        if missing := self.missing():
+            raise UsageError(
+                f"preset {self.name}: no value for {', '.join(f'${name}' for name in missing)}",
+                hint=" ".join(f"-P {name}=..." for name in missing),
+            )
+
+    def filled(self, asked: str) -> tuple[str, str | None]:
+        """Return the prompt and the system prompt. All variables must have values.
+
+        If neither of them contains `$input`, `asked` is appended to the prompt.
+        """
+        values = {**self.values, INPUT: asked}
+        prompt = Template(self.prompt).substitute(values)
+        system = None if self.system is None else Template(self.system).substitute(values)
+        return (f"{prompt}\n\n{asked}" if asked and not self.needs_input else prompt), system
+
+
+def filled_system(settings: Settings, params: Mapping[str, str]) -> str | None:
+    """Return the system prompt for a chat or a server, where there is no `$input`. Raises UsageError."""
+    prompts = replace(Prompts.of(settings, params), prompt="")
+    if prompts.needs_input:
+        raise UsageError(f"preset {prompts.name}: system: ${INPUT} works only in generate and batch")
+    prompts.check_complete()
+    return prompts.filled("")[1]
