@@ -20,19 +20,19 @@ class SamplingParameter(NamedTuple):
     key in models.toml.
 
     default   llmrun's default for models without a recommended value; its type is the type of the parameter
-    flags     command-line flags; error messages use the first flag
+    flags     command-line flags, unless the name is the only one; error messages use the first flag
     minimum, maximum  limits of numbers, both inclusive
     texts     the notation for a list of strings, which servers get as a JSON list; None for numbers
     gguf_key  the metadata key that holds the model file's default; None if the GGUF format has no such key
-    wire      the field names in a request to a server; () if no server supports the parameter
+    wire      the field names in a request to a server, unless the name is the only one
     openai    whether OpenAI's API has these fields; if not, they are omitted once a server has rejected them
     optional  whether `-v` and requests to servers leave the parameter out if it has llmrun's default
     """
 
     default: int | float | str
-    flags: tuple[str, ...]
     metavar: str
     help: str
+    flags: tuple[str, ...] = ()
     minimum: float = -math.inf
     maximum: float = math.inf
     texts: ListOfTexts | None = None
@@ -60,8 +60,8 @@ def value_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _declared(parameter: SamplingParameter) -> Any:
-    return field(default=parameter.default, metadata={"parameter": parameter})
+def _declared(default: float | str, **declaration: Any) -> Any:
+    return field(default=default, metadata={"parameter": SamplingParameter(default, **declaration)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,311 +72,225 @@ class SamplingParams:
     """
 
     temperature: float = _declared(
-        SamplingParameter(
-            default=0.8,
-            flags=("--temp", "--temperature"),
-            metavar="T",
-            help="Randomness; 0 always picks the most likely token.",
-            minimum=0.0,
-            maximum=100.0,
-            gguf_key="general.sampling.temp",
-            wire=("temperature",),
-            openai=True,
-        )
+        default=0.8,
+        flags=("--temp", "--temperature"),
+        metavar="T",
+        help="Randomness; 0 always picks the most likely token.",
+        minimum=0.0,
+        maximum=100.0,
+        gguf_key="general.sampling.temp",
+        openai=True,
     )
     top_k: int = _declared(
-        SamplingParameter(
-            default=40,
-            flags=("--top-k",),
-            metavar="K",
-            help="Keep only the K most likely tokens; 0 disables.",
-            minimum=0,
-            gguf_key="general.sampling.top_k",
-            wire=("top_k",),
-        )
+        default=40,
+        metavar="K",
+        help="Keep only the K most likely tokens; 0 disables.",
+        minimum=0,
+        gguf_key="general.sampling.top_k",
     )
     top_p: float = _declared(
-        SamplingParameter(
-            default=0.95,
-            flags=("--top-p",),
-            metavar="P",
-            help="Keep the most likely tokens that sum to P; 1 disables.",
-            minimum=0.0,
-            maximum=1.0,
-            gguf_key="general.sampling.top_p",
-            wire=("top_p",),
-            openai=True,
-        )
+        default=0.95,
+        metavar="P",
+        help="Keep the most likely tokens that sum to P; 1 disables.",
+        minimum=0.0,
+        maximum=1.0,
+        gguf_key="general.sampling.top_p",
+        openai=True,
     )
     min_p: float = _declared(
-        SamplingParameter(
-            default=0.05,
-            flags=("--min-p",),
-            metavar="P",
-            help="Drop tokens below P times the top probability; 0 disables.",
-            minimum=0.0,
-            maximum=1.0,
-            gguf_key="general.sampling.min_p",
-            wire=("min_p",),
-        )
+        default=0.05,
+        metavar="P",
+        help="Drop tokens below P times the top probability; 0 disables.",
+        minimum=0.0,
+        maximum=1.0,
+        gguf_key="general.sampling.min_p",
     )
     repeat_penalty: float = _declared(
-        SamplingParameter(
-            default=1.0,
-            flags=("--repeat-penalty",),
-            metavar="R",
-            help="Penalty factor for recent tokens; 1 disables.",
-            minimum=0.01,
-            maximum=100.0,
-            gguf_key="general.sampling.penalty_repeat",
-            wire=("repeat_penalty", "repetition_penalty"),  # the names in llama.cpp and in vLLM
-        )
+        default=1.0,
+        metavar="R",
+        help="Penalty factor for recent tokens; 1 disables.",
+        minimum=0.01,
+        maximum=100.0,
+        gguf_key="general.sampling.penalty_repeat",
+        wire=("repeat_penalty", "repetition_penalty"),  # the names in llama.cpp and in vLLM
     )
     presence_penalty: float = _declared(
-        SamplingParameter(
-            default=0.0,
-            flags=("--presence-penalty",),
-            metavar="R",
-            help="Subtract R from the logits of recent tokens; 0 disables.",
-            minimum=-100.0,
-            maximum=100.0,
-            wire=("presence_penalty",),
-            openai=True,
-        )
+        default=0.0,
+        metavar="R",
+        help="Subtract R from the logits of recent tokens; 0 disables.",
+        minimum=-100.0,
+        maximum=100.0,
+        openai=True,
     )
     frequency_penalty: float = _declared(
-        SamplingParameter(
-            default=0.0,
-            flags=("--frequency-penalty",),
-            metavar="R",
-            help="Subtract R for each recent occurrence; 0 disables.",
-            minimum=-100.0,
-            maximum=100.0,
-            wire=("frequency_penalty",),
-            openai=True,
-        )
+        default=0.0,
+        metavar="R",
+        help="Subtract R for each recent occurrence; 0 disables.",
+        minimum=-100.0,
+        maximum=100.0,
+        openai=True,
     )
     repeat_last_n: int = _declared(
-        SamplingParameter(
-            default=64,
-            flags=("--repeat-last-n",),
-            metavar="N",
-            help="Number of recent tokens to penalize; -1 means all.",
-            minimum=-1,
-            gguf_key="general.sampling.penalty_last_n",
-            wire=("repeat_last_n",),
-        )
+        default=64,
+        metavar="N",
+        help="Number of recent tokens to penalize; -1 means all.",
+        minimum=-1,
+        gguf_key="general.sampling.penalty_last_n",
     )
     dry_multiplier: float = _declared(
-        SamplingParameter(
-            default=0.0,
-            flags=("--dry-multiplier",),
-            metavar="N",
-            help="DRY penalty for continuing a repetition; 0 disables.",
-            minimum=0.0,
-            maximum=100.0,
-            wire=("dry_multiplier",),
-            optional=True,
-        )
+        default=0.0,
+        metavar="N",
+        help="DRY penalty for continuing a repetition; 0 disables.",
+        minimum=0.0,
+        maximum=100.0,
+        optional=True,
     )
     dry_base: float = _declared(
-        SamplingParameter(
-            default=1.75,
-            flags=("--dry-base",),
-            metavar="N",
-            help="Growth of the DRY penalty per repeated token.",
-            minimum=1.0,
-            maximum=100.0,
-            wire=("dry_base",),
-            optional=True,
-        )
+        default=1.75,
+        metavar="N",
+        help="Growth of the DRY penalty per repeated token.",
+        minimum=1.0,
+        maximum=100.0,
+        optional=True,
     )
     dry_allowed_length: int = _declared(
-        SamplingParameter(
-            default=2,
-            flags=("--dry-allowed-length",),
-            metavar="N",
-            help="Length of repetitions without a DRY penalty, in tokens.",
-            minimum=0,
-            wire=("dry_allowed_length",),
-            optional=True,
-        )
+        default=2,
+        metavar="N",
+        help="Length of repetitions without a DRY penalty, in tokens.",
+        minimum=0,
+        optional=True,
     )
     dry_penalty_last_n: int = _declared(
-        SamplingParameter(
-            default=64,
-            flags=("--dry-penalty-last-n",),
-            metavar="N",
-            help="Number of recent tokens DRY searches; -1 means all.",
-            minimum=-1,
-            wire=("dry_penalty_last_n",),
-            optional=True,
-        )
+        default=64,
+        metavar="N",
+        help="Number of recent tokens DRY searches; -1 means all.",
+        minimum=-1,
+        optional=True,
     )
     dry_sequence_breakers: str = _declared(
-        SamplingParameter(
-            default=DEFAULT_BREAKERS,
-            flags=("--dry-sequence-breaker", "--dry-sequence-breakers"),
-            metavar="TEXT",
-            help="Text that ends DRY repetitions, a JSON list, or none.",
-            texts=BREAKER_LIST,
-            wire=("dry_sequence_breakers",),
-            optional=True,
-        )
+        default=DEFAULT_BREAKERS,
+        flags=("--dry-sequence-breaker", "--dry-sequence-breakers"),
+        metavar="TEXT",
+        help="Text that ends DRY repetitions, a JSON list, or none.",
+        texts=BREAKER_LIST,
+        optional=True,
     )
     top_n_sigma: float = _declared(
-        SamplingParameter(
-            default=-1.0,
-            flags=("--top-n-sigma", "--top-nsigma"),
-            metavar="N",
-            help="Keep logits within N deviations of the top; -1 disables.",
-            minimum=-1.0,
-            maximum=1000.0,
-            wire=("top_n_sigma",),
-            optional=True,
-        )
+        default=-1.0,
+        flags=("--top-n-sigma", "--top-nsigma"),
+        metavar="N",
+        help="Keep logits within N deviations of the top; -1 disables.",
+        minimum=-1.0,
+        maximum=1000.0,
+        optional=True,
     )
     typical_p: float = _declared(
-        SamplingParameter(
-            default=1.0,
-            flags=("--typical", "--typical-p"),
-            metavar="P",
-            help="Keep locally typical tokens that sum to P; 1 disables.",
-            minimum=0.0,
-            maximum=1.0,
-            wire=("typical_p",),
-            optional=True,
-        )
+        default=1.0,
+        flags=("--typical", "--typical-p"),
+        metavar="P",
+        help="Keep locally typical tokens that sum to P; 1 disables.",
+        minimum=0.0,
+        maximum=1.0,
+        optional=True,
     )
     xtc_probability: float = _declared(
-        SamplingParameter(
-            default=0.0,
-            flags=("--xtc-probability",),
-            metavar="P",
-            help="Probability of excluding top choices; 0 disables XTC.",
-            minimum=0.0,
-            maximum=1.0,
-            gguf_key="general.sampling.xtc_probability",
-            wire=("xtc_probability",),
-            optional=True,
-        )
+        default=0.0,
+        metavar="P",
+        help="Probability of excluding top choices; 0 disables XTC.",
+        minimum=0.0,
+        maximum=1.0,
+        gguf_key="general.sampling.xtc_probability",
+        optional=True,
     )
     xtc_threshold: float = _declared(
-        SamplingParameter(
-            default=0.1,
-            flags=("--xtc-threshold",),
-            metavar="P",
-            help="Minimum probability of XTC's top choices; over 0.5 disables.",
-            minimum=0.0,
-            maximum=1.0,
-            gguf_key="general.sampling.xtc_threshold",
-            wire=("xtc_threshold",),
-            optional=True,
-        )
+        default=0.1,
+        metavar="P",
+        help="Minimum probability of XTC's top choices; over 0.5 disables.",
+        minimum=0.0,
+        maximum=1.0,
+        gguf_key="general.sampling.xtc_threshold",
+        optional=True,
     )
     dynatemp_range: float = _declared(
-        SamplingParameter(
-            default=0.0,
-            flags=("--dynatemp-range",),
-            metavar="T",
-            help="Vary the temperature by up to T with entropy; 0 disables.",
-            minimum=0.0,
-            maximum=100.0,
-            wire=("dynatemp_range",),
-            optional=True,
-        )
+        default=0.0,
+        metavar="T",
+        help="Vary the temperature by up to T with entropy; 0 disables.",
+        minimum=0.0,
+        maximum=100.0,
+        optional=True,
     )
     dynatemp_exponent: float = _declared(
-        SamplingParameter(
-            default=1.0,
-            flags=("--dynatemp-exp", "--dynatemp-exponent"),
-            metavar="N",
-            help="Exponent of the entropy in the dynamic temperature.",
-            minimum=0.0,
-            maximum=100.0,
-            wire=("dynatemp_exponent",),
-            optional=True,
-        )
+        default=1.0,
+        flags=("--dynatemp-exp", "--dynatemp-exponent"),
+        metavar="N",
+        help="Exponent of the entropy in the dynamic temperature.",
+        minimum=0.0,
+        maximum=100.0,
+        optional=True,
     )
     mirostat: int = _declared(
-        SamplingParameter(
-            default=0,
-            flags=("--mirostat",),
-            metavar="N",
-            help="Mirostat version, 1 or 2, in place of filters; 0 disables.",
-            minimum=0,
-            maximum=2,
-            gguf_key="general.sampling.mirostat",
-            wire=("mirostat",),
-            optional=True,
-        )
+        default=0,
+        metavar="N",
+        help="Mirostat version, 1 or 2, in place of filters; 0 disables.",
+        minimum=0,
+        maximum=2,
+        gguf_key="general.sampling.mirostat",
+        optional=True,
     )
     mirostat_tau: float = _declared(
-        SamplingParameter(
-            default=5.0,
-            flags=("--mirostat-ent", "--mirostat-tau"),
-            metavar="N",
-            help="Target surprise of Mirostat, in bits.",
-            minimum=0.0,
-            maximum=100.0,
-            gguf_key="general.sampling.mirostat_tau",
-            wire=("mirostat_tau",),
-            optional=True,
-        )
+        default=5.0,
+        flags=("--mirostat-ent", "--mirostat-tau"),
+        metavar="N",
+        help="Target surprise of Mirostat, in bits.",
+        minimum=0.0,
+        maximum=100.0,
+        gguf_key="general.sampling.mirostat_tau",
+        optional=True,
     )
     mirostat_eta: float = _declared(
-        SamplingParameter(
-            default=0.1,
-            flags=("--mirostat-lr", "--mirostat-eta"),
-            metavar="N",
-            help="Learning rate of Mirostat.",
-            minimum=0.0,
-            maximum=1.0,
-            gguf_key="general.sampling.mirostat_eta",
-            wire=("mirostat_eta",),
-            optional=True,
-        )
+        default=0.1,
+        flags=("--mirostat-lr", "--mirostat-eta"),
+        metavar="N",
+        help="Learning rate of Mirostat.",
+        minimum=0.0,
+        maximum=1.0,
+        gguf_key="general.sampling.mirostat_eta",
+        optional=True,
     )
     adaptive_target: float = _declared(
-        SamplingParameter(
-            default=-1.0,
-            flags=("--adaptive-target",),
-            metavar="P",
-            help="Prefer tokens near probability P; -1 disables.",
-            minimum=-1.0,
-            maximum=1.0,
-            wire=("adaptive_target",),
-            optional=True,
-        )
+        default=-1.0,
+        metavar="P",
+        help="Prefer tokens near probability P; -1 disables.",
+        minimum=-1.0,
+        maximum=1.0,
+        optional=True,
     )
     adaptive_decay: float = _declared(
-        SamplingParameter(
-            default=0.9,
-            flags=("--adaptive-decay",),
-            metavar="N",
-            help="Weight of earlier tokens in the adaptive target.",
-            minimum=0.0,
-            maximum=0.99,
-            wire=("adaptive_decay",),
-            optional=True,
-        )
+        default=0.9,
+        metavar="N",
+        help="Weight of earlier tokens in the adaptive target.",
+        minimum=0.0,
+        maximum=0.99,
+        optional=True,
     )
     samplers: str = _declared(
-        SamplingParameter(
-            default=DEFAULT_SAMPLERS,
-            flags=("--samplers",),
-            metavar="NAMES",
-            help="Samplers to apply, in order, separated by semicolons.",
-            texts=SAMPLER_LIST,
-            gguf_key="general.sampling.sequence",
-            wire=("samplers",),
-            optional=True,
-        )
+        default=DEFAULT_SAMPLERS,
+        metavar="NAMES",
+        help="Samplers to apply, in order, separated by semicolons.",
+        texts=SAMPLER_LIST,
+        gguf_key="general.sampling.sequence",
+        optional=True,
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
 
 
+def _named(name: str, parameter: SamplingParameter) -> SamplingParameter:
+    """Return a parameter with the flag and the field of requests that its name implies, unless it declares others."""
+    flags = parameter.flags or ("--" + name.replace("_", "-"),)
+    return parameter._replace(flags=flags, wire=parameter.wire or (name,))
+
+
 SAMPLING: Mapping[str, SamplingParameter] = {
-    f.name: f.metadata["parameter"] for f in fields(SamplingParams) if "parameter" in f.metadata
+    f.name: _named(f.name, f.metadata["parameter"]) for f in fields(SamplingParams) if "parameter" in f.metadata
 }

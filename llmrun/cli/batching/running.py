@@ -71,7 +71,7 @@ def call_options(
 def _sampling(settings: Settings) -> Iterator[Default]:
     for name, value in settings.sampling.items():
         parameter = SAMPLING[name]
-        yield Default(parameter.wire or (name,), parameter.wire_value(value))
+        yield Default(parameter.wire, parameter.wire_value(value))
 
 
 def _others(flags: AnswerFlags, settings: Settings, variables: Mapping[str, Any]) -> Iterator[Default]:
