@@ -27,7 +27,7 @@ KernelWarning is the only warning, issued through Python's `warnings`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self, TextIO
 
@@ -180,3 +180,12 @@ def shown(text: str | bytes, limit: int = 80) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the known name that is most similar to a misspelled one, or with all names."""
+    import difflib
+
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names) or 'none'}"

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import UsageError, nearest
 from llmrun.options.sampling_params import SAMPLING
 
 
@@ -122,14 +122,6 @@ def variables_in(*templates: str | None) -> list[str]:
     """Return the distinct variables in valid templates, in order of appearance."""
     matches = [match for text in templates if text for match in Template.pattern.finditer(text)]
     return list(dict.fromkeys(match["named"] or match["braced"] for match in matches if not match["escaped"]))
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """Return a hint about the variable that a misspelled name may mean."""
-    import difflib
-
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
 
 
 def read_presets(path: Path, check: Check) -> dict[str, Preset]:
@@ -246,7 +238,7 @@ def _defaults(where: str, table: object, known: list[str]) -> dict[str, str]:
         if name == INPUT:
             raise UsageError(f"{where}: {_DEFAULTS}: ${INPUT} is the user's prompt and cannot have a default")
         if name not in known:
-            raise UsageError(f"{where}: {_DEFAULTS}: ${name} is not used in the prompts", hint=meant(name, known))
+            raise UsageError(f"{where}: {_DEFAULTS}: ${name} is not used in the prompts", hint=nearest(name, known))
         if type(value) not in (str, int, float):
             raise UsageError(f"{where}: {_DEFAULTS}: {name}: {value!r:.60} is not text or a number")
     return {name: str(value) for name, value in table.items()}

@@ -142,13 +142,21 @@ def test_runs_that_cannot_be_recorded_are_refused(tmp_path: Path, model: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("make", [lambda path: path.write_text("precious"), named_pipe])
-def test_other_files_are_not_overwritten(tmp_path: Path, model: Path, make: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.write_text("precious"), "this file has other contents and is not overwritten"),
+        (named_pipe, "not a regular file"),
+    ],
+)
+def test_other_files_are_not_overwritten(
+    tmp_path: Path, model: Path, make: Callable[[Path], object], problem: str
+) -> None:
     path = tmp_path / "x"
     make(path)
     before = path.lstat()
     done = run("generate", "-m", str(model), "--record", str(path), "Hi", expected=2)
-    told = f"error: --record: {path}: this file has other contents and is not overwritten\nhint: name a new file"
+    told = f"error: --record: {path}: {problem}\nhint: name a new file"
     assert done.stderr.decode().startswith(told)
     after = path.lstat()  # reading the file may have changed only its time of access
     assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)

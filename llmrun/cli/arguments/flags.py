@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,25 +19,19 @@ from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.parsing import checked_text, read_text
+from llmrun.cli.arguments.prompts import check_params, parse_params
 from llmrun.cli.console.output import out
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.settings import RULES, Settings, load_settings, templates_folder
+from llmrun.options.settings import Settings, load_settings, templates_folder
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat
 
 JSON_SCHEMA, JSON_OBJECT, REGEX, GRAMMAR, CHOICE = NAMES = ("json_schema", "json_object", "regex", "grammar", "choice")
 ON: Final = "on"  # the value of json_object
-_FILES = (JSON_SCHEMA, GRAMMAR)  # formats whose value may be the name of a file
-_TEXT_BEGINS = {
-    JSON_SCHEMA: ("{", "[", '"', "true", "false"),
-    GRAMMAR: (),
-}  # otherwise, the value is the name of a file
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
+# How the texts of these formats begin. A value that begins otherwise is the name of a file.
+_TEXT_BEGINS = {JSON_SCHEMA: ("{", "[", '"', "true", "false"), GRAMMAR: ()}
 
 
 def format_text(name: str, value: str, flag: str) -> str:
@@ -48,24 +42,9 @@ def format_text(name: str, value: str, flag: str) -> str:
     value = checked_text(value, flag)
     if not value.strip():
         raise UsageError(f"{flag}: the text must not be empty")
-    if name in _FILES and not (value.lstrip().startswith(_TEXT_BEGINS[name]) and _TEXT_BEGINS[name]):
+    if name in _TEXT_BEGINS and not value.lstrip().startswith(_TEXT_BEGINS[name]):
         return read_text(Path(value), flag)
     return value
-
-
-def one_format(values: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """Return the name and the text of the only format that is given, or None. Raises UsageError if there are several.
-
-    values  what was given for each name in NAMES
-    """
-    given = [(name, value) for name, value in values.items() if value is not None]
-    if not given:
-        return None
-    flags = [flag_of(name) for name, _ in given]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(flags)}: an answer can have only one format", hint="use one of them")
-    name, value = given[0]
-    return name, format_text(name, value, flags[0])
 
 
 def response_format(name: str, text: str, origin: str) -> ResponseFormat:
@@ -139,14 +118,24 @@ class AnswerFlags:
 
     def given(self) -> dict[str, object]:
         """Return the settings given as flags, without the system prompt, because --system "" is a valid value."""
-        known = [flag for flag in fields(self) if flag.name in RULES and flag.name != "system"]
-        values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
-        return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
+        values = options.given_by(self) | dict(self.sampling)
+        values.pop("system", None)
+        return values
 
-    def format_given(self) -> tuple[str, str] | None:
-        """Return the name and the text of the answer's format, or None. Raises UsageError if there are several."""
-        values = {name: getattr(self, name) for name in NAMES}
-        return one_format(values | {JSON_OBJECT: ON if self.json_object else None})
+    def response_format(self) -> ResponseFormat | None:
+        """Return the answer's format, or None. Raises UsageError if it is invalid or if there are several."""
+        values = {name: getattr(self, name) for name in NAMES} | {JSON_OBJECT: ON if self.json_object else None}
+        given = {"--" + name.replace("_", "-"): name for name, value in values.items() if value is not None}
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)}: an answer can have only one format", hint="use one of them")
+        if not given:
+            return None
+        [(flag, name)] = given.items()
+        return checked_format(name, format_text(name, str(values[name]), flag), origin=flag)
+
+    def prompt_values(self) -> dict[str, str]:
+        """Return the values of the variables in the preset's prompts. Raises UsageError."""
+        return parse_params(self.params or ())
 
     def check_model(self, model: str) -> None:
         """Raise UsageError if the model is remote and its server controls a setting that was given as a flag."""
@@ -168,7 +157,10 @@ class AnswerFlags:
             raise UsageError("--think: contradicts --think-budget 0, which turns thinking off", hint="use only one")
         if self.template is not None:
             raise UsageError("--template: no longer exists", hint=_successor(self.template))
+        if self.system is not None:
+            checked_text(self.system, "--system")
         settings = replace(load_settings(self.given()), loras=tuple(self.lora or ()))
+        check_params(self.prompt_values(), settings.preset)
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
 
@@ -182,14 +174,12 @@ def _successor(template: str) -> str:
     return f"prompt templates are presets now: {moved}, and use -m {shell.quoted(path.stem)}"
 
 
-def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Make Typer see the flags in AnswerFlags and SAMPLING instead of the command's parameter `flags`."""
-    return takes_answer_flags_except()(command)
+def takes_answer_flags(*, but: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make Typer see the flags in AnswerFlags and SAMPLING instead of the command's parameter `flags`.
 
-
-def takes_answer_flags_except(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Like `takes_answer_flags`, without the flags that have these names in AnswerFlags."""
-    parameters = [parameter for parameter in _answer_parameters() if parameter.name not in names]
+    but  the names in AnswerFlags of flags that the command does not have
+    """
+    parameters = [parameter for parameter in _answer_parameters() if parameter.name not in but]
     return lambda command: _with_flags(command, parameters, _answer_flags)
 
 

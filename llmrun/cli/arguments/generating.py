@@ -91,24 +91,15 @@ def parse_samples(
     return SamplesWanted(count, best_of, null)
 
 
-_FLAG = "--prompt-cache"
-_HINT = "name a new file, or one that --prompt-cache has written"
-
-
 def check_prompt_cache(path: Path, model: str) -> None:
     """Raise UsageError for a remote model, and for a file that is not ours to overwrite."""
     if is_endpoint(model):
-        raise UsageError(f"{_FLAG}: not supported for models on a server", hint="leave it out")
+        raise UsageError("--prompt-cache: not supported for models on a server", hint="leave it out")
     if not path.parent.is_dir():
-        raise UsageError(f"{_FLAG}: {path}: there is no folder {path.parent}", hint="create it first")
-    from llmrun.engine.saved_state.budget import may_overwrite
+        raise UsageError(f"--prompt-cache: {path}: there is no folder {path.parent}", hint="create it first")
+    from llmrun.engine.saved_state.budget import BEGINNING
 
-    try:
-        is_ours = may_overwrite(path)
-    except OSError as error:
-        raise UsageError(f"{_FLAG}: {path}: {error.strerror}", hint=_HINT) from error
-    if not is_ours:
-        raise UsageError(f"{_FLAG}: {path}: this file has other contents and is not overwritten", hint=_HINT)
+    _check_contents("--prompt-cache", path, BEGINNING, "name a new file, or one that --prompt-cache has written")
 
 
 CPU = "cpu"
@@ -133,22 +124,18 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
         )
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--record: cannot write {path}: {'is a folder' if path.is_dir() else 'no such folder'}")
-    if not _may_overwrite(path):
-        raise UsageError(
-            f"--record: {path}: this file has other contents and is not overwritten",
-            hint="name a new file, or a recording",
-        )
-
-
-def _may_overwrite(path: Path) -> bool:
-    """Return whether a file is a recording, empty or missing. Devices and pipes are not."""
     from llmrun.jobs.recording import FORMAT
 
-    if not path.is_file():
-        return not path.exists()
-    beginning = f'{{"format": "{FORMAT}"'.encode()
+    _check_contents("--record", path, f'{{"format": "{FORMAT}"'.encode(), "name a new file, or a recording")
+
+
+def _check_contents(flag: str, path: Path, beginning: bytes, hint: str) -> None:
+    """Raise UsageError unless a file is missing, empty or begins with these bytes."""
+    from llmrun.engine.saved_state.budget import may_overwrite
+
     try:
-        with path.open("rb") as file:
-            return file.read(len(beginning)) in (beginning, b"")
+        is_ours = may_overwrite(path, beginning)
     except OSError as error:
-        raise UsageError(f"--record: {path}: {error.strerror}") from error
+        raise UsageError(f"{flag}: {path}: {error.strerror}", hint=hint) from error
+    if not is_ours:
+        raise UsageError(f"{flag}: {path}: this file has other contents and is not overwritten", hint=hint)

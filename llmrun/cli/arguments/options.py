@@ -42,15 +42,21 @@ def files() -> list[str]:
 def models() -> list[tuple[str, str] | str]:
     """Return the user's presets, the models on this machine and those in the catalogue, and FILES."""
     from llmrun.hub.catalog.lookup import load_catalog
-    from llmrun.options.settings import load_presets
 
     names: tuple[str, ...] = ()
-    presets: dict[str, str] = {}
     with contextlib.suppress(UsageError):  # the command itself will report a broken catalogue
-        presets = {preset.name: f"preset of {preset.model}" for preset in load_presets().values()}
         names = load_catalog().names()
-    found = dict.fromkeys(names, "to download") | dict(models_here()) | presets
+    found = dict.fromkeys(names, "to download") | dict(models_here()) | described_presets()
     return [*found.items(), FILES]
+
+
+def described_presets() -> dict[str, str]:
+    """Return the names and descriptions of the user's presets, or nothing if one of them is invalid."""
+    from llmrun.options.settings import load_presets
+
+    with contextlib.suppress(UsageError):  # the command itself will report it
+        return {preset.name: f"preset of {preset.model}" for preset in load_presets().values()}
+    return {}
 
 
 def drafts() -> list[tuple[str, str] | str]:
@@ -250,9 +256,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would b
 
 
 def given_by(flags: DataclassInstance) -> dict[str, object]:
-    """Return the settings among the flags that were given. None or False means that a flag was not."""
-    values = {flag.name: getattr(flags, flag.name) for flag in fields(flags) if flag.name in RULES}
-    return {name: value for name, value in values.items() if value not in (None, False)}
+    """Return the settings among the flags that were given, which are those that differ from their defaults."""
+    values = [(flag, getattr(flags, flag.name)) for flag in fields(flags) if flag.name in RULES]
+    return {flag.name: value for flag, value in values if value is not flag.default}
 
 
 def settings_of(flags: DataclassInstance, model: str, *, verbose: bool) -> Settings:

@@ -5,6 +5,7 @@ A prompt comes from arguments, a file or standard input. All text must be UTF-8.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -50,23 +51,11 @@ def read_prompt(words: Sequence[str], option: str | None, file: Path | None, *, 
         if is_terminal(sys.stdin):
             raise UsageError("no prompt given", hint='llmrun generate "Why is the sky blue?"')
         return _checked(read_stdin(exact=exact), exact)
-    blocks = [checked_text(block, "prompt") if block != STDIN else read_stdin(exact=exact) for block in _blocks(given)]
+    parts = [" ".join(adjacent) for _, adjacent in itertools.groupby(given, STDIN.__eq__)]
+    blocks = [checked_text(part, "prompt") if part != STDIN else read_stdin(exact=exact) for part in parts]
     if file is not None:
         blocks.append(read_stdin(exact=exact) if str(file) == STDIN else read_text(file, "prompt", exact=exact))
     return _checked("\n\n".join(block for block in blocks if block), exact)
-
-
-def _blocks(words: Sequence[str]) -> list[str]:
-    """Join adjacent words into blocks. Each `-` is a separate block."""
-    blocks: list[str] = []
-    join = False
-    for word in words:
-        if join and word != STDIN:
-            blocks[-1] += f" {word}"
-        else:
-            blocks.append(word)
-        join = word != STDIN
-    return blocks
 
 
 def _checked(prompt: str, exact: bool) -> str:

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Template
 from typing import Self
 
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import UsageError, nearest
 from llmrun.cli.arguments.parsing import checked_text
-from llmrun.options.presets import INPUT, ONLY_INPUT, Preset, meant, variables_in
+from llmrun.options.presets import INPUT, ONLY_INPUT, Preset, variables_in
 from llmrun.options.settings import Settings
 
 _NAME = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*", re.ASCII)
 
 
-def parse_params(pairs: Sequence[str] | None, preset: Preset | None) -> dict[str, str]:
-    """Parse `["language=French"]` into `{"language": "French"}`. If a name is repeated, the last value wins.
+def parse_params(pairs: Sequence[str]) -> dict[str, str]:
+    """Parse `["language=French"]` into `{"language": "French"}`. Raises UsageError.
 
-    Raises UsageError, also for a variable that is not in the preset's prompts.
+    If a name is repeated, the last value wins.
     """
     params = {}
-    for pair in pairs or ():
+    for pair in pairs:
         name, equals, value = checked_text(pair, "--param").partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise UsageError(f"--param: {pair!r} is not NAME=VALUE, as in language=French")
+        params[name] = value
+    return params
+
+
+def check_params(params: Iterable[str], preset: Preset | None) -> None:
+    """Raise UsageError for a variable that is not in the preset's prompts."""
+    for name in params:
         if preset is None or preset.prompt is None:
             hint = "add -m NAME; llmrun list shows your presets"
             raise UsageError("--param: requires a preset with a prompt", hint=hint)
         if name == INPUT:
             raise UsageError("--param: input: this variable is the prompt itself", hint="give it as the prompt")
         if name not in preset.params:
-            hint = meant(name, preset.params)
+            hint = nearest(name, preset.params)
             raise UsageError(f"--param: {name}: preset {preset.name} has no such variable", hint=hint)
-        params[name] = value
-    return params
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +76,10 @@ class Prompts:
         """Whether the user has to give a prompt."""
         return INPUT in variables_in(self.prompt, self.system)
 
-    def missing(self) -> list[str]:
-        """Return the variables that have no value, without `input`."""
-        return [name for name in variables_in(self.prompt, self.system) if name not in {INPUT, *self.values}]
-
     def check_complete(self) -> None:
         """Raise UsageError if a variable has no value. The message lists all such variables."""
-        if missing := self.missing():
+        names = variables_in(self.prompt, self.system)
+        if missing := [name for name in names if name not in {INPUT, *self.values}]:
             raise UsageError(
                 f"preset {self.name}: no value for {', '.join(f'${name}' for name in missing)}",
                 hint=" ".join(f"-P {name}=..." for name in missing),

@@ -45,14 +45,11 @@ _FORMATS: Final = ("response_format", "structured_outputs", "json_schema", "gram
 def call_options(
     flags: AnswerFlags,
     settings: Settings,
-    *,
-    params: Mapping[str, str],
     variables: Mapping[str, Any],
     response_format: ResponseFormat | None,
 ) -> CallOptions:
     """Return the options of a batch's calls. A line's own fields take precedence.
 
-    params     values of the variables in the preset's prompt for all lines; the fields of a line take precedence
     variables  variables for the chat template
     """
     defaults = (
@@ -63,7 +60,7 @@ def call_options(
     if settings.preset is None or settings.preset.prompt is None:
         system = settings.system if flags.system is None else flags.system
         return CallOptions(settings.seed or 0, defaults, system)
-    prompts = Prompts.of(settings, params, flags.system)
+    prompts = Prompts.of(settings, flags.prompt_values(), flags.system)
     digest = hashlib.sha256(json.dumps(asdict(prompts)).encode()).hexdigest()
     return CallOptions(settings.seed or 0, defaults, prompts.system, partial(_filled, prompts), digest)
 

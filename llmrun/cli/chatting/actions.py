@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from llmrun.base.amounts import counted, format_age, format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import flags
+from llmrun.cli.arguments.options import described_presets
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import events, plain
 from llmrun.cli.chatting.archive import answer_rows, conversation_table, listed_conversations
@@ -23,7 +23,7 @@ from llmrun.cli.chatting.tool_call_view import about_rows, tool_rows
 from llmrun.cli.console.output import beside, out
 from llmrun.cli.console.terminal import room, shortened, visible, visible_line
 from llmrun.cli.messages import message_for
-from llmrun.options.settings import RULES, load_presets
+from llmrun.options.settings import RULES
 
 if TYPE_CHECKING:
     from llmrun.base.types import Timings
@@ -120,10 +120,7 @@ def model(chat: Chat, name: str) -> None:
 
 
 def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    presets: dict[str, str] = {}
-    with contextlib.suppress(LlmrunError):  # /model itself will report an invalid preset
-        presets = {preset.name: f"preset of {preset.model}" for preset in load_presets().values()}
-    return (dict(_catalogued()) | presets).items()
+    return (dict(_catalogued()) | described_presets()).items()
 
 
 @functools.cache

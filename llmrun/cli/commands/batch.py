@@ -25,14 +25,13 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import AnswerFlags, checked_format, flag_of, takes_answer_flags_except
-from llmrun.cli.arguments.parsing import checked_text, parse_template_variables, read_text
-from llmrun.cli.arguments.prompts import parse_params
+from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
+from llmrun.cli.arguments.parsing import parse_template_variables, read_text
 
 LISTING = {"place": 27}
 
 
-@takes_answer_flags_except("seed", "hide_thinking", "stream")
+@takes_answer_flags(but=("seed", "hide_thinking", "stream"))
 def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl, .csv or .tsv file.")],
     output: Annotated[
@@ -81,14 +80,10 @@ def command(
         raise UsageError("--force: cannot be combined with --retry-errors")
     flags = replace(flags, seed=seed)
     settings = flags.settings()
-    params = parse_params(flags.params, settings.preset)
     flags.check_model(settings.model)
-    formatted = flags.format_given()
+    response_format = flags.response_format()
     variables = {**settings.variables, **parse_template_variables(flags.chat_template_kwargs)}
     chat_template = None if flags.chat_template is None else read_text(flags.chat_template, "--chat-template")
-    if flags.system is not None:
-        checked_text(flags.system, "--system")
-    response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
 
     # No slow imports above this line, so that usage errors appear immediately.
     from llmrun.cli.answers.open_model import tell_of_default_model
@@ -100,7 +95,7 @@ def command(
     wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
     if not wanted.needs_model:
         refuse_local(flags, settings, kv_tokens)
-    calls = call_options(flags, settings, params=params, variables=variables, response_format=response_format)
+    calls = call_options(flags, settings, variables, response_format)
     if is_dry_run:
         from llmrun.cli.batching.dry_run import dry_run
 

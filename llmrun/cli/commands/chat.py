@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,11 +27,11 @@ import typer
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import conversations_folder
-from llmrun.cli.arguments import flags as flags_module
+from llmrun.cli.arguments.flags import NAMES as FORMATS
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.options import models
-from llmrun.cli.arguments.parsing import checked_text, parse_stops, parse_template_variables, read_text
-from llmrun.cli.arguments.prompts import filled_system, parse_params
+from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables, read_text
+from llmrun.cli.arguments.prompts import filled_system
 from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
@@ -56,7 +56,7 @@ LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL
 LAST = ""  # the value of --continue without a name
 
 
-@takes_answer_flags
+@takes_answer_flags()
 def command(
     name: Annotated[
         str | None,
@@ -95,11 +95,11 @@ def command(
     if continued and flags.model is None and _is_model(continued, store):
         flags, continued = replace(flags, model=continued), LAST
     settings = flags.settings()
-    preset, params = settings.preset, parse_params(flags.params, settings.preset)
+    preset = settings.preset
     if preset is not None and preset.prompt not in (None, ONLY_INPUT):
         out.note(f"preset {preset.name}: a chat uses its system prompt and settings, but not its prompt")
     chooses_system = flags.system is None and (continued is None or flags.model is not None)
-    settings = _with_system(settings, params, strict=chooses_system)
+    settings = _with_system(settings, flags, strict=chooses_system)
     if save_state is not None:
         settings = replace(settings, save_state=save_state)
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
@@ -109,7 +109,7 @@ def command(
         closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record,
     ):
         flags.check_model(settings.model if flags.model is not None else model_named(record.conversation.model))
-        changes = list(_changes(flags, params, settings, record.conversation))
+        changes = list(_changes(flags, settings, record.conversation))
         wanted = copy.deepcopy(record.conversation)
         for event in changes:
             wanted.apply(event)
@@ -120,8 +120,8 @@ def command(
 
         if flags.model is None and not continued:
             tell_of_default_model(settings, "llmrun chat")
-        settings_for = functools.partial(_base_settings, flags, params)
-        opener = _Opener(flags, params, _for_opening(settings, wanted), template, wanted.model)
+        settings_for = functools.partial(_base_settings, flags)
+        opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)
         declared = _declared_tools(tools, wanted)
         state = _state(store, settings)
         with (
@@ -139,7 +139,6 @@ class _Opener:
     """A ModelOpener for one chat. `template` and the adapters of --lora apply to the `first` model only."""
 
     flags: AnswerFlags
-    params: Mapping[str, str]
     settings: Settings
     template: str | None
     first: str
@@ -155,7 +154,7 @@ class _Opener:
                 if value:
                     out.note(f"{flag} applies only to the first model")
             wanted = replace(wanted, loras=())
-            _base_settings(self.flags, self.params, name, strict=True)
+            _base_settings(self.flags, name, strict=True)
         fetch_model(wanted)
         return lasting
 
@@ -168,34 +167,31 @@ class _Opener:
         return open_model(settings, chat_template=template, will_chat=True, saves_state=settings.save_state)
 
 
-def _with_system(settings: Settings, params: Mapping[str, str], *, strict: bool) -> Settings:
+def _with_system(settings: Settings, flags: AnswerFlags, *, strict: bool) -> Settings:
     """Return the settings with the variables of the system prompt filled in.
 
     A conversation keeps its system prompt, so a variable without a value is an error only where a system prompt is
     chosen; elsewhere, the system prompt is left out.
 
-    params  the values of -P
     strict  whether to raise UsageError
     """
     try:
-        return replace(settings, system=filled_system(settings, params))
+        return replace(settings, system=filled_system(settings, flags.prompt_values()))
     except UsageError:
         if strict:
             raise
         return replace(settings, system=None)
 
 
-def _changes(
-    flags: AnswerFlags, params: Mapping[str, str], settings: Settings, before: Conversation
-) -> Iterator[Event]:
+def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
     """Yield the events that apply the flags to a conversation and are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import NAMES, STOP, THINK_BUDGET, PreferenceSet, SystemSet, checked_value
 
     if flags.model is not None and (name := lasting_name(settings)) != before.model:
-        yield from before.switched(name, _base_settings(flags, params, before.model).system, settings.system)
+        yield from before.switched(name, _base_settings(flags, before.model).system, settings.system)
     if flags.system is not None:
-        yield SystemSet(checked_text(flags.system, "--system"))
+        yield SystemSet(flags.system)
     if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
         yield PreferenceSet(THINK_BUDGET, None)  # reset the saved budget of 0, which would prevent thinking
     for key, value in flags.given().items():
@@ -203,21 +199,20 @@ def _changes(
             yield PreferenceSet(key, checked_value(key, value))
     if flags.stop:
         yield PreferenceSet(STOP, [*parse_stops(flags.stop)])
-    if (formatted := flags.format_given()) is not None:
-        flags_module.checked_format(*formatted, origin=flags_module.flag_of(formatted[0]))
-        for name in flags_module.NAMES:
-            yield PreferenceSet(name, formatted[1] if name == formatted[0] else None)
+    if (wanted := flags.response_format()) is not None:
+        for name in FORMATS:
+            yield PreferenceSet(name, wanted.text if name == wanted.kind else None)
 
 
-def _base_settings(flags: AnswerFlags, params: Mapping[str, str], model: str, *, strict: bool = False) -> Settings:
+def _base_settings(flags: AnswerFlags, model: str, *, strict: bool = False) -> Settings:
     """Return the settings for a model or a preset that apply unless the conversation overrides them.
 
-    params, strict  as for `_with_system`
+    strict  as for `_with_system`
     """
     from llmrun.cli.chatting.events import NAMES
 
     given = {key: value for key, value in flags.given().items() if key not in NAMES}
-    return _with_system(load_settings({**given, "model": model}), params, strict=strict)
+    return _with_system(load_settings({**given, "model": model}), flags, strict=strict)
 
 
 def _state(store: Store, settings: Settings) -> ConversationState | None:

@@ -20,7 +20,7 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import AnswerFlags, checked_format, flag_of, takes_answer_flags
+from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.generating import (
     BestOf,
     Null,
@@ -34,7 +34,6 @@ from llmrun.cli.arguments.generating import (
 )
 from llmrun.cli.arguments.parsing import (
     chat_messages,
-    checked_text,
     described_sampling,
     parse_logit_bias,
     parse_stops,
@@ -42,7 +41,7 @@ from llmrun.cli.arguments.parsing import (
     read_prompt,
     read_text,
 )
-from llmrun.cli.arguments.prompts import Prompts, parse_params
+from llmrun.cli.arguments.prompts import Prompts
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 20}
 
 
-@takes_answer_flags
+@takes_answer_flags()
 def command(
     prompt: Annotated[
         list[str] | None,
@@ -87,7 +86,6 @@ def command(
     json_output: options.Json = False,
 ) -> int:
     settings = flags.settings()
-    params = parse_params(flags.params, settings.preset)
     flags.check_model(settings.model)
     after = read_suffix(suffix, suffix_file)
     raw = raw or after is not None
@@ -99,20 +97,18 @@ def command(
         check_recordable(record, settings, several=samples is not None, cached=prompt_cache is not None)
     wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.seed)
     bias = parse_logit_bias(logit_bias or ())
-    formatted = flags.format_given()
+    response_format = flags.response_format()
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = {**settings.variables, **parse_template_variables(flags.chat_template_kwargs)}
     has_input = bool(prompt) or prompt_option is not None or file is not None
-    prompts = Prompts.of(settings, params, None if flags.system is None else checked_text(flags.system, "--system"))
+    prompts = Prompts.of(settings, flags.prompt_values(), flags.system)
     prompts.check_complete()
     asked = ""
     if has_input or prompts.needs_input:
         asked = read_prompt(prompt or (), prompt_option, file, exact=after is not None)
     text, system = prompts.filled(asked)
     messages = chat_messages(text, system)
-
-    response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
 
     # No slow imports above this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger

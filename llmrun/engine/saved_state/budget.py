@@ -40,15 +40,15 @@ class SavedPrefixes(Protocol):
         """
 
 
-_NAME: Final = b"llmrun state "
-MAGIC: Final = _NAME + b"2\n\0"  # with the version of the format
+BEGINNING: Final = b"llmrun state "
+MAGIC: Final = BEGINNING + b"2\n\0"  # with the version of the format
 
 
-def may_overwrite(path: Path) -> bool:
-    """Return whether a file is a saved state, of any version of the format, empty or missing. Raises OSError."""
+def may_overwrite(path: Path, beginning: bytes = BEGINNING) -> bool:
+    """Return whether a file is missing, empty or begins like a saved state, of any version. Raises OSError."""
     try:
         with open_regular(path) as file:
-            return file.read(len(_NAME)) in (_NAME, b"")
+            return file.read(len(beginning)) in (beginning, b"")
     except FileNotFoundError:
         return True
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from llmrun.base.errors import Cancelled, LlmrunError, shown
+from llmrun.base.errors import Cancelled, LlmrunError, nearest, shown
 from llmrun.base.folders import data_folder
 from llmrun.engine.tools import tool
 from llmrun.engine.tools.command import command_definition, run_command
@@ -36,7 +36,6 @@ from llmrun.engine.tools.tools_file import (
     ServerDeclaration,
     ToolsFile,
     exposed_names,
-    nearest,
     read_tools_file,
 )
 

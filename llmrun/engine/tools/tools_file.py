@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrun.base.errors import UsageError, shown
+from llmrun.base.errors import UsageError, nearest, shown
 from llmrun.base.folders import read_user_file
 from llmrun.engine.tools.tool import decode_json
 
@@ -272,15 +272,6 @@ class Table:
 
     def _wrong(self, key: str, valid: str) -> UsageError:
         return self.error(key, f"{self.values[key]!r:.60} is not {valid}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the most similar name, or with all names."""
-    import difflib
-
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names) or 'none'}"
 
 
 def _passed_on(table: Table, name: str, value: str) -> str:

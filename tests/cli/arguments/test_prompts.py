@@ -7,7 +7,7 @@ import re
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.prompts import Prompts, filled_system, parse_params
+from llmrun.cli.arguments.prompts import Prompts, check_params, filled_system, parse_params
 from llmrun.options.presets import Preset
 from llmrun.options.settings import Settings
 
@@ -62,31 +62,30 @@ def test_all_missing_variables_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pair", "said", "hint"),
+    ("name", "said", "hint"),
     [
-        ("langage=x", "--param: langage: preset t has no such variable", "did you mean language?"),
-        ("input=x", "--param: input: this variable is the prompt itself", "give it as the prompt"),
+        ("langage", "--param: langage: preset t has no such variable", "did you mean language?"),
+        ("input", "--param: input: this variable is the prompt itself", "give it as the prompt"),
     ],
 )
-def test_values_for_no_variable_are_refused(pair: str, said: str, hint: str) -> None:
+def test_values_for_no_variable_are_refused(name: str, said: str, hint: str) -> None:
     with pytest.raises(UsageError, match=said) as refused:
-        parse_params([pair], settings("$language $input").preset)
+        check_params([name], settings("$language $input").preset)
     assert refused.value.hint == hint
 
 
 def test_parameters_are_pairs() -> None:
-    preset = settings("$a $d").preset
-    assert parse_params(["a=b=c", "d=", "a=e"], preset) == {"a": "e", "d": ""}
+    assert parse_params(["a=b=c", "d=", "a=e"]) == {"a": "e", "d": ""}
     for wrong in ("a", "=b", "1=b", "é=b", "a b=c"):
         with pytest.raises(UsageError, match="is not NAME=VALUE"):
-            parse_params([wrong], preset)
+            parse_params([wrong])
 
 
 @pytest.mark.parametrize("preset", [None, settings(None).preset])
 def test_parameters_need_a_preset_with_a_prompt(preset: Preset | None) -> None:
-    assert parse_params(None, preset) == {}
+    check_params([], preset)
     with pytest.raises(UsageError, match="--param: requires a preset with a prompt"):
-        parse_params(["a=b"], preset)
+        check_params(["a"], preset)
 
 
 def test_a_chat_has_a_system_prompt_and_no_input() -> None:
