@@ -28,6 +28,7 @@ from string import Template
 from typing import Any
 
 from llmrun.base.errors import UsageError, nearest
+from llmrun.base.folders import read_user_file
 from llmrun.options.sampling_params import SAMPLING
 
 
@@ -37,7 +38,7 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
     Raises FileNotFoundError or NotADirectoryError if there is no such file, and UsageError if it cannot be read or is
     invalid.
 
-    role  what the file is, for error messages: "config", "catalogue" or "preset"
+    role  what the file is, for error messages: "config" or "catalogue"
     """
     try:
         data = path.read_bytes()
@@ -45,6 +46,10 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
         raise
     except OSError as error:
         raise UsageError(f"{role}: {path}: cannot be read: {error.strerror}") from error
+    return _parsed(data, path, role)
+
+
+def _parsed(data: bytes, path: Path, role: str) -> dict[str, Any]:
     import tomllib  # importing this takes 5 ms, and most runs do not need it
 
     try:
@@ -169,10 +174,7 @@ def read_template(path: Path, check: Check, others: Mapping[str, Preset]) -> Pre
     others  the presets in models.toml
     """
     where = f"preset: {path}"
-    try:
-        table = read_toml(path, "preset")
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from error
+    table = _parsed(read_user_file(path, "preset"), path, "preset")
     preset = _preset(where, path.parent, path.stem, {_PROMPT: ONLY_INPUT, **table} if table else {}, check)
     _check_model(where, preset, others)
     return preset

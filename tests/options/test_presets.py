@@ -286,8 +286,14 @@ def test_a_mistake_in_a_template_concerns_only_its_own_name(
 
 def test_files_that_are_not_templates_are_refused(templates: Path) -> None:
     (templates / "folder.toml").mkdir()
-    with pytest.raises(UsageError, match=r"folder\.toml: cannot be read: "):
+    with pytest.raises(UsageError, match=r"folder\.toml: not a file"):
         preset_named("folder")
+    (templates / "zero.toml").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"zero\.toml: not a file"):
+        preset_named("zero")
+    (templates / "large.toml").write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(UsageError, match=r"large\.toml: more than 1 MiB"):
+        preset_named("large")
     (templates / "gone.toml").symlink_to("nowhere")
     with pytest.raises(UsageError, match=r"gone\.toml: No such file"):
         preset_named("gone")
