@@ -24,7 +24,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from llmrun.base.errors import UsageError, nearest
@@ -125,8 +124,14 @@ class Preset:
 
 def variables_in(*templates: str | None) -> list[str]:
     """Return the distinct variables in valid templates, in order of appearance."""
-    matches = [match for text in templates if text for match in Template.pattern.finditer(text)]
+    matches = [match for text in templates if text for match in _parts(text)]
     return list(dict.fromkeys(match["named"] or match["braced"] for match in matches if not match["escaped"]))
+
+
+def _parts(template: str) -> Iterator[re.Match[str]]:
+    from string import Template  # most runs do not need it
+
+    return Template.pattern.finditer(template)
 
 
 def read_presets(path: Path, check: Check) -> dict[str, Preset]:
@@ -224,7 +229,7 @@ def _check_template(where: str, key: str, text: object) -> None:
         raise UsageError(f"{where}: {key}: {text!r:.60} is not text")
     if key == _PROMPT and not text.strip():
         raise UsageError(f"{where}: {key}: empty", hint=f"{ONLY_INPUT} stands for the user's prompt")
-    for match in Template.pattern.finditer(text):
+    for match in _parts(text):
         if match["invalid"] is not None:
             line = text.count("\n", 0, match.start()) + 1
             begun = text[match.start() : match.start() + 12].partition("\n")[0]
