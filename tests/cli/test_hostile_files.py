@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, shown
 from llmrun.cli.console.terminal import visible_json, visible_line
-from llmrun.formats.gguf.reader import read_gguf
 from tests.support.cli.commands import screen_of
 from tests.support.cli.terminals import Terminal
 from tests.support.gguf.gguf_bytes import STRING, RawTensor, string, u32, whole_file
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary
+from tests.support.gguf.gguf_memory import read_gguf
 from tests.support.models.model_drafts import Draft, Value, Weights, draft_of
 from tests.support.tiers import examples
 

@@ -24,7 +24,7 @@ from llmrun.base.errors import BadGGUF, ModelNotFound, shown
 from llmrun.formats.gguf.cursor import Cursor
 from llmrun.formats.gguf.header import Header, read_header
 from llmrun.formats.gguf.metadata import TENSORS, Metadata, Split, check_hyperparameters, check_shard, read_split
-from llmrun.formats.gguf.source import FileSource, JoinedSource, MemorySource, OnesSource, Source
+from llmrun.formats.gguf.source import FileSource, JoinedSource, RangeSource, Source
 from llmrun.formats.gguf.tensors import TensorInfo, read_tensors
 from llmrun.formats.gguf.vocabulary import check_vocabulary
 
@@ -41,11 +41,6 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """
     path = Path(path)
     return read_source(FileSource(path), path, lambda name: FileSource(path.with_name(name)))
-
-
-def read_gguf(data: bytes, path: Path) -> GGUFFile:
-    """Open a single-file model from memory. `path` appears in error messages. Raises the same errors as `open_gguf`."""
-    return read_source(MemorySource(data), path, no_other)
 
 
 def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
@@ -196,7 +191,7 @@ class GGUFFile(Metadata):
         Sizes and plans can then be computed without reading tensors.
         """
         header = Header(self.version, self.alignment, len(self.tensors), dict(self.metadata), dict(self.types))
-        return GGUFFile(self.path, OnesSource(self.file_bytes), header, self.tensors)
+        return GGUFFile(self.path, RangeSource(_ones, self.file_bytes, self.path), header, self.tensors)
 
     def check_unchanged(self) -> None:
         """Raise ModelFileError if any of the files was modified after it was opened.
@@ -211,6 +206,11 @@ class GGUFFile(Metadata):
         Call this after another library has opened the same path, to make sure that it opened the file checked here.
         """
         self._source.check_in_place()
+
+
+def _ones(start: int, end: int) -> bytes:
+    """Return the bytes from `start` to `end` of 32-bit floats with the value 1.0."""
+    return np.ones(-(-(end - start) // 4), "<f4").tobytes()[: end - start]
 
 
 _SAMPLE = 4096  # bytes

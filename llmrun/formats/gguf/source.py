@@ -1,4 +1,4 @@
-"""Sources from which headers and tensors are read: files, memory, and byte ranges that are fetched, such as over HTTP.
+"""Sources from which headers and tensors are read: files, and byte ranges that are fetched, such as over HTTP.
 
 Files are never memory-mapped. If a memory-mapped file is truncated, the process that accesses it is killed by SIGBUS,
 whereas a read fails with an ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms,
@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 import sys
 import threading
 import weakref
@@ -87,9 +86,6 @@ def kind_of(path: Path) -> str:
     return "of a kind that cannot be read"
 
 
-_ONE = struct.pack("<f", 1.0)
-
-
 class Source(Protocol):
     """A sequence of bytes that any thread can read at any offset."""
 
@@ -110,45 +106,6 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close the source. Bytes that were already read stay valid. Idempotent."""
-
-
-class MemorySource:
-    """A source of bytes that are already in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._bytes = data
-        self.size = len(data)
-
-    def read(self, offset: int, into: memoryview) -> None:
-        into[:] = self._bytes[offset : offset + len(into)]
-
-    def check_unchanged(self) -> None:
-        """Do nothing because the bytes cannot change."""
-
-    def check_in_place(self) -> None:
-        """Do nothing because there is no path."""
-
-    def close(self) -> None:
-        """Do nothing because nothing is open."""
-
-
-class OnesSource:
-    """A placeholder for a file that is not read. It consists of 32-bit floats with the value 1.0."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def read(self, offset: int, into: memoryview) -> None:
-        into[:] = (_ONE * (len(into) // len(_ONE) + 1))[: len(into)]
-
-    def check_unchanged(self) -> None:
-        """Do nothing because no file was read."""
-
-    def check_in_place(self) -> None:
-        """Do nothing because no file was read."""
-
-    def close(self) -> None:
-        """Do nothing because nothing is open."""
 
 
 class JoinedSource:

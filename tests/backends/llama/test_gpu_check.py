@@ -14,8 +14,8 @@ from llmrun.backends.llama import gpu_check, probe
 from llmrun.backends.llama.gpu_check import VOCABULARY, LlamaTrial, trial_model, try_llama
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import LlmrunError
-from llmrun.formats.gguf.reader import read_gguf
 from tests.support.backends.fake_llama import DIES, HANGS, fake_llama
+from tests.support.gguf.gguf_memory import read_gguf
 
 
 def tried(**options: float) -> LlamaTrial:

@@ -19,7 +19,7 @@ from llmrun.formats.gguf.cursor import Cursor
 from llmrun.formats.gguf.format import MAX_ARRAY_ELEMENTS, MAX_KEYS
 from llmrun.formats.gguf.glance import FILE_TYPES, Glance, glance
 from llmrun.formats.gguf.header import read_header
-from llmrun.formats.gguf.source import FileSource, MemorySource
+from llmrun.formats.gguf.source import FileSource
 from tests.support.gguf.gguf_bytes import (
     ARRAY,
     BOOL,
@@ -36,6 +36,7 @@ from tests.support.gguf.gguf_bytes import (
     u64,
     whole_file,
 )
+from tests.support.gguf.gguf_memory import MemorySource
 from tests.support.gguf.gguf_mutations import base_files, mutant
 from tests.support.hub.model_stores import gguf, long_header
 from tests.support.models.downloads import llama_cpp_source, smollm2

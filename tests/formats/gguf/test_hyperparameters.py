@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import BadGGUF
-from llmrun.formats.gguf.reader import GGUFFile, read_gguf
+from llmrun.formats.gguf.reader import GGUFFile
 from llmrun.formats.quants.registry import BY_ID
 from tests.support.gguf.gguf_bytes import F32, I32, U32, RawGGUF, RawTensor, numbers, scalar, string
+from tests.support.gguf.gguf_memory import read_gguf
 
 
 def opened(

@@ -19,12 +19,12 @@ from llmrun.base.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFou
 from llmrun.formats.gguf import cursor
 from llmrun.formats.gguf.header import read_header
 from llmrun.formats.gguf.metadata import StringArray
-from llmrun.formats.gguf.reader import GGUFFile, open_gguf, read_gguf
-from llmrun.formats.gguf.source import MemorySource
+from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from llmrun.formats.gguf.tensors import read_tensors
 from llmrun.formats.quants.registry import BY_NAME
 from tests.support.gguf.gguf_bytes import BOOL, CODES, F64, I32, RawGGUF, numbers, scalar, string, strings, whole_file
 from tests.support.gguf.gguf_files import tiny_llama, tiny_spm_vocabulary, write_gguf
+from tests.support.gguf.gguf_memory import MemorySource, read_gguf
 from tests.support.models.downloads import llama_cpp_source, smollm2
 from tests.support.tiers import examples
 

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from llmrun.base.errors import BadGGUF, ModelFileError, NetworkError, UnsupportedModel
 from llmrun.formats.gguf import remote_header
 from llmrun.formats.gguf.metadata import StringArray
-from llmrun.formats.gguf.reader import GGUFFile, read_gguf
+from llmrun.formats.gguf.reader import GGUFFile
 from llmrun.formats.gguf.remote_header import STEPPED_OVER, read_remote_header, read_sibling_header
 from llmrun.formats.gguf.source import RangeSource
 from llmrun.formats.gguf.vocabulary import MERGES, TOKENS
 from tests.support.gguf.gguf_bytes import RawGGUF, RawTensor, scalar, spm_vocabulary, string, strings
 from tests.support.gguf.gguf_files import Vocabulary, byte_characters, tiny_llama, tiny_spm_vocabulary
+from tests.support.gguf.gguf_memory import read_gguf
 from tests.support.gguf.gguf_mutations import Layout, broken, layout_of
 from tests.support.tiers import examples
 

@@ -11,7 +11,6 @@ import pytest
 from llmrun.base.errors import BadGGUF, shown
 from llmrun.formats.gguf import cursor
 from llmrun.formats.gguf.format import MAX_KEYS, MAX_TENSORS
-from llmrun.formats.gguf.reader import read_gguf
 from tests.support.gguf.gguf_bytes import (
     ARRAY,
     BOOL,
@@ -34,6 +33,7 @@ from tests.support.gguf.gguf_bytes import (
     u64,
     whole_file,
 )
+from tests.support.gguf.gguf_memory import read_gguf
 
 PATH = Path("folder/model.gguf")
 HUGE = [2**24, 2**40, 2**61, 2**63 - 1, 2**63, 2**64 - 1]

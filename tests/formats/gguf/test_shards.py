@@ -11,11 +11,12 @@ import pytest
 
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFound
 from llmrun.formats.gguf.cursor import Cursor
-from llmrun.formats.gguf.reader import open_gguf, read_gguf, read_whole_header, with_shards
-from llmrun.formats.gguf.source import FileSource, MemorySource
+from llmrun.formats.gguf.reader import open_gguf, read_whole_header, with_shards
+from llmrun.formats.gguf.source import FileSource
 from tests.support.gguf import gguf_bytes
 from tests.support.gguf.gguf_bytes import I32, U16, U32, RawGGUF, RawTensor, scalar
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.gguf.gguf_memory import MemorySource, read_gguf
 from tests.support.gguf.gguf_shards import FOLDER, built, name_of, raw_shards, read_shards, split_by_gguf_py
 
 SECOND, THIRD = name_of(1), name_of(2)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import BadGGUF
-from llmrun.formats.gguf.reader import GGUFFile, read_gguf
+from llmrun.formats.gguf.reader import GGUFFile
 from llmrun.formats.gguf.vocabulary import SPECIAL_IDS
 from tests.support.gguf.gguf_bytes import (
     BOOL,
@@ -29,6 +29,7 @@ from tests.support.gguf.gguf_bytes import (
     string,
     strings,
 )
+from tests.support.gguf.gguf_memory import read_gguf
 from tests.support.tiers import examples
 
 PREFIX = "tokenizer.ggml."

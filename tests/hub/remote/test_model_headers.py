@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
-from llmrun.formats.gguf.reader import GGUFFile, open_gguf, read_gguf
+from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.remote import http_ranges, huggingface, model_headers
 from llmrun.hub.remote.http_ranges import RangeResponse, TryAgain
 from llmrun.hub.remote.model_headers import read_header, read_headers
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.gguf.gguf_memory import read_gguf
 from tests.support.gguf.gguf_shards import split_by_gguf_py
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import at_hub

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel
-from llmrun.formats.gguf.reader import open_gguf, read_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs.registry import plan_of_header
 from tests.soak.model_mutations import OF_METADATA, OF_TENSORS
 from tests.support.gguf.gguf_files import Tensor
+from tests.support.gguf.gguf_memory import read_gguf
 from tests.support.models.model_drafts import Draft, draft_of
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.formats.gguf.reader import GGUFFile, no_other, open_gguf, read_source
-from llmrun.formats.gguf.source import OnesSource
+from tests.support.gguf.gguf_memory import MemorySource
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -84,16 +84,16 @@ def header_of_a_large_file(
     return read_source(_LargeSource(header, len(header) + writer.data_alignment + size), path, no_other)
 
 
-class _LargeSource(OnesSource):
+class _LargeSource(MemorySource):
     """A header, followed by 32-bit floats with the value 1.0."""
 
     def __init__(self, header: bytes, size: int) -> None:
-        super().__init__(size)
-        self._header = header
+        super().__init__(header)
+        self.size = size
 
     def read(self, offset: int, into: memoryview) -> None:
-        super().read(offset, into)
-        part = self._header[offset : offset + len(into)]
+        into[:] = np.ones(len(into) // 4 + 1, "<f4").tobytes()[: len(into)]
+        part = self._bytes[offset : offset + len(into)]
         into[: len(part)] = part
 
 

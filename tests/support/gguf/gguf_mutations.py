@@ -15,9 +15,10 @@ import numpy as np
 
 from llmrun.base.errors import ModelFileError, ModelNotFound
 from llmrun.formats.gguf.metadata import StringArray
-from llmrun.formats.gguf.reader import GGUFFile, read_gguf
+from llmrun.formats.gguf.reader import GGUFFile
 from tests.support.gguf import gguf_bytes, gguf_shards
 from tests.support.gguf.gguf_bytes import ARRAY, CODES, STRING, RawGGUF, RawTensor
+from tests.support.gguf.gguf_memory import read_gguf
 
 INTERESTING = (
     *(0, 1, 2, 3, 7, 8, 9, 12, 13, 16, 31, 32, 33, 63, 64, 127, 128, 255, 256),

@@ -10,9 +10,10 @@ import gguf
 
 from llmrun.base.errors import ModelNotFound
 from llmrun.formats.gguf.reader import GGUFFile, read_source
-from llmrun.formats.gguf.source import MemorySource, Source
+from llmrun.formats.gguf.source import Source
 from tests.support.gguf import gguf_bytes
 from tests.support.gguf.gguf_bytes import I32, U16, RawGGUF, RawTensor
+from tests.support.gguf.gguf_memory import MemorySource
 
 FOLDER = Path("folder")
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel
-from llmrun.formats.gguf.reader import open_gguf, read_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs.parts import draft_head
 from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
 from llmrun.model.plan import reference
 from tests.soak.model_mutations import OF_METADATA, OF_TENSORS
 from tests.support.gguf.gguf_files import Tensor, tiny_vocabulary, write_gguf
+from tests.support.gguf.gguf_memory import read_gguf
 from tests.support.models.fidelity import head_plan_of
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.model_drafts import draft_of
