@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,9 +35,9 @@ from llmrun.base.errors import (
     UsageError,
     shown,
 )
-from llmrun.base.folders import O_BINARY
 from llmrun.base.machine.cpu_count import default_threads
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.formats.gguf.source import FileSource
 from llmrun.formats.layouts.arena import round_up
 from llmrun.model.archs.parts.encoders import is_encoder, labels_of
 from llmrun.model.tokenizers.registry import load_tokenizer
@@ -77,8 +76,10 @@ class LlamaBackend:
         """
         self._path = shown(str(file.path), 300)
         with contextlib.ExitStack() as opened:
-            self._watch = _Watch(file.path)
-            opened.callback(self._watch.close)
+            # If another program writes to the file that llama.cpp has mapped, the weights change. If it truncates the
+            # file, the process is killed when it reads past the end.
+            self._mapped = FileSource(file.path)
+            opened.callback(self._mapped.close)
             self._process = process or LlamaProcess()
             if process is None:
                 opened.callback(self._process.close)
@@ -86,7 +87,7 @@ class LlamaBackend:
                 with opened_adapters(options.adapters, file) as adapters:
                     self._open(file, options, adapters)
             except (BackendCrashed, ModelFileError):
-                self._watch.check()
+                self._mapped.check_unchanged()
                 file.check_in_place()
                 raise
             file.check_in_place()  # If the file was replaced, llama.cpp has opened a file that we did not validate.
@@ -210,12 +211,12 @@ class LlamaBackend:
         if len(batch.tokens) > self.kv.capacity:  # llama.cpp aborts on a batch that is larger than the cache.
             raise self._full(len(batch.tokens))
         try:
-            self._watch.check()
+            self._mapped.check_unchanged()
             layout = self._layout
             passes = list(passes_of(batch, len(self.info.adapters), layout.rows, layout.most_wanted))
             parts = [self._run(batch, rows, scales) for scales, rows in passes]
         except BackendCrashed:
-            self._watch.check()
+            self._mapped.check_unchanged()
             raise
         except BaseException:
             with contextlib.suppress(BackendCrashed):  # The next pass will report the crash.
@@ -288,43 +289,6 @@ class LlamaBackend:
         self._logits = view(np.float32, layout.logits, prod(layout.logits_shape)).reshape(layout.logits_shape)
         hidden = view(np.float32, layout.hidden, layout.most_wanted * layout.hidden_size)
         self._hidden = hidden.reshape(layout.most_wanted, layout.hidden_size)
-
-
-class _Watch:
-    """Detects changes to a model file that the child process has mapped.
-
-    If another program writes to the file, the weights change. If it truncates the file, the process is killed when it
-    reads past the end.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._descriptor: int | None = os.open(path, os.O_RDONLY | O_BINARY)
-        except OSError as error:
-            raise ModelFileError(f"cannot open model file: {shown(str(path), 300)}: {error.strerror}") from error
-        self._size, self._written = self._state()
-
-    def check(self) -> None:
-        """Raise ModelFileError if the size or the modification time has changed. This takes about a microsecond."""
-        size, written = self._state()
-        if (size, written) != (self._size, self._written):
-            raise ModelFileError(
-                f"the model file changed while it was in use: {shown(str(self._path), 300)}: it was "
-                f"{self._size:,} bytes and is now {size:,}",
-                hint="try again when no other program is writing to the file",
-            )
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _state(self) -> tuple[int, int]:
-        if self._descriptor is None:
-            return self._size, self._written
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
 
 
 def _number_of_layers(gpu_layers: int | str) -> int | None:

@@ -12,11 +12,10 @@ AMX kernels, which need whole tiles of 32 rows.
 
 from __future__ import annotations
 
-import struct
 import tempfile
-import threading
-from dataclasses import dataclass
-from math import prod
+from contextlib import closing
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,13 @@ from llmrun.backends.llama.probe import installed_version, is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 from llmrun.base.machine.cpu_count import default_threads
+from llmrun.formats.gguf.writer import NewTensor, NewValue, write_gguf
+from llmrun.formats.quants.registry import BY_NAME
 
 VOCABULARY = 64
 WIDTH, _HEADS, _FEED_FORWARD, _CONTEXT = 64, 2, 128, 256
-_ALIGNMENT = 32
-_STRING, _U32, _F32 = 8, 4, 6  # GGUF value types
-_FLOATS, _Q8_0 = 0, 8  # GGUF tensor types
 
-_METADATA: dict[str, str | int | float] = {
+_METADATA: dict[str, NewValue] = {
     "general.architecture": "llama",
     "llama.block_count": 1,
     "llama.context_length": _CONTEXT,
@@ -63,40 +61,19 @@ _NORMS = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight
 def trial_model() -> bytes:
     """Return the contents of a complete GGUF file."""
     random = np.random.default_rng(1)
-    tensors: list[tuple[str, int, tuple[int, ...], bytes]] = [
-        (name, _Q8_0, shape, _random_q8_0(random, shape)) for name, shape in _MATRICES.items()
-    ]
-    tensors += [(name, _FLOATS, (WIDTH,), np.ones(WIDTH, np.float32).tobytes()) for name in _NORMS]
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_METADATA))
-    header += b"".join(_text(key) + _value(value) for key, value in _METADATA.items())
-    data = b""
-    for name, type_id, shape, raw in tensors:
-        header += _text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        header += struct.pack("<IQ", type_id, len(data))
-        data += _padded(raw)
-    return _padded(header) + data
+    tensors = [_matrix(name, shape, random) for name, shape in _MATRICES.items()]
+    tensors += [NewTensor(name, BY_NAME["F32"], (WIDTH,), lambda: [np.ones(WIDTH, np.float32)]) for name in _NORMS]
+    file = BytesIO()
+    write_gguf(file, _METADATA, tensors)
+    return file.getvalue()
 
 
-def _random_q8_0(random: np.random.Generator, shape: tuple[int, ...]) -> bytes:
-    """Return a random Q8_0 matrix. Each block has an f16 scale followed by 32 int8 weights."""
-    blocks = np.zeros(prod(shape) // 32, np.dtype([("scale", "<f2"), ("weights", "i1", 32)]))
-    blocks["scale"] = 1 / 1024
-    blocks["weights"] = random.integers(-127, 128, blocks["weights"].shape)
-    return blocks.tobytes()
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()
-
-
-def _value(value: str | int | float) -> bytes:
-    if isinstance(value, str):
-        return struct.pack("<I", _STRING) + _text(value)
-    return struct.pack("<II", _U32, value) if isinstance(value, int) else struct.pack("<If", _F32, value)
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % _ALIGNMENT)
+def _matrix(name: str, shape: tuple[int, int], random: np.random.Generator) -> NewTensor:
+    """Return a matrix with small random weights."""
+    kind = BY_NAME["Q8_0"]
+    assert kind.quantize is not None
+    data = kind.quantize(random.uniform(-1 / 8, 1 / 8, shape[::-1]).astype(np.float32))
+    return NewTensor(name, kind, shape, lambda: [data])
 
 
 PATIENCE_S = 20.0  # time limit of the trial; a GPU driver may need several seconds to wake eight GPUs
@@ -136,55 +113,41 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
     """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp are not raised."""
     if not is_installed():
         return None
-    found = LlamaTrial(installed_version())
+    trial = LlamaTrial(installed_version())
     try:
         process = LlamaProcess()
     except LlmrunError as error:
-        return LlamaTrial(found.version, failure=str(error))
-    late = threading.Event()
-
-    def give_up() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(patience, give_up)
-    timer.start()
+        return replace(trial, failure=str(error))
     doing = "starting"
-    try:
-        built = _answer(process, "describe", doing)
-        devices = tuple(built["devices"])
-        found = LlamaTrial(
-            found.version,
-            built["system"],
-            built["offloads"],
-            devices,
-            rpc=built["rpc"],
-            why_none=built["why_none"],
-            advice=built["advice"],
-        )
-        with tempfile.TemporaryDirectory(prefix="llmrun-") as folder:
-            path = Path(folder) / "trial.gguf"
-            path.write_bytes(trial_model())
-            doing = "multiplying"
-            _multiply(process, path, 0, doing)
-            if found.gpus:
-                doing = "multiplying on a GPU"
-                timer.cancel()
-                patience *= _SHADERS
-                timer = threading.Timer(patience, give_up)
-                timer.start()
-                _multiply(process, path, _ALL_LAYERS, doing)
-    except (LlmrunError, OSError) as error:
-        words = f"llama.cpp did not answer within {patience:g} s while {doing}" if late.is_set() else str(error)
-        crashed = isinstance(error, BackendCrashed)
-        return LlamaTrial(found.version, found.system, found.offloads, found.gpus, words, crashed)
-    except BaseException:
-        process.kill()  # The process may hang, so do not wait for it to finish.
-        raise
-    finally:
-        timer.cancel()
-        process.close()
-    return found
+    with closing(process):
+        try:
+            with tempfile.TemporaryDirectory(prefix="llmrun-") as folder:
+                path = Path(folder) / "trial.gguf"
+                path.write_bytes(trial_model())
+                with process.limited(patience) as late:
+                    built = _answer(process, "describe", doing)
+                    trial = LlamaTrial(
+                        trial.version,
+                        built["system"],
+                        built["offloads"],
+                        tuple(built["devices"]),
+                        rpc=built["rpc"],
+                        why_none=built["why_none"],
+                        advice=built["advice"],
+                    )
+                    doing = "multiplying"
+                    _multiply(process, path, 0, doing)
+                if trial.gpus:
+                    doing, patience = "multiplying on a GPU", patience * _SHADERS
+                    with process.limited(patience) as late:
+                        _multiply(process, path, _ALL_LAYERS, doing)
+        except (LlmrunError, OSError) as error:
+            words = f"llama.cpp did not answer within {patience:g} s while {doing}" if late.is_set() else str(error)
+            return replace(trial, failure=words, crashed=isinstance(error, BackendCrashed))
+        except BaseException:
+            process.kill()  # The process may hang, so do not wait for it to finish.
+            raise
+    return trial
 
 
 def _answer(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 class SharedMemory:
     """An anonymous, growable file that a process and its child both map.
 
-    The child passes `handle` to `attached`. The handle is an inherited file descriptor, or a name on Windows, where
+    The child attaches it by its `handle`, which is an inherited file descriptor, or a name on Windows, where
     descriptors are not inherited. Only pages that have been written to take up memory.
     """
 
@@ -106,11 +106,6 @@ class SharedMemory:
 
         with tempfile.TemporaryFile() as file:
             return cls(str(os.dup(file.fileno())))
-
-    @classmethod
-    def attached(cls, handle: str) -> SharedMemory:
-        """Open the memory that the parent created. The child process calls this."""
-        return cls(handle)
 
     @property
     def inherited(self) -> tuple[int, ...]:

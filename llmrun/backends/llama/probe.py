@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,14 +114,8 @@ def _devices() -> dict[str, Any]:
     """Ask a new llama.cpp process for its GPUs. Raises LlmrunError."""
     from llmrun.backends.llama.process import LlamaProcess
 
-    process = LlamaProcess()
-    timer = threading.Timer(_LIMIT_S, process.kill)
-    timer.start()
-    try:
+    with contextlib.closing(LlamaProcess()) as process, process.limited(_LIMIT_S):
         return process.ask("devices", "looking for GPUs")
-    finally:
-        timer.cancel()
-        process.close()
 
 
 def _package() -> Path | None:

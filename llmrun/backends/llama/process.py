@@ -10,18 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from llmrun.backends.llama.log import advice_for, gpu_error
 from llmrun.backends.llama.messages import FLAG_BYTES, SharedMemory, read_answer, request_line
 from llmrun.backends.llama.saved_sequences import MemorySender
 from llmrun.base import child_processes
-from llmrun.base.errors import (
-    BackendCrashed,
-    LlmrunError,
-    shown,
-)
+from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.rpc_servers import RpcServer
@@ -67,10 +63,6 @@ class LlamaProcess:
         self._listener.start()
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -79,9 +71,7 @@ class LlamaProcess:
         """The end of the output of llama.cpp, which says why it died."""
         return self._stderr_tail.decode(errors="replace")
 
-    def ask(
-        self, operation: str, doing: str, *, progress: Callable[[float], None] | None = None, **fields: Any
-    ) -> dict[str, Any]:
+    def ask(self, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
         """Send a request and return its answer. Thread-safe: requests of other threads wait.
 
         doing  a description of the work for error messages, such as "loading m.gguf"
@@ -92,7 +82,7 @@ class LlamaProcess:
         with self._asking:
             try:
                 self._idle = False
-                answer = self.answer(self.tell(operation, **fields), doing, progress)
+                answer = self.answer(self.tell(operation, **fields), doing)
                 self._idle = True
                 return answer
             except LlmrunError:
@@ -160,6 +150,23 @@ class LlamaProcess:
         """Kill the process. Can be called from any thread. Waiting calls of `answer` raise BackendCrashed."""
         self._process.kill()
 
+    @contextlib.contextmanager
+    def limited(self, seconds: float) -> Iterator[threading.Event]:
+        """Kill the process if the `with` block takes longer than this. The event is then set."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.kill()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
+
     def close(self) -> None:
         """End the process. This is idempotent."""
         try:
@@ -184,16 +191,11 @@ class LlamaProcess:
         If the wait itself is interrupted, the stop flag stays set, so the pass still ends.
         """
         self.stop()
-        kill_timer = threading.Timer(_STOP_S, self.kill)
-        kill_timer.daemon = True
-        kill_timer.start()
-        try:
+        with self.limited(_STOP_S):
             with contextlib.suppress(BackendCrashed):  # The next request will report the crash.
                 self.answer(self.tell("rest"), doing)
             self.clear_stop()
             self._idle = True
-        finally:
-            kill_timer.cancel()
 
     def _end(self) -> int:
         """Wait for the process to exit, and kill it if that takes longer than _EXIT_S. Returns its exit status."""

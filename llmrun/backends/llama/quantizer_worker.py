@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.messages import answer_line
-from llmrun.backends.llama.worker import (
-    declarations,
-    end_with_the_parent,
-    ignore_ctrl_c,
-    leave_no_core_file,
-    requests_from,
-)
-from llmrun.base import child_processes
+from llmrun.backends.llama.worker import declarations, serve
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.imatrix_file import Imatrix
@@ -32,17 +25,7 @@ _REASON_PREFIX = "llama_model_quantize: failed to quantize: "
 
 
 def main() -> None:
-    """Answer requests until the parent closes the pipe."""
-    requests, answers = child_processes.private_streams()
-    ignore_ctrl_c()
-    leave_no_core_file()
-    end_with_the_parent(requests)
-    for _, number, fields in requests_from(requests):
-        try:
-            answer = _Quantizer(number, answers).quantize(**fields)
-        except (ImportError, OSError, AttributeError, RuntimeError) as error:
-            answer = {"broken": f"{type(error).__name__}: {error}"}
-        os.write(answers, answer_line(number, answer))
+    serve(lambda answers, _, number, fields: _Quantizer(number, answers).quantize(**fields))
 
 
 class _Quantizer:

@@ -11,7 +11,6 @@ import os
 import re
 import socket
 import stat
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +72,8 @@ def build_problem() -> BuildProblem | None:
     """Return why there is no llama.cpp that can use RPC servers, or None if there is one. Raises LlmrunError."""
     if not is_installed():
         return _not_installed()
-    process = LlamaProcess()
-    try:
+    with contextlib.closing(LlamaProcess()) as process:
         return _problem_of(process)
-    finally:
-        process.close()
 
 
 def check_servers(text: str, *, anyway: bool) -> None:
@@ -92,11 +88,8 @@ def check_servers(text: str, *, anyway: bool) -> None:
 
 def devices_with(text: str, *, anyway: bool) -> list[dict[str, Any]]:
     """Return the devices that llama.cpp would use with a list of servers. Raises the errors of `use_servers`."""
-    process = LlamaProcess()
-    try:
+    with contextlib.closing(LlamaProcess()) as process:
         return use_servers(process, text, anyway=anyway)
-    finally:
-        process.close()
 
 
 def use_servers(process: LlamaProcess, text: str, *, anyway: bool) -> list[dict[str, Any]]:
@@ -145,26 +138,16 @@ def _ask(process: LlamaProcess, who: str, operation: str, doing: str, **fields: 
 
     who  the servers that llama.cpp will ask
     """
-    late = threading.Event()
-
-    def give_up() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(_ANSWER_S, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        return process.ask(operation, doing, **fields)
-    except BackendCrashed as crash:
-        if late.is_set():
-            raise NetworkError(
-                f"{who} did not answer within {_ANSWER_S:g} s",
-                hint=f"a server has only one client at a time; also check that it is {SERVER_PROGRAM}",
-            ) from crash
-        raise _refused(process, who, crash) from crash
-    finally:
-        timer.cancel()
+    with process.limited(_ANSWER_S) as late:
+        try:
+            return process.ask(operation, doing, **fields)
+        except BackendCrashed as crash:
+            if late.is_set():
+                raise NetworkError(
+                    f"{who} did not answer within {_ANSWER_S:g} s",
+                    hint=f"a server has only one client at a time; also check that it is {SERVER_PROGRAM}",
+                ) from crash
+            raise _refused(process, who, crash) from crash
 
 
 def _refused(process: LlamaProcess, who: str, crash: BackendCrashed) -> NetworkError:

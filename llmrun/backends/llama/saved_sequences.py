@@ -86,14 +86,14 @@ class MemoryReceiver:
     def map(self, name: str, n_bytes: int) -> mmap.mmap:
         """Map the memory with this name, which the parent has created."""
         if sys.platform == "win32":
-            return SharedMemory.attached(name).map(n_bytes)
+            return SharedMemory(name).map(n_bytes)
         import socket  # Most child processes need no transfer, and importing this takes 2 ms.
 
         if self._socket is None:
             self._socket = socket.socket(fileno=int(self._handle))
         while True:
             number, descriptors, _, _ = socket.recv_fds(self._socket, _NUMBER_BYTES, 1)
-            with contextlib.closing(SharedMemory.attached(str(descriptors[0]))) as memory:
+            with contextlib.closing(SharedMemory(str(descriptors[0]))) as memory:
                 # Memory with another number belongs to a request that Ctrl-C prevented from being sent.
                 if number == int(name).to_bytes(_NUMBER_BYTES):
                     return memory.map(n_bytes)

@@ -34,7 +34,14 @@ from llmrun.backends.llama.messages import (
     read_request,
     read_soon,
 )
-from llmrun.backends.llama.rpc_devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus, vulkan_starts
+from llmrun.backends.llama.rpc_devices import (
+    add_rpc_server,
+    keep_connections_alive,
+    supports_gpus,
+    supports_rpc,
+    usable_gpus,
+    vulkan_starts,
+)
 from llmrun.backends.llama.saved_sequences import MemoryReceiver, SavedSequences
 from llmrun.base import child_processes
 from llmrun.formats.layouts.kv import parse_kv_type
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     import mmap
 
 
-def requests_from(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _requests_from(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
     unread = bytearray()
     while data := read_soon(descriptor):
         unread += data
@@ -57,19 +64,27 @@ def requests_from(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
                 yield request
 
 
-def ignore_ctrl_c() -> None:
-    """Ignore Ctrl-C, because the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def serve(answer: Callable[[int, str, int, dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer requests until the parent closes the pipe. The process leaves no core file if it crashes.
 
-
-def leave_no_core_file() -> None:
+    answer  handles a request, given the pipe for answers, the operation, the request's number and its fields
+    """
+    requests, answers = child_processes.private_streams()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _end_with_the_parent(requests)
+    for operation, number, fields in _requests_from(requests):
+        try:
+            answered = answer(answers, operation, number, fields)
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+            answered = {"broken": f"{type(error).__name__}: {error}"}
+        os.write(answers, answer_line(number, answered))
 
 
-def end_with_the_parent(requests: int) -> None:
+def _end_with_the_parent(requests: int) -> None:
     """Exit as soon as the other end of the request pipe is closed, even in the middle of a forward pass.
 
     Linux can send a signal when the parent dies (PR_SET_PDEATHSIG), but it sends the signal as soon as the thread that
@@ -136,96 +151,6 @@ _STACK_OF_A_BYTE = 1024
 _SHORT_TEXT = 4096
 
 
-class VocabularyOperations:
-    """Handles requests about tokens. Each `do_*` method handles one operation and returns the fields of its answer."""
-
-    _llama: Any
-    _model: Any
-
-    def do_special_tokens(self) -> dict[str, Any]:
-        """Return the special tokens, each as [id, text, attributes, whether it ends generation], and those with a role.
-
-        "fill" has the tokens of `FillTokens` after the BOS. Missing tokens are -1."""
-        llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
-        special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
-        found = []
-        for token in range(llama.llama_vocab_n_tokens(vocabulary)):
-            attributes = llama.llama_vocab_get_attr(vocabulary, token)
-            ends = llama.llama_vocab_is_eog(vocabulary, token)
-            if attributes & special or ends:
-                text = llama.llama_vocab_get_text(vocabulary, token).decode("latin-1")
-                found.append([token, text, attributes, ends])
-        return {
-            "special": found,
-            "bos": llama.llama_vocab_bos(vocabulary),
-            "eos": llama.llama_vocab_eos(vocabulary),
-            "add_bos": llama.llama_vocab_get_add_bos(vocabulary),
-            "fill": [
-                getattr(llama, f"llama_vocab_fim_{role}")(vocabulary) for role in ("pre", "suf", "mid", "rep", "sep")
-            ],
-        }
-
-    def do_tokenize(self, text: str, add_special: bool, parse_special: bool) -> dict[str, Any]:
-        data = text.encode()
-        if len(data) <= _SHORT_TEXT:
-            return {"tokens": self._tokens(data, add_special, parse_special)}
-        stack = len(data) * _STACK_OF_A_BYTE
-        return {"tokens": call_with_stack(stack, lambda: self._tokens(data, add_special, parse_special))}
-
-    def _tokens(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        room = len(data) + 8
-        vocabulary = self._llama.llama_model_get_vocab(self._model)
-        while True:
-            tokens = (ctypes.c_int32 * room)()
-            n = self._llama.llama_tokenize(vocabulary, data, len(data), tokens, room, add_special, parse_special)
-            if n >= 0:
-                return tokens[:n]
-            room = -n
-
-    def do_pieces(self, first: int, end: int) -> dict[str, Any]:
-        """Return the bytes of tokens, decoded as Latin-1 so that they can be sent as JSON."""
-        return {"pieces": [self._piece(token).decode("latin-1") for token in range(first, end)]}
-
-    def _piece(self, token: int) -> bytes:
-        vocabulary = self._llama.llama_model_get_vocab(self._model)
-        room = 64
-        while True:
-            piece = ctypes.create_string_buffer(room)
-            n = self._llama.llama_token_to_piece(vocabulary, token, piece, room, 0, False)
-            if n >= 0:
-                return piece.raw[:n]
-            room = -n
-
-
-class AdapterOperations:
-    """Handles requests about adapters. Each `do_*` method handles one operation and returns the fields of its answer.
-
-    llama.cpp frees the adapters together with their model.
-    """
-
-    _llama: Any
-    _model: Any
-    _context: Any
-    _adapters: list[Any]
-
-    def do_open_adapters(self, paths: Sequence[str]) -> dict[str, Any]:
-        """Load adapters for the open model, or return the index of one that cannot be loaded as `failed`."""
-        self._adapters = []
-        for index, path in enumerate(paths):
-            adapter = self._llama.llama_adapter_lora_init(self._model, os.fsencode(path))
-            if not adapter:
-                return {"failed": index}
-            self._adapters.append(adapter)
-        return {}
-
-    def do_use_adapters(self, scales: Sequence[float]) -> dict[str, Any]:
-        """Apply adapters with these scales from now on. An adapter with the scale 0 is not applied."""
-        used = [(adapter, scale) for adapter, scale in zip(self._adapters, scales, strict=True) if scale]
-        pointers = (self._llama.llama_adapter_lora_p_ctypes * len(used))(*[adapter for adapter, _ in used])
-        factors = (ctypes.c_float * len(used))(*[scale for _, scale in used])
-        return {"status": self._llama.llama_set_adapters_lora(self._context, pointers, len(used), factors)}
-
-
 _INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
@@ -234,24 +159,20 @@ _PROGRESS_STEPS = 50
 
 
 def main() -> None:
-    """Answer requests until the parent closes the pipe."""
-    requests, answers = child_processes.private_streams()
-    ignore_ctrl_c()
-    leave_no_core_file()
-    end_with_the_parent(requests)
     worker: LlamaWorker | None = None
-    for operation, number, fields in requests_from(requests):
-        try:
-            if worker is None:
-                worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), MemoryReceiver(sys.argv[2]), answers)
-            worker.number = number
-            answer = getattr(worker, f"do_{operation}")(**fields)
-        except (ImportError, OSError, AttributeError, RuntimeError) as error:
-            answer = {"broken": f"{type(error).__name__}: {error}"}
-        os.write(answers, answer_line(number, answer))
+
+    def answer(answers: int, operation: str, number: int, fields: dict[str, Any]) -> dict[str, Any]:
+        nonlocal worker
+        if worker is None:
+            worker = LlamaWorker(SharedMemory(sys.argv[1]), MemoryReceiver(sys.argv[2]), answers)
+        worker.number = number
+        found: dict[str, Any] = getattr(worker, f"do_{operation}")(**fields)
+        return found
+
+    serve(answer)
 
 
-class LlamaWorker(VocabularyOperations, AdapterOperations):
+class LlamaWorker:
     """Handles requests, with at most one model open at a time.
 
     Each `do_*` method handles one operation and returns the fields of its answer. `number` identifies the request.
@@ -418,6 +339,80 @@ class LlamaWorker(VocabularyOperations, AdapterOperations):
             self._saved.empty(seq, empty_size)
         return {"kept": self._lengths[seq]}
 
+    def do_special_tokens(self) -> dict[str, Any]:
+        """Return the special tokens, each as [id, text, attributes, whether it ends generation], and those with a role.
+
+        "fill" has the tokens of `FillTokens` after the BOS. Missing tokens are -1."""
+        llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
+        special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
+        found = []
+        for token in range(llama.llama_vocab_n_tokens(vocabulary)):
+            attributes = llama.llama_vocab_get_attr(vocabulary, token)
+            ends = llama.llama_vocab_is_eog(vocabulary, token)
+            if attributes & special or ends:
+                text = llama.llama_vocab_get_text(vocabulary, token).decode("latin-1")
+                found.append([token, text, attributes, ends])
+        return {
+            "special": found,
+            "bos": llama.llama_vocab_bos(vocabulary),
+            "eos": llama.llama_vocab_eos(vocabulary),
+            "add_bos": llama.llama_vocab_get_add_bos(vocabulary),
+            "fill": [
+                getattr(llama, f"llama_vocab_fim_{role}")(vocabulary) for role in ("pre", "suf", "mid", "rep", "sep")
+            ],
+        }
+
+    def do_tokenize(self, text: str, add_special: bool, parse_special: bool) -> dict[str, Any]:
+        data = text.encode()
+        if len(data) <= _SHORT_TEXT:
+            return {"tokens": self._tokens(data, add_special, parse_special)}
+        stack = len(data) * _STACK_OF_A_BYTE
+        return {"tokens": call_with_stack(stack, lambda: self._tokens(data, add_special, parse_special))}
+
+    def _tokens(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        room = len(data) + 8
+        vocabulary = self._llama.llama_model_get_vocab(self._model)
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            n = self._llama.llama_tokenize(vocabulary, data, len(data), tokens, room, add_special, parse_special)
+            if n >= 0:
+                return tokens[:n]
+            room = -n
+
+    def do_pieces(self, first: int, end: int) -> dict[str, Any]:
+        """Return the bytes of tokens, decoded as Latin-1 so that they can be sent as JSON."""
+        return {"pieces": [self._piece(token).decode("latin-1") for token in range(first, end)]}
+
+    def _piece(self, token: int) -> bytes:
+        vocabulary = self._llama.llama_model_get_vocab(self._model)
+        room = 64
+        while True:
+            piece = ctypes.create_string_buffer(room)
+            n = self._llama.llama_token_to_piece(vocabulary, token, piece, room, 0, False)
+            if n >= 0:
+                return piece.raw[:n]
+            room = -n
+
+    def do_open_adapters(self, paths: Sequence[str]) -> dict[str, Any]:
+        """Load adapters for the open model, or return the index of one that cannot be loaded as `failed`.
+
+        llama.cpp frees the adapters together with their model.
+        """
+        self._adapters: list[Any] = []
+        for index, path in enumerate(paths):
+            adapter = self._llama.llama_adapter_lora_init(self._model, os.fsencode(path))
+            if not adapter:
+                return {"failed": index}
+            self._adapters.append(adapter)
+        return {}
+
+    def do_use_adapters(self, scales: Sequence[float]) -> dict[str, Any]:
+        """Apply adapters with these scales from now on. An adapter with the scale 0 is not applied."""
+        used = [(adapter, scale) for adapter, scale in zip(self._adapters, scales, strict=True) if scale]
+        pointers = (self._llama.llama_adapter_lora_p_ctypes * len(used))(*[adapter for adapter, _ in used])
+        factors = (ctypes.c_float * len(used))(*[scale for _, scale in used])
+        return {"status": self._llama.llama_set_adapters_lora(self._context, pointers, len(used), factors)}
+
     def _load(self, path: str, gpu_layers: int, tensor_split: Sequence[float], split_mode: str, main_gpu: int) -> bool:
         llama = self._llama
         parameters = llama.llama_model_default_params()
@@ -436,7 +431,7 @@ class LlamaWorker(VocabularyOperations, AdapterOperations):
             nonlocal reported
             step = int(fraction * _PROGRESS_STEPS)
             if self._has_servers and reported < 0:  # The first report comes when all connections are open.
-                _keep_connections_alive()
+                keep_connections_alive()
             if step > reported:
                 reported = step
                 os.write(self._answers, answer_line(self.number, {"progress": fraction}))
@@ -565,12 +560,6 @@ def declarations() -> Any:
     package.__path__ = list(found.submodule_search_locations)
     sys.modules["llama_cpp"] = package
     return importlib.import_module("llama_cpp.llama_cpp")
-
-
-def _keep_connections_alive() -> None:
-    from llmrun.backends.llama.rpc_devices import keep_connections_alive  # Importing sockets takes milliseconds.
-
-    keep_connections_alive()
 
 
 def _address(mapping: mmap.mmap | None) -> int:

@@ -23,7 +23,6 @@ if sys.platform == "win32":
     pytest.skip("needs POSIX signals", allow_module_level=True)
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.llama import backend as llama_cpp
 from llmrun.backends.llama import process as llama_process
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
@@ -135,17 +134,15 @@ def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
 ) -> None:
     """Skips the check before the first pass, so that llama.cpp reads past the end and dies of SIGBUS."""
     checks = [lambda: None]
-    check = llama_cpp._Watch.check
-    monkeypatch.setattr(llama_cpp._Watch, "check", lambda self: checks.pop()() if checks else check(self))
     backend = opened(path)
+    check = backend._mapped.check_unchanged
+    monkeypatch.setattr(backend._mapped, "check_unchanged", lambda: checks.pop()() if checks else check())
     pid = backend._process.pid
     size = path.stat().st_size
     os.truncate(path, 0)
     with pytest.raises(ModelFileError) as caught:
         backend.forward(batch_of(rows(0, 0, list(range(5, 60)))))
-    assert (
-        str(caught.value) == f"the model file changed while it was in use: {path}: it was {size:,} bytes and is now 0"
-    )
+    assert str(caught.value) == f"the model file changed while it was being read: {path}: was {size} bytes, is 0"
     assert eventually(lambda: not is_running(pid))
     backend.close()
 
@@ -160,7 +157,7 @@ def test_a_file_cut_off_while_it_is_loaded_is_told(path: Path, monkeypatch: pyte
         return answer(process, number, doing)
 
     monkeypatch.setattr(LlamaProcess, "answer", cut_off)
-    with pytest.raises(ModelFileError, match=r"the model file changed while it was in use: .* is now 4,096"):
+    with pytest.raises(ModelFileError, match=r"the model file changed while it was being read: .* is 4096"):
         opened(path)
 
 
@@ -171,7 +168,7 @@ def test_a_file_written_to_in_place_is_noticed_before_it_is_believed(path: Path)
         file.seek(-8, os.SEEK_END)
         file.write(b"changed!")
     os.utime(path, ns=(1, 1))
-    with pytest.raises(ModelFileError, match="the model file changed while it was in use"):
+    with pytest.raises(ModelFileError, match="the model file changed while it was being read"):
         backend.forward(batch_of(rows(0, 0, [5])))
     backend.close()
 
@@ -256,7 +253,7 @@ def test_ctrl_c_while_loading_ends_the_process(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(LlamaProcess, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opened(path)
-    assert not processes[0].alive
+    assert not is_running(processes[0].pid)
 
 
 @pytest.fixture
