@@ -109,7 +109,7 @@ class BPETokenizer(TextTokenizer):
 
     def _normal_bytes(self, text: bytes) -> bytes:
         if self._rule.escapes_spaces:
-            return text.replace(SPACE, b" ")
+            return super()._normal_bytes(text)
         try:
             return text.decode().translate(self._latin_1).encode("latin-1")
         except UnicodeError:
@@ -118,18 +118,11 @@ class BPETokenizer(TextTokenizer):
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
         text, part_ends, insert_at, insert_ids = parts
         ends = self._splitter.split(text, part_ends)
-        buffer = np.frombuffer(text + b"\0", np.uint8)
         scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
-        ids = np.empty(2 * len(text) + len(insert_ids), np.int32)
-        count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
-        self._merge(
-            buffer.ctypes.data,
-            ends.ctypes.data,
-            len(ends),
-            insert_at.ctypes.data,
-            insert_ids.ctypes.data,
-            len(insert_ids),
+        return self._run(
+            self._merge,
+            (text, ends, insert_at, insert_ids),
             self._byte_symbols.ctypes.data,
             tables.pairs.ctypes.data,
             tables.pair_mask,
@@ -144,7 +137,5 @@ class BPETokenizer(TextTokenizer):
             self._whole_begins,
             int(self._rule.by_character),
             scratch.ctypes.data,
-            ids.ctypes.data,
-            count.ctypes.data,
+            most_per_byte=2,
         )
-        return ids[: count[0]].copy()

@@ -6,7 +6,6 @@ become one token per byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,9 +34,8 @@ class SPMTokenizer(TextTokenizer):
     """A SentencePiece tokenizer that merges pairs by score in a kernel."""
 
     def __init__(self, vocabulary: Vocabulary, scores: NDArray[np.float32], *, space_prefix: bool) -> None:
-        super().__init__(vocabulary)
+        super().__init__(vocabulary, space_prefix=space_prefix)
         self._merge = load_kernel("tokens.spm_merge", "merge")
-        self._space_prefix = space_prefix
         self._priorities = _priorities(scores)
         self._priorities[vocabulary.control_mask()] = NEVER
         self._byte_ids = _byte_ids(vocabulary)
@@ -48,32 +46,17 @@ class SPMTokenizer(TextTokenizer):
             tables.starts.ctypes.data, tables.lengths.ctypes.data, len(tables.starts), self._joined.ctypes.data
         )
 
-    def decode(self, ids: Sequence[int]) -> bytes:
-        decoded = super().decode(ids)
-        return decoded.removeprefix(b" ") if self._space_prefix else decoded
-
     def _written(self, text: bytes, *, after_special: bool) -> bytes:
         spaced = b" " + text if self._space_prefix and after_special else text
         return spaced.replace(b" ", SPACE)
 
-    def _normal_bytes(self, text: bytes) -> bytes:
-        return text.replace(SPACE, b" ")
-
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
-        text, ends, insert_at, insert_ids = parts
-        buffer = np.frombuffer(text + b"\0", np.uint8)
-        scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
-        ids = np.empty(len(text) + len(insert_ids), np.int32)
+        scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(parts[1]), np.uint8)
         known = np.zeros((KNOWN_WORDS, KNOWN_WORD_BYTES // 8), np.int64)
-        count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
-        self._merge(
-            buffer.ctypes.data,
-            ends.ctypes.data,
-            len(ends),
-            insert_at.ctypes.data,
-            insert_ids.ctypes.data,
-            len(insert_ids),
+        return self._run(
+            self._merge,
+            parts,
             tables.table.ctypes.data,
             tables.mask,
             tables.starts.ctypes.data,
@@ -84,10 +67,7 @@ class SPMTokenizer(TextTokenizer):
             self._joined.ctypes.data,
             known.ctypes.data,
             scratch.ctypes.data,
-            ids.ctypes.data,
-            count.ctypes.data,
         )
-        return ids[: count[0]].copy()
 
 
 def _priorities(scores: NDArray[np.float32]) -> NDArray[np.int32]:

@@ -14,6 +14,7 @@ from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, U
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.base.compiled.store import Kernel
     from llmrun.model.tokenizers.control_tokens import FillTokens
     from llmrun.model.tokenizers.vocabulary import Vocabulary
 
@@ -90,8 +91,10 @@ SPACE = "▁".encode()  # how SentencePiece writes a space
 class TextTokenizer(ABC):
     """A `Tokenizer` whose subclasses implement the encoding of plain text."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, space_prefix: bool = False) -> None:
+        """`space_prefix` says whether a space is added before every text, which `decode` removes again."""
         self._vocabulary = vocabulary
+        self._space_prefix = space_prefix
         self._bytes: dict[int, bytes] = {}
 
     @abstractmethod
@@ -102,9 +105,32 @@ class TextTokenizer(ABC):
     def _written(self, text: bytes, *, after_special: bool) -> bytes:
         """Convert plain UTF-8 text to the vocabulary's spelling."""
 
-    @abstractmethod
     def _normal_bytes(self, text: bytes) -> bytes:
         """Convert the text of a normal token from the vocabulary's spelling to plain bytes."""
+        return text.replace(SPACE, b" ")
+
+    def _run(self, kernel: Kernel, parts: Parts, *words: int, most_per_byte: int = 1) -> NDArray[np.int32]:
+        """Encode the text with a kernel that inserts the special tokens, and return the ids.
+
+        words          the kernel's arguments between the parts and the outputs
+        most_per_byte  the maximum number of tokens for each byte of the text
+        """
+        text, ends, insert_at, insert_ids = parts
+        buffer = np.frombuffer(text + b"\0", np.uint8)
+        ids = np.empty(most_per_byte * len(text) + len(insert_ids), np.int32)
+        count = np.zeros(1, np.int64)
+        kernel(
+            buffer.ctypes.data,
+            ends.ctypes.data,
+            len(ends),
+            insert_at.ctypes.data,
+            insert_ids.ctypes.data,
+            len(insert_ids),
+            *words,
+            ids.ctypes.data,
+            count.ctypes.data,
+        )
+        return ids[: count[0]].copy()
 
     @property
     def vocabulary_size(self) -> int:
@@ -167,7 +193,8 @@ class TextTokenizer(ABC):
         return self.token_bytes(token_id).decode(errors="backslashreplace")
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        return b"".join([self.token_bytes(int(token)) for token in ids])
+        decoded = b"".join([self.token_bytes(int(token)) for token in ids])
+        return decoded.removeprefix(b" ") if self._space_prefix else decoded
 
     def begins_like(self, other: object, n: int) -> bool:
         """Return whether another tokenizer is of the same type and has the same first n tokens.

@@ -5,7 +5,6 @@ Text is normalized by a table in the file (usually NFKC), and divided into the t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -70,21 +69,17 @@ class UnigramTokenizer(TextTokenizer):
         space_prefix: bool,
         merges_spaces: bool,
     ) -> None:
-        super().__init__(vocabulary)
+        super().__init__(vocabulary, space_prefix=space_prefix)
         self._normalize = load_kernel("tokens.unigram", "normalize")
         self._divide = load_kernel("tokens.unigram", "encode")
         self._unknown_id, self._replacing = unknown_id, replacing
-        self._space_prefix, self._merges_spaces = space_prefix, merges_spaces
+        self._merges_spaces = merges_spaces
         self._scores, self._unknown_score = _usable(scores, vocabulary.kinds)
         tables = vocabulary.tables
         self._longest = np.zeros(PREFIX_SLOTS, np.int32)
         load_kernel("tokens.unigram", "measure")(
             tables.starts.ctypes.data, tables.lengths.ctypes.data, len(tables.starts), self._longest.ctypes.data
         )
-
-    def decode(self, ids: Sequence[int]) -> bytes:
-        decoded = super().decode(ids)
-        return decoded.removeprefix(b" ") if self._space_prefix else decoded
 
     def _written(self, text: bytes, *, after_special: bool) -> bytes:
         nodes, texts = self._replacing
@@ -100,24 +95,13 @@ class UnigramTokenizer(TextTokenizer):
         written = normalized.tobytes()
         return written if after_special or text.startswith(b" ") else written.removeprefix(SPACE)
 
-    def _normal_bytes(self, text: bytes) -> bytes:
-        return text.replace(SPACE, b" ")
-
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
-        text, ends, insert_at, insert_ids = parts
-        buffer = np.frombuffer(text + b"\0", np.uint8)
-        most = longest_piece(ends) + 1
+        most = longest_piece(parts[1]) + 1
         sums, origins, chosen = np.empty(most), np.empty(most, np.int64), np.empty(most, np.int32)
-        ids = np.empty(len(text) + len(insert_ids), np.int32)
-        count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
-        self._divide(
-            buffer.ctypes.data,
-            ends.ctypes.data,
-            len(ends),
-            insert_at.ctypes.data,
-            insert_ids.ctypes.data,
-            len(insert_ids),
+        return self._run(
+            self._divide,
+            parts,
             tables.table.ctypes.data,
             tables.mask,
             tables.starts.ctypes.data,
@@ -129,10 +113,7 @@ class UnigramTokenizer(TextTokenizer):
             sums.ctypes.data,
             origins.ctypes.data,
             chosen.ctypes.data,
-            ids.ctypes.data,
-            count.ctypes.data,
         )
-        return ids[: count[0]].copy()
 
 
 def _usable(scores: NDArray[np.float32], kinds: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -6,7 +6,6 @@ be restored from the ids. In a GGUF vocabulary, tokens that begin a word begin w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from unicodedata import normalize
@@ -86,7 +85,7 @@ class WordPieceTokenizer(TextTokenizer):
     """A WordPiece tokenizer that divides words into tokens in a kernel."""
 
     def __init__(self, vocabulary: Vocabulary, *, unknown_id: int, sep_id: int, words: Words) -> None:
-        super().__init__(vocabulary)
+        super().__init__(vocabulary, space_prefix=True)
         self._encode_words = load_kernel("tokens.word_pieces", "encode")
         self._unknown_id, self._sep_id, self._words = unknown_id, sep_id, words
         tables = vocabulary.tables
@@ -98,30 +97,16 @@ class WordPieceTokenizer(TextTokenizer):
         ids = super().encode(text, add_special=add_special, parse_special=parse_special)
         return np.append(ids, np.int32(self._sep_id)) if add_special else ids
 
-    def decode(self, ids: Sequence[int]) -> bytes:
-        return super().decode(ids).removeprefix(b" ")
-
     def _written(self, text: bytes, *, after_special: bool) -> bytes:
         words = text.decode().translate(self._words).split()
         return b" ".join([SPACE + word.encode() for word in words])
 
-    def _normal_bytes(self, text: bytes) -> bytes:
-        return text.replace(SPACE, b" ")
-
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
-        text, ends, insert_at, insert_ids = parts
-        buffer = np.frombuffer(text + b"\0", np.uint8)
         states = np.empty(self._longest, np.int64)
-        ids = np.empty(len(text) + len(insert_ids), np.int32)
-        count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
-        self._encode_words(
-            buffer.ctypes.data,
-            ends.ctypes.data,
-            len(ends),
-            insert_at.ctypes.data,
-            insert_ids.ctypes.data,
-            len(insert_ids),
+        return self._run(
+            self._encode_words,
+            parts,
             tables.table.ctypes.data,
             tables.mask,
             tables.starts.ctypes.data,
@@ -130,7 +115,4 @@ class WordPieceTokenizer(TextTokenizer):
             self._emitted.ctypes.data,
             self._unknown_id,
             states.ctypes.data,
-            ids.ctypes.data,
-            count.ctypes.data,
         )
-        return ids[: count[0]].copy()
