@@ -21,7 +21,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.log import GpuProblem, why_no_gpu
 from llmrun.backends.llama.messages import (
@@ -44,6 +44,7 @@ from llmrun.backends.llama.rpc_devices import (
 )
 from llmrun.backends.llama.saved_sequences import MemoryReceiver, SavedSequences
 from llmrun.base import child_processes
+from llmrun.base.stacks import USUAL_STACK, on_stack
 from llmrun.formats.layouts.kv import parse_kv_type
 
 if TYPE_CHECKING:
@@ -102,53 +103,11 @@ def _end_with_the_parent(requests: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-Result = TypeVar("Result")
-
-_USUAL = 8 << 20  # bytes; the usual stack size of a main thread
-_MOST = 1 << 30
-_PAGE = 1 << 16  # bytes; a multiple of the page size on every machine
-
-
-def call_with_stack(n_bytes: int, function: Callable[[], Result]) -> Result:
-    """Call a function on a new thread whose stack is `n_bytes` larger than usual. Exceptions propagate to the caller.
-
-    The stack is at most 1 GiB, or less if the system refuses that size. Only the part that is used takes up memory.
-    This is not safe for concurrent callers because the stack size is a process-wide setting.
-    """
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:  # noqa: BLE001 - The caller raises it again.
-            errors.append(error)
-
-    _start_thread(call, min(_USUAL + n_bytes, _MOST)).join()
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-def _start_thread(call: Callable[[], None], stack: int) -> threading.Thread:
-    while True:
-        before = threading.stack_size(-(-stack // _PAGE) * _PAGE)
-        try:
-            thread = threading.Thread(target=call)
-            thread.start()
-            return thread
-        except RuntimeError:  # The system refused a stack of this size.
-            if stack <= _USUAL:
-                raise
-            stack = max(stack // 2, _USUAL)
-        finally:
-            threading.stack_size(before)
-
-
 # llama.cpp splits most text with std::regex, which recurses for every character of a match and uses 326 bytes of stack
 # per character. With an 8 MiB stack, a run of 25,000 dots crashes the process.
 _STACK_OF_A_BYTE = 1024
 _SHORT_TEXT = 4096
+_MOST_STACK = 1 << 30
 
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
@@ -366,8 +325,8 @@ class LlamaWorker:
         data = text.encode()
         if len(data) <= _SHORT_TEXT:
             return {"tokens": self._tokens(data, add_special, parse_special)}
-        stack = len(data) * _STACK_OF_A_BYTE
-        return {"tokens": call_with_stack(stack, lambda: self._tokens(data, add_special, parse_special))}
+        stack = min(USUAL_STACK + len(data) * _STACK_OF_A_BYTE, _MOST_STACK)
+        return {"tokens": on_stack(stack, lambda: self._tokens(data, add_special, parse_special))}
 
     def _tokens(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         room = len(data) + 8

@@ -23,6 +23,9 @@ MOST_GRAMMAR_BYTES = 1 << 20
 MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas from PyPI has 20 levels
 # The largest of these schemas compiles in 0.15 s and 100 MB.
 _COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
+# llguidance recurses for each rule and `$ref`. This is eight times the stack of the trial (parser.py). On some systems,
+# the main thread has a smaller one.
+LARGE_STACK = 16 << 20
 
 # the beginnings of llguidance's messages that users would not understand, with replacements
 _NO_TEXT = "no text can match it"

@@ -13,9 +13,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from llmrun.base.errors import InvalidAnswer, UsageError, shown
+from llmrun.base.stacks import on_stack
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.keywords import with_exact_formats
-from llmrun.engine.constraint.limits import check_grammar_text, check_schema, compile_probe
+from llmrun.engine.constraint.limits import LARGE_STACK, check_grammar_text, check_schema, compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
 
 if TYPE_CHECKING:
@@ -163,14 +164,14 @@ class ConstraintCompiler:
         self._process.close()
 
     def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
-        from llmrun.engine.constraint.parser import new_matcher, on_large_stack
+        from llmrun.engine.constraint.parser import new_matcher
 
         schema = schema_of(response_format)
         grammar = grammar_of(response_format, schema)
         problem = compile_probe(grammar, schema, process=self._process)
         if problem is None:
             vocabulary = self._vocabulary(tokenizer)
-            matcher = on_large_stack(lambda: new_matcher(vocabulary, grammar))
+            matcher = on_stack(LARGE_STACK, lambda: new_matcher(vocabulary, grammar))
             if not matcher.is_error():
                 return matcher
             problem = _reason(matcher)

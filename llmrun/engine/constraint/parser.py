@@ -10,13 +10,9 @@ or a timeout there does not affect llmrun.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import TypeVar
-
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-T = TypeVar("T")
+from llmrun.base.stacks import on_stack
 
 # The maximum number of Earley items per row. Ambiguous grammars need many, and the work per token grows with their
 # square or cube. With `s: s s s | s s | "a" | "b"`, a mask takes up to 13 ms with 500 items and up to 850 ms with
@@ -33,42 +29,17 @@ def new_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     return LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
 
 
-_TRIAL_STACK_BYTES = 2 << 20
-_LARGE_STACK_BYTES = 8 * _TRIAL_STACK_BYTES
+_STACK_BYTES = 2 << 20
 _STEPS = 8  # tokens to try; the parser's limits apply to each of them
 _NO_TOKENIZER = "no tokenizer"  # begins the warning about special tokens, which only the real tokenizer knows
 
 
-def on_large_stack(work: Callable[[], T], stack_bytes: int = _LARGE_STACK_BYTES) -> T:
-    """Call a function in a thread with a large stack and return its result.
-
-    llguidance recurses for each rule and `$ref`. A grammar that `grammar_problem` accepts fits into an eighth of this
-    stack. On some systems, the main thread has a smaller one.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-
-    before = threading.stack_size(stack_bytes)
-    try:
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-    finally:
-        threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
 def grammar_problem(grammar: str) -> str:
     """Return llguidance's message if it cannot compile a grammar or begin an answer, or ""."""
-    return on_large_stack(lambda: _compile_problem(grammar), _TRIAL_STACK_BYTES)
+    try:
+        return on_stack(_STACK_BYTES, lambda: _compile_problem(grammar))
+    except BaseException:  # noqa: BLE001 - a panic of llguidance is not an Exception
+        return "the compiler ended without a result"
 
 
 def _compile_problem(grammar: str) -> str:

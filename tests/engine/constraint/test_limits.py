@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +15,6 @@ from jsonschema import Draft202012Validator
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.keywords import subschemas
 from llmrun.engine.constraint.limits import check_grammar_text, check_schema, compile_probe
-from llmrun.engine.constraint.parser import on_large_stack
 from llmrun.engine.constraint.process import ConstraintProcess
 from tests.support.constraint.hostile_grammars import (
     GRAMMARS,
@@ -298,16 +295,3 @@ def test_any_text_is_a_grammar_or_refused_in_one_line(text: str) -> None:
     for make in (str, regex_grammar):
         if said := refusal_of_text(text, make, SHARED):
             assert_one_line(said)
-
-
-# --- the large stack
-
-
-def test_a_large_stack_returns_and_raises() -> None:
-    before = threading.stack_size()
-    assert on_large_stack(lambda: threading.current_thread() is threading.main_thread()) is False
-    with pytest.raises(ValueError, match="invalid literal"):
-        on_large_stack(lambda: int("no"))
-    with pytest.raises(SystemExit):
-        on_large_stack(sys.exit)
-    assert threading.stack_size() == before

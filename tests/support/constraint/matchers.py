@@ -9,9 +9,11 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from llmrun.base.stacks import on_stack
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.limits import LARGE_STACK
 from llmrun.engine.constraint.matcher import grammar_of, schema_of
-from llmrun.engine.constraint.parser import new_matcher, on_large_stack
+from llmrun.engine.constraint.parser import new_matcher
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
 
@@ -59,7 +61,7 @@ def schema_grammar(schema: dict[str, Any]) -> str:
 
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """Compile a grammar. The matcher is in an error state if the grammar is refused."""
-    return on_large_stack(lambda: new_matcher(tokenizer, grammar))
+    return on_stack(LARGE_STACK, lambda: new_matcher(tokenizer, grammar))
 
 
 def allowed_tokens(matching: LLMatcher) -> NDArray[np.intp]:
