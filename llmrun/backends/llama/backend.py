@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.backends.base import AUTO, check_batch, identity_of, key_of, parse_tensor_split
+from llmrun.backends.base import AUTO, check_batch, identity_of, key_of
 from llmrun.backends.describe import describe
 from llmrun.backends.llama.kv_cache import CELL, MROPE_CELL, RECURRENT_CELL, LlamaCache
 from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
 from llmrun.backends.llama.messages import CONTEXT_STEP, Layout
-from llmrun.backends.llama.placement import ALL_LAYERS, Placement, cache_bytes, decide_placement
+from llmrun.backends.llama.placement import cache_bytes, decide_placement, split_of, tokens_with
 from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
@@ -97,51 +97,39 @@ class LlamaBackend:
         check_applied(adapters, file)
         architecture = file.string("general.architecture")
         threads = options.threads or default_threads()
-        asked = Placement(
-            context_size=options.context_size,
-            max_sequences=options.max_sequences,
-            kv_type=options.kv_type,
-            gpu_layers=_number_of_layers(options.gpu_layers),
-            cache_tokens=options.kv_tokens if isinstance(options.kv_tokens, int) else None,
-            tensor_split=parse_tensor_split(options.tensor_split) if options.tensor_split else (),
-            split_mode=options.split_mode,
-            main_gpu=options.main_gpu or 0,
-        )
         train_context = file.integer(f"{architecture}.context_length", minimum=1)
         encodes, labels = is_encoder(file), labels_of(file)
         if encodes and (options.context_size or 0) > train_context:
             raise UsageError(
                 f"the model has only {train_context:,} positions, fewer than a context of {options.context_size:,}"
             )
+        # llama.cpp zeroes its whole cache, so sequences that share it share the memory of one context.
         shared = encodes or options.kv_tokens == AUTO
-        if shared:
-            asked = replace(asked, max_sequences=1, cache_tokens=None)
+        asked = replace(options, max_sequences=1, kv_tokens=None) if shared else options
         context_size, gpu_layers = decide_placement(
             asked, file, adapters, train_context, lambda: self._devices(options)
         )
-        if shared:  # llama.cpp zeroes its whole cache, so all sequences share the memory of one context
-            asked = replace(asked, max_sequences=options.max_sequences, cache_tokens=context_size)
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
         hidden_size = labels or _hidden_size(file)
         rows = round_up(context_size, CONTEXT_STEP) if encodes else MAX_ROWS
         self._gives_shares = labels > 0 and architecture in _SHARES
-        self._layout = Layout(rows, vocabulary_size, asked.max_sequences, hidden_size, encodes)
+        self._layout = Layout(rows, vocabulary_size, options.max_sequences, hidden_size, encodes)
         loading = f"loading {self._path}"
         memory = self._process.memory.map(self._layout.n_bytes)
         request = self._process.tell(
             "open",
             path=str(file.path.absolute()),
             gpu_layers=gpu_layers,
-            cache_tokens=asked.tokens_with(context_size),
-            max_sequences=asked.max_sequences,
+            cache_tokens=tokens_with(asked, context_size),
+            max_sequences=options.max_sequences,
             threads=threads,
-            kv_type=asked.kv_type,
+            kv_type=options.kv_type,
             rows=rows,
             vocabulary_size=vocabulary_size,
             hidden_size=hidden_size,
-            tensor_split=asked.tensor_split,
-            split_mode=asked.split_mode,
-            main_gpu=asked.main_gpu,
+            tensor_split=split_of(options),
+            split_mode=options.split_mode,
+            main_gpu=options.main_gpu or 0,
             encodes=encodes,
             ranks=labels > 0,
         )
@@ -168,23 +156,23 @@ class LlamaBackend:
             self._path,
             context_size=context_size,
             cell_words=_cell_words(answer),
-            key=key_of(_decisive(file, asked.kv_type, answer)) if options.saves_state and not encodes else "",
+            key=key_of(_decisive(file, options.kv_type, answer)) if options.saves_state and not encodes else "",
         )
         self.info = describe(
             file,
             vocabulary_size=vocabulary_size,
             train_context=train_context,
             context_size=context_size,
-            max_sequences=asked.max_sequences,
+            max_sequences=options.max_sequences,
             backend="llama",
             device=placement_words(self.log, threads),
             gpu_layers=offloaded(self.log),
             threads=threads,
-            kv_type=asked.kv_type,
+            kv_type=options.kv_type,
             hidden_size=hidden_size,
             has_logits=not encodes,
             adapters=described(options.adapters, adapters),
-            kv_bytes=cache_bytes(file, answer["cache_tokens"], asked.kv_type, max_sequences=asked.max_sequences),
+            kv_bytes=cache_bytes(file, answer["cache_tokens"], options.kv_type, max_sequences=options.max_sequences),
         )
 
     def _open_adapters(self, adapters: Sequence[AdapterFile]) -> None:
@@ -289,13 +277,6 @@ class LlamaBackend:
         self._logits = view(np.float32, layout.logits, prod(layout.logits_shape)).reshape(layout.logits_shape)
         hidden = view(np.float32, layout.hidden, layout.most_wanted * layout.hidden_size)
         self._hidden = hidden.reshape(layout.most_wanted, layout.hidden_size)
-
-
-def _number_of_layers(gpu_layers: int | str) -> int | None:
-    """Convert the option to the form that Placement uses: None for "auto" and ALL_LAYERS for "all"."""
-    if gpu_layers == AUTO:
-        return None
-    return gpu_layers if isinstance(gpu_layers, int) else ALL_LAYERS
 
 
 def _own_tokenizer(file: GGUFFile) -> Tokenizer | None:

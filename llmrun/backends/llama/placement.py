@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.backends.base import AUTO, parse_tensor_split
 from llmrun.backends.llama.messages import MOST_WANTED
 from llmrun.backends.registry import NoRoomOnGpu
 from llmrun.backends.sizing import (
@@ -50,6 +51,7 @@ from llmrun.model.archs.parts.encoders import has_no_cache, is_encoder
 from llmrun.model.archs.parts.tensors import parameter_count
 
 if TYPE_CHECKING:
+    from llmrun.backends.base import OpenOptions
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.formats.gguf.tensors import TensorInfo
@@ -337,60 +339,41 @@ def processor_flags() -> frozenset[str]:
     return frozenset(next((line.split() for line in lines if line.startswith("flags")), []))
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The placement that the user requested.
+def tokens_with(options: OpenOptions, context_size: int) -> int:
+    """Return the capacity of the KV cache for all sequences together: that of the options, or a context for each."""
+    return options.kv_tokens if isinstance(options.kv_tokens, int) else context_size * options.max_sequences
 
-    context_size   tokens per sequence, or None for a sensible default
-    max_sequences  maximum number of sequences in the cache
-    kv_type        precision of the cache, in the notation of layouts/kv.py
-    gpu_layers     number of layers on GPUs, ALL_LAYERS for all, or None for as many as fit
-    cache_tokens   capacity of the cache for all sequences together, or None for a full context per sequence
-    tensor_split   the proportion of the layers for each device, or () for proportions of the free memory
-    split_mode     how to divide the model among devices, one of SPLIT_MODES
-    main_gpu       the number of the device for all layers if `split_mode` is "none"
+
+def used_devices(options: OpenOptions, devices: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return those of llama.cpp's devices that will have layers. Raises UsageError if there are fewer than asked.
+
+    Without any device, all layers run on the CPU, so there is nothing to check.
     """
+    if not devices:
+        return devices
+    split = split_of(options)
+    if split and len(split) != len(devices):
+        raise UsageError(
+            f"--tensor-split: {counted(len(split), 'number')} for {counted(len(devices), 'device')}: {_names(devices)}",
+            hint="give one number for each device, and 0 for a device that should have no layers",
+        )
+    if options.split_mode != "none":
+        return devices
+    main_gpu = options.main_gpu or 0
+    if main_gpu >= len(devices):
+        raise UsageError(
+            f"--main-gpu: {main_gpu} is not one of llama.cpp's devices, which are numbered from 0: {_names(devices)}"
+        )
+    return [devices[main_gpu]]
 
-    context_size: int | None
-    max_sequences: int
-    kv_type: str
-    gpu_layers: int | None
-    cache_tokens: int | None
-    tensor_split: tuple[float, ...] = ()
-    split_mode: str = "layer"
-    main_gpu: int = 0
 
-    def tokens_with(self, context_size: int) -> int:
-        return self.cache_tokens or context_size * self.max_sequences
-
-    def sizes_with(self, file: GGUFFile, context_size: int) -> LayerSizes:
-        return layer_sizes(file, self.tokens_with(context_size), self.kv_type, max_sequences=self.max_sequences)
-
-    def used(self, devices: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Return those of llama.cpp's devices that will have layers. Raises UsageError if there are fewer than asked.
-
-        Without any device, all layers run on the CPU, so there is nothing to check.
-        """
-        if not devices:
-            return devices
-        if self.tensor_split and len(self.tensor_split) != len(devices):
-            raise UsageError(
-                f"--tensor-split: {counted(len(self.tensor_split), 'number')} for "
-                f"{counted(len(devices), 'device')}: {_names(devices)}",
-                hint="give one number for each device, and 0 for a device that should have no layers",
-            )
-        if self.split_mode != "none":
-            return devices
-        if self.main_gpu >= len(devices):
-            raise UsageError(
-                f"--main-gpu: {self.main_gpu} is not one of llama.cpp's devices, which are numbered from 0: "
-                f"{_names(devices)}"
-            )
-        return [devices[self.main_gpu]]
+def split_of(options: OpenOptions) -> tuple[float, ...]:
+    """Return the proportion of the layers for each device, or () for proportions of the free memory."""
+    return parse_tensor_split(options.tensor_split) if options.tensor_split else ()
 
 
 def decide_placement(
-    asked: Placement,
+    options: OpenOptions,
     file: GGUFFile,
     adapters: Sequence[AdapterFile],
     train_context: int,
@@ -399,32 +382,40 @@ def decide_placement(
     """Choose the context size in tokens and the number of GPU layers, and return both.
 
     devices  returns the usable GPUs; called only if a GPU may be used
-    Raises DoesNotFit, and UsageError if the devices are not those that `asked` divides the model among. Raises
-    NoRoomOnGpu if `asked.gpu_layers` is None and no layer fits.
+    Raises DoesNotFit, and UsageError if the devices are not those that the options divide the model among. Raises
+    NoRoomOnGpu if the number of layers is "auto" and no layer fits.
     """
-    if asked.gpu_layers == 0:
-        return _context_in_memory(asked, file, adapters, train_context), 0
-    found = asked.used(devices())
-    if not found and asked.gpu_layers is not None:  # all layers then run on the CPU
-        return _context_in_memory(asked, file, adapters, train_context), asked.gpu_layers
+    asked = options.gpu_layers
+    wanted = asked if isinstance(asked, int) else None if asked == AUTO else ALL_LAYERS
+    if wanted == 0:
+        return _context_in_memory(options, file, adapters, train_context), 0
+    found = used_devices(options, devices())
+    if not found and wanted is not None:  # all layers then run on the CPU
+        return _context_in_memory(options, file, adapters, train_context), wanted
     known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []
 
     def fitting(context_size: int) -> int:
-        return layers_that_fit(asked.sizes_with(file, context_size), free, asked.tensor_split)
+        tokens = tokens_with(options, context_size)
+        sizes = layer_sizes(file, tokens, options.kv_type, max_sequences=options.max_sequences)
+        return layers_that_fit(sizes, free, split_of(options))
 
-    context_size = asked.context_size or _context_on_gpus(fitting, train_context, asked.gpu_layers)
-    gpu_layers = fitting(context_size) if asked.gpu_layers is None else asked.gpu_layers
+    context_size = options.context_size or _context_on_gpus(fitting, train_context, wanted)
+    gpu_layers = fitting(context_size) if wanted is None else wanted
     if gpu_layers == 0:
         raise NoRoomOnGpu(_no_room(found))
     on_cpu = 0 if gpu_layers == ALL_LAYERS else layers_of(file) + 1 - gpu_layers
     if on_cpu > 0:
-        context_size = _context_in_memory(asked, file, adapters, context_size, layers=on_cpu)
+        context_size = _context_in_memory(options, file, adapters, context_size, layers=on_cpu)
     return context_size, gpu_layers
 
 
 def _context_in_memory(
-    asked: Placement, file: GGUFFile, adapters: Sequence[AdapterFile], train_context: int, layers: int | None = None
+    options: OpenOptions,
+    file: GGUFFile,
+    adapters: Sequence[AdapterFile],
+    train_context: int,
+    layers: int | None = None,
 ) -> int:
     """Return the context size for a model in main memory. Raises DoesNotFit.
 
@@ -433,18 +424,19 @@ def _context_in_memory(
     llama.cpp fills its whole cache with zeros when it opens the model. If the system has overcommitted its memory, it
     kills the process at that point, so this function checks the size beforehand.
     """
-    cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences, layers=layers)
-    if asked.cache_tokens is not None:
-        n_bytes = cache_bytes(file, asked.cache_tokens, asked.kv_type, max_sequences=asked.max_sequences, layers=layers)
+    kv_type, max_sequences = options.kv_type, options.max_sequences
+    cache = cache_by_context(file, kv_type, max_sequences=max_sequences, layers=layers)
+    if isinstance(options.kv_tokens, int):
+        n_bytes = cache_bytes(file, options.kv_tokens, kv_type, max_sequences=max_sequences, layers=layers)
         cache = KVBytes(0, ((1, n_bytes),))  # The cache size does not depend on the context size.
     footprint = footprint_on_llama(file, adapters, cache=cache, layers=layers)
     # The number of parameters is for a hint about the whole model, so a part of it has none.
     return context_for(
-        asked.context_size,
+        options.context_size,
         train_context=train_context,
         largest_default=LARGEST_FILLED_DEFAULT if layers is None else LARGEST_DEFAULT,
         needs=MemoryNeeds(footprint, free_memory(), parameter_count(file) if layers is None else 0),
-        kv_type=asked.kv_type,
+        kv_type=kv_type,
         path=str(file.path),
     )
 

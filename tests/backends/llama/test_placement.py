@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.backends.llama import placement as module
-from llmrun.backends.llama.placement import ALL_LAYERS, Placement, decide_placement, footprint_on_llama
+from llmrun.backends.llama.placement import ALL_LAYERS, decide_placement, footprint_on_llama, used_devices
 from llmrun.backends.sizing import LARGEST_DEFAULT, KVBytes
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.formats.gguf.reader import open_gguf
@@ -20,39 +21,37 @@ DEVICES = [{"description": name, "free": 1, "total": 2} for name in ("10.0.0.2:5
 NAMES = "10.0.0.2:50052, NVIDIA H200, NVIDIA L4"
 
 
-def placement(**options: Any) -> Placement:
-    return Placement(512, 1, "f16", None, None, **options)
+def placement(**options: Any) -> OpenOptions:
+    return OpenOptions(context_size=512, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_split": (3.0, 0.0, 1.0)}, {"split_mode": "row"}])
+@pytest.mark.parametrize("options", [{}, {"tensor_split": "3,0,1"}, {"split_mode": "row"}])
 def test_all_devices_are_used(options: dict[str, Any]) -> None:
-    assert placement(**options).used(DEVICES) == DEVICES
+    assert used_devices(placement(**options), DEVICES) == DEVICES
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_without_a_split_one_device_is_used(number: int) -> None:
-    assert placement(split_mode="none", main_gpu=number).used(DEVICES) == [DEVICES[number]]
+    assert used_devices(placement(split_mode="none", main_gpu=number), DEVICES) == [DEVICES[number]]
 
 
-@pytest.mark.parametrize(
-    ("split", "numbers"), [((1.0,), "1 number"), ((1.0, 1.0), "2 numbers"), ((1.0,) * 4, "4 numbers")]
-)
-def test_a_split_for_other_devices_is_refused(split: tuple[float, ...], numbers: str) -> None:
+@pytest.mark.parametrize(("split", "numbers"), [("1", "1 number"), ("1,1", "2 numbers"), ("1,1,1,1", "4 numbers")])
+def test_a_split_for_other_devices_is_refused(split: str, numbers: str) -> None:
     with pytest.raises(UsageError) as caught:
-        placement(tensor_split=split).used(DEVICES)
+        used_devices(placement(tensor_split=split), DEVICES)
     assert str(caught.value) == f"--tensor-split: {numbers} for 3 devices: {NAMES}"
 
 
 def test_a_main_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        placement(split_mode="none", main_gpu=3).used(DEVICES)
+        used_devices(placement(split_mode="none", main_gpu=3), DEVICES)
     assert str(caught.value) == (f"--main-gpu: 3 is not one of llama.cpp's devices, which are numbered from 0: {NAMES}")
 
 
 def test_without_devices_there_is_nothing_to_check() -> None:
     """All layers then run on the CPU, and a note says so."""
-    assert placement(tensor_split=(1.0, 1.0)).used([]) == []
-    assert placement(split_mode="none", main_gpu=3).used([]) == []
+    assert used_devices(placement(tensor_split="1,1"), []) == []
+    assert used_devices(placement(split_mode="none", main_gpu=3), []) == []
 
 
 MIB = 1 << 20
@@ -62,7 +61,7 @@ LAYER_TOKEN = 2 * 2 * 32 * 2  # bytes of a token in the cache of a layer: keys a
 
 
 def decided(
-    path: Path, monkeypatch: pytest.MonkeyPatch, room: int, asked: Placement, gpus: tuple[int, ...] = (64 * GIB,)
+    path: Path, monkeypatch: pytest.MonkeyPatch, room: int, asked: OpenOptions, gpus: tuple[int, ...] = (64 * GIB,)
 ) -> tuple[int, int]:
     """Decide the placement of a model of eight layers with `room` free bytes in main memory for the cache."""
     tiny_llama(path, layers=LAYERS, head_size=32, context=TRAINED, weight_type="F32")
@@ -98,7 +97,7 @@ def test_a_default_context_is_smaller_if_layers_on_the_cpu_have_little_room(
 def test_layers_that_auto_leaves_on_the_cpu_must_fit_in_main_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=1 << 20, gpu_layers=None)
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=1 << 20, gpu_layers=AUTO)
     gpus = (3 * GIB,)  # a GiB of which is left free
     _, gpu_layers = decided(path, monkeypatch, 64 * GIB, asked, gpus)
     assert 0 < gpu_layers <= LAYERS
