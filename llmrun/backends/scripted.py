@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.backends.base import BLOCK_PART, SavedPart
+from llmrun.backends.base import BLOCK_PART, SavedPart, check_batch
 from llmrun.backends.lora_files import LoraOption
 from llmrun.base.errors import Cancelled, IntegrityError, KVFull, UsageError
 from llmrun.base.types import HIDDEN, LOGITS, Adapter, Batch, ModelInfo, Outputs
@@ -28,7 +28,13 @@ from llmrun.model.tokenizers.control_tokens import fill_tokens, find_roles
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.backends.base import OpenOptions
+    from llmrun.backends.registry import StandIn
     from llmrun.model.tokenizers.control_tokens import FillTokens
+
+# A voice maps a sequence to its next token, or to None for noise. The sequence is a string with one character, chr(id),
+# for each token.
+Voice = Callable[[str], int | None]
 
 CONTROL_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS, END_OF_TEXT, IM_START, IM_END = range(256, 256 + len(CONTROL_TOKENS))
@@ -46,28 +52,16 @@ class ScriptedTokenizer:
     more_control_tokens  tokens to add after CONTROL_TOKENS, for tests of templates that use other control tokens
     """
 
+    bos_id: int | None = BOS
+    eos_id: int | None = IM_END
+    end_of_generation = frozenset((END_OF_TEXT, IM_END))
+
     def __init__(self, vocabulary_size: int = FIRST_WORD, *, more_control_tokens: Sequence[str] = ()) -> None:
         self._controls = (*CONTROL_TOKENS, *more_control_tokens)
         self._first_word = 256 + len(self._controls)
-        self._size = max(vocabulary_size, self._first_word)
+        self.vocabulary_size = max(vocabulary_size, self._first_word)
         longest_first = sorted(self._controls, key=len, reverse=True)
         self._control = re.compile("|".join(re.escape(token) for token in longest_first))
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._size
-
-    @property
-    def bos_id(self) -> int | None:
-        return BOS
-
-    @property
-    def eos_id(self) -> int | None:
-        return IM_END
-
-    @property
-    def end_of_generation(self) -> frozenset[int]:
-        return frozenset((END_OF_TEXT, IM_END))
 
     @property
     def fill_tokens(self) -> FillTokens | None:
@@ -77,9 +71,7 @@ class ScriptedTokenizer:
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
         ids = self._split(text, str) if parse_special else list(_utf8(text))
-        if add_special and ids[:1] != [BOS]:
-            ids.insert(0, BOS)
-        return np.array(ids, np.int32)
+        return self._with_bos(ids) if add_special else np.array(ids, np.int32)
 
     def encode_continuation(self, text: str) -> NDArray[np.int32]:
         return self.encode(text, add_special=False, parse_special=False)
@@ -92,10 +84,7 @@ class ScriptedTokenizer:
         return re.sub(f"{_MARK}({_MARK}?)", r"\1", text)
 
     def encode_rendered(self, text: str) -> NDArray[np.int32]:
-        ids = self._split(text, self.unprotect)
-        if ids[:1] != [BOS]:
-            ids.insert(0, BOS)
-        return np.array(ids, np.int32)
+        return self._with_bos(self._split(text, self.unprotect))
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
@@ -103,7 +92,7 @@ class ScriptedTokenizer:
         return b"" if token_id < self._first_word else b" w%d" % (token_id - self._first_word)
 
     def all_token_bytes(self) -> list[bytes]:
-        return list(map(self.token_bytes, range(self._size)))
+        return list(map(self.token_bytes, range(self.vocabulary_size)))
 
     def token_text(self, token_id: int) -> str:
         if 256 <= token_id < self._first_word:
@@ -112,6 +101,9 @@ class ScriptedTokenizer:
 
     def decode(self, ids: Sequence[int]) -> bytes:
         return b"".join(self.token_bytes(token) for token in ids)
+
+    def _with_bos(self, ids: list[int]) -> NDArray[np.int32]:
+        return np.array(ids if ids[:1] == [BOS] else [BOS, *ids], np.int32)
 
     def _split(self, text: str, plain: Callable[[str], str]) -> list[int]:
         """Convert control strings to their tokens, and the text between them to bytes after passing it to `plain`."""
@@ -126,17 +118,6 @@ class ScriptedTokenizer:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")  # A lone surrogate, from an argument in another encoding, becomes "?".
-
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from llmrun.backends.base import OpenOptions
-    from llmrun.backends.registry import StandIn
-
-    # A voice maps a sequence to its next token, or to None for noise. The sequence is a string with one character,
-    # chr(id), for each token.
-    Voice = Callable[[str], int | None]
 
 
 def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
@@ -216,13 +197,9 @@ class ScriptedCache:
     key = "5c" * 32  # an arbitrary sha256
 
     def __init__(self, max_sequences: int, capacity: int, checkpoint: int | None) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._checkpoint = checkpoint
         self.sequences: list[list[int]] = [[] for _ in range(max_sequences)]
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
 
     @property
     def used(self) -> int:
@@ -230,7 +207,7 @@ class ScriptedCache:
 
     @property
     def free_blocks(self) -> int:
-        return self._capacity - self.used
+        return self.capacity - self.used
 
     def needed(self, seq: int, n: int) -> int:
         return max(0, n - len(self.sequences[self.checked(seq)]))
@@ -394,33 +371,23 @@ class ScriptedBackend:
         hashed ^= hashed >> np.uint64(29)
         hashed *= np.uint64(0xBF58476D1CE4E5B9)
         logits = (hashed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)
-        spoken = (
-            None if self._voice is None else self._voice("".join(chr(token % (1 << _TOKEN_BITS)) for token in tokens))
-        )
-        if spoken is not None:
-            logits[spoken] = _SPOKEN_LOGIT
+        if self._voice is not None:
+            spoken = self._voice("".join(chr(token % (1 << _TOKEN_BITS)) for token in tokens))
+            if spoken is not None:
+                logits[spoken] = _SPOKEN_LOGIT
         return logits
 
     def _check(self, batch: Batch) -> None:
         require(not self._closed, "forward was called after close")
         n = len(batch.tokens)
-        require(n > 0, "the batch is empty")
         for name, dtype in (("tokens", np.int32), ("seq", np.int32), ("pos", np.int32), ("want", np.uint8)):
             array = getattr(batch, name)
             require(array.shape == (n,) and array.dtype == dtype, f"{name}: {array.dtype}{array.shape}")
-        scales = batch.scales
-        shape = (n, len(self.info.adapters))
-        require(scales is None or (scales.shape == shape and scales.dtype == np.float32), f"scales must be {shape}")
-        lengths: dict[int, int] = {}
-        for token, seq, pos in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist(), strict=True):
-            require(
-                0 <= token < self.info.vocabulary_size,
-                f"token {token} is out of range for a vocabulary of {self.info.vocabulary_size}",
-            )
-            length = lengths.setdefault(seq, len(self.kv.sequences[self.kv.checked(seq)]))
-            require(pos == length, f"position {pos} in sequence {seq}, which has {length} tokens")
-            require(pos < self.info.context_size, f"position {pos} is outside the context of {self.info.context_size}")
-            lengths[seq] += 1
+        require(batch.scales is None or batch.scales.dtype == np.float32, "scales must be float32")
+        try:
+            check_batch(batch, self.info, list(map(len, self.kv.sequences)))
+        except ValueError as breach:
+            raise SeamError(str(breach)) from breach
 
 
 def _with_adapters(batch: Batch) -> list[int]:

@@ -210,11 +210,11 @@ class Overstated(ScriptedBackend):
         self.room = room
 
     def forward(self, batch: Batch) -> Outputs:
-        self.kv._capacity, said = self.room, self.kv._capacity
+        self.kv.capacity, said = self.room, self.kv.capacity
         try:
             return super().forward(batch)
         finally:
-            self.kv._capacity = said
+            self.kv.capacity = said
 
 
 def test_a_lone_answer_ends_when_the_cache_is_full() -> None:

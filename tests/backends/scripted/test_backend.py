@@ -48,13 +48,13 @@ class TestScriptedSeamWithCheckpoints(SeamContract):
 @pytest.mark.parametrize(
     ("triples", "breach"),
     [
-        ([(1, 0, 1)], "position 1 in sequence 0, which has 0 tokens"),
-        ([(1, 0, 0), (2, 0, 2)], "position 2 in sequence 0"),
-        ([(1, 2, 0)], "sequence 2 is out of range for 2 sequences"),
-        ([(1, -1, 0)], "sequence -1"),
-        ([(260, 0, 0)], "token 260 is out of range"),
-        ([], "batch is empty"),
-        ([(1, 0, position) for position in range(9)], "position 8 is outside the context of 8"),
+        ([(1, 0, 1)], "sequence 0 continues at position 0, not 1"),
+        ([(1, 0, 0), (2, 0, 2)], "sequence 0 continues at position 1, not 2"),
+        ([(1, 2, 0)], "sequences must be 0 to 1"),
+        ([(1, -1, 0)], "sequences must be 0 to 1"),
+        ([(260, 0, 0)], "token ids must be 0 to 259"),
+        ([], "a batch needs at least one row"),
+        ([(1, 0, position) for position in range(9)], "9 tokens does not fit in a context of 8"),
     ],
 )
 def test_a_broken_batch_is_refused(triples: list[tuple[int, int, int]], breach: str) -> None:
