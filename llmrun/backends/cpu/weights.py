@@ -231,12 +231,6 @@ def filling(packed: Mapping[str, PackedMatrix], n_threads: int) -> Iterator[Fill
             weights.stop()
 
 
-def fill(packed: Mapping[str, PackedMatrix], n_threads: int, progress: Progress | None = None) -> None:
-    """Read and pack all matrices. Raises any error from reading."""
-    with filling(packed, n_threads) as weights:
-        weights.finish(progress)
-
-
 def _part_groups(packed: PackedMatrix) -> int:
     matrix = packed.matrix
     rows = _WIDENED_WEIGHTS // matrix.columns if matrix.kind in WIDENED_TYPES else _STAGING_BYTES // matrix.row_bytes

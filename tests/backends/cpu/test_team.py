@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from llmrun.backends.cpu.lower import lower
 from llmrun.backends.cpu.lowering import Lowered
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights import fill, reserve
+from llmrun.backends.cpu.weights import reserve
 from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.formats.layouts import records
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.plan import Plan
+from tests.support.backends.filled_weights import fill
 from tests.support.kernels.runs import matrix_of
 
 pytestmark = pytest.mark.push

@@ -14,13 +14,14 @@ from llmrun.backends.cpu.lower import kv_shapes, lower
 from llmrun.backends.cpu.ops.attention import _n_slots
 from llmrun.backends.cpu.ops.rope import Rotation, rotation_words
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights import fill, reserve
+from llmrun.backends.cpu.weights import reserve
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.formats.layouts.kv import BLOCK, CHUNK, SPLIT_ROWS
 from llmrun.model.plan import reference
 from llmrun.model.plan.elementary import Pairing, Rope, rotations_of
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape
+from tests.support.backends.filled_weights import fill
 from tests.support.kernels.races import word_of
 from tests.support.kernels.runs import LEVELS_HERE, at_level, random_matrix
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llmrun import kernels
 from llmrun.backends.cpu.lower import lower
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights import fill, reserve
+from llmrun.backends.cpu.weights import reserve
 from llmrun.base.compiled import store
 from llmrun.base.compiled.levels import (
     AVX2,
@@ -44,6 +44,7 @@ from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.twin import Value
+from tests.support.backends.filled_weights import fill
 from tests.support.kernels.blocks import put_halves, put_spread_half
 
 PACKED_NAMES = tuple(PACKED_TYPES)

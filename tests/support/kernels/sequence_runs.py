@@ -12,11 +12,12 @@ from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes
 from llmrun.backends.cpu.steps import NO_RUNS, runs_of
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.weights import fill, reserve
+from llmrun.backends.cpu.weights import reserve
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.formats.layouts.kv import BLOCK
 from llmrun.model.plan.elementary import rotations_of
 from llmrun.model.plan.plan import Plan
+from tests.support.backends.filled_weights import fill
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 
 Rows = Sequence[tuple[int, int]]  # (sequence, token) of each row in a step

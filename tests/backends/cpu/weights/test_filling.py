@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.weights import fill, filling, reserve
+from llmrun.backends.cpu.weights import filling, reserve
 from llmrun.base.errors import ModelFileError
 from llmrun.formats.layouts.linear import WIDENED_TYPES
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.model.plan.matrix import Matrix
+from tests.support.backends.filled_weights import fill
 from tests.support.kernels.runs import random_matrix
 
 pytestmark = pytest.mark.push

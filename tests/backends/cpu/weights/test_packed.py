@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix, fill, packing_kernels, reserve
+from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix, packing_kernels, reserve
 from llmrun.base.errors import ModelFileError
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.linear import PACKED_TYPES, WIDENED_TYPES
@@ -20,6 +20,7 @@ from llmrun.formats.quants.registry import BY_NAME
 from llmrun.formats.quants.weight_type import Scales
 from llmrun.model.plan.matrix import SUPPORTED, Matrix
 from llmrun.model.plan.twin import dequantized
+from tests.support.backends.filled_weights import fill
 from tests.support.kernels.runs import (
     FLOAT_TYPES,
     INTEGER_TYPES,
