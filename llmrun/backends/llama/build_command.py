@@ -73,11 +73,6 @@ def rebuild_command(flags: str) -> str:
     return _pip(flags, ["--force-reinstall", "--no-deps", "--no-cache-dir"])
 
 
-def with_rpc(flags: str) -> str:
-    """Add RPC to CMake flags."""
-    return f"{flags} {RPC_FLAG}".strip()
-
-
 def _pip(flags: str, options: Sequence[str]) -> str:
     wanted = llama_requirement()
     what = wanted if wanted.startswith(_PACKAGE) else _PACKAGE

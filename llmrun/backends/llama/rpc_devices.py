@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.backends.base import MOST_DEVICES
-from llmrun.backends.llama.build_command import build_command, build_flags, rebuild_command, with_rpc
+from llmrun.backends.llama.build_command import RPC_FLAG, build_command, build_flags, rebuild_command
 from llmrun.backends.llama.probe import is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc_servers import SERVER_PROGRAM, RpcServer, find_servers
@@ -68,12 +68,25 @@ class BuildProblem:
     command: str
 
 
-def build_problem() -> BuildProblem | None:
-    """Return why there is no llama.cpp that can use RPC servers, or None if there is one. Raises LlmrunError."""
+def build_problem(process: LlamaProcess | None = None) -> BuildProblem | None:
+    """Return why there is no llama.cpp that can use RPC servers, or None if there is one. Raises LlmrunError.
+
+    process  llama.cpp's process, or None to start one for the question
+    """
     if not is_installed():
-        return _not_installed()
-    with contextlib.closing(LlamaProcess()) as process:
-        return _problem_of(process)
+        return BuildProblem("llama.cpp is not installed", "install it", build_command(_rpc_flags()))
+    if process is None:
+        with contextlib.closing(LlamaProcess()) as started:
+            return build_problem(started)
+    if process.ask("describe", "starting")["rpc"]:
+        return None
+    words = "the installed llama.cpp was built without RPC"
+    return BuildProblem(words, "rebuild it", rebuild_command(_rpc_flags()))
+
+
+def _rpc_flags() -> str:
+    """Return the CMake flags for RPC and for the best GPU of this machine."""
+    return f"{build_flags(gpus())[0]} {RPC_FLAG}".strip()
 
 
 def check_servers(text: str, *, anyway: bool) -> None:
@@ -99,7 +112,7 @@ def use_servers(process: LlamaProcess, text: str, *, anyway: bool) -> list[dict[
     cannot be used, and the errors of `find_servers`.
     """
     servers = find_servers(text, anyway=anyway)
-    _raise_problem(_problem_of(process) if is_installed() else _not_installed())
+    _raise_problem(build_problem(process))
     for server in servers:
         _add_server(process, server)
     process.rpc_servers = servers
@@ -108,18 +121,6 @@ def use_servers(process: LlamaProcess, text: str, *, anyway: bool) -> list[dict[
     if len(devices) > MOST_DEVICES:
         raise UsageError(f"--rpc: {len(devices)} devices, but llama.cpp can use at most {MOST_DEVICES}")
     return devices
-
-
-def _problem_of(process: LlamaProcess) -> BuildProblem | None:
-    if process.ask("describe", "starting")["rpc"]:
-        return None
-    command = rebuild_command(with_rpc(build_flags(gpus())[0]))
-    return BuildProblem("the installed llama.cpp was built without RPC", "rebuild it", command)
-
-
-def _not_installed() -> BuildProblem:
-    command = build_command(with_rpc(build_flags(gpus())[0]))
-    return BuildProblem("llama.cpp is not installed", "install it", command)
 
 
 def _raise_problem(problem: BuildProblem | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.llama import build_command, rpc_devices
+from llmrun.backends.llama import rpc_devices
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc_devices import build_problem, check_servers, devices_with, use_servers
 from llmrun.backends.llama.rpc_servers import RpcServer
@@ -194,8 +194,3 @@ def test_a_server_without_devices_is_a_network_error(worker: Worker, process: Ll
 def test_more_devices_than_llama_cpp_can_use_are_refused(worker: Worker, process: LlamaProcess) -> None:
     worker.devices = DEVICES * 8
     assert str(refusal(process)) == "--rpc: 16 devices, but llama.cpp can use at most 15"
-
-
-def test_a_rebuild_keeps_the_flags_for_gpus() -> None:
-    assert build_command.with_rpc("-DGGML_CUDA=on") == "-DGGML_CUDA=on -DGGML_RPC=on"
-    assert build_command.with_rpc("") == "-DGGML_RPC=on"
