@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.backends.fitting import ModelNeeds, needs_of_file, needs_of_plan
+from llmrun.backends.fitting import ModelNeeds, needs_of_plan
 from llmrun.backends.llama.placement import cache_by_context, cache_bytes
 from llmrun.backends.sizing import KVBytes
 from llmrun.formats.gguf.reader import open_gguf
@@ -17,6 +17,7 @@ from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape
 from llmrun.model.plan.twin import Value
+from tests.support.backends.header_needs import needs_of_file
 from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.gguf.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.downloads import smollm2
@@ -55,9 +56,11 @@ def test_plan_and_file_agree_on_every_architecture(tmp_path: Path, name: str) ->
     unused keys and values where they share a matrix with the queries; our engine does not.
     """
     path = tiny_architecture(tmp_path, name)
+    plan = plan_of(path)
     with open_gguf(path) as file:
-        planned, filed = needs_of_plan(plan_of(path)), needs_of_file(file)
+        planned, filed = needs_of_plan(plan), needs_of_file(file)
     assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
+    assert needs_of_plan(plan, packed=False).weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
     assert planned.products == pytest.approx(filed.products, rel=0.08 if name == "gemma4 fused" else 0.02)
     if "attention.key_length_mla" not in TINY_ARCHITECTURES[name].keys:
         assert planned.kv_read == filed.kv_read

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.fitting import needs_of_file
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.placement import cache_by_context, cache_bytes, layer_sizes, resident_activations
 from llmrun.backends.sizing import KVBytes, LayerMemory, layer_memories
 from llmrun.formats.gguf.reader import open_gguf
+from tests.support.backends.header_needs import needs_of_file
 from tests.support.gguf.gguf_files import write_gguf
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 

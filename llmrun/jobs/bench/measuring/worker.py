@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import is_stand_in
-from llmrun.base.errors import Cancelled, LlmrunError, kernel_warnings_told
+from llmrun.base.errors import Cancelled, LlmrunError, ModelFileError, UnsupportedModel, kernel_warnings_told
 from llmrun.base.types import ModelInfo
 from llmrun.engine.child.messages import codec_of, error_to_json
 from llmrun.jobs.bench.measuring.asking import LocalAsker, RemoteAsker, Sample
@@ -87,18 +87,22 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
 
 
 def _needs(backend: Backend, path: Path) -> dict[str, Any]:
-    """Return the bytes read and the multiply-adds per token, from the plan if there is one, else from the file."""
+    """Return the bytes read and the multiply-adds per token, or {} for models of which our engine has no plan."""
     if is_stand_in(backend.info.backend):
         return {}
     from llmrun.backends.cpu.backend import CpuBackend
-    from llmrun.backends.fitting import needs_of_file, needs_of_plan
+    from llmrun.backends.fitting import needs_of_plan
     from llmrun.formats.gguf.reader import open_gguf
+    from llmrun.model.archs.registry import plan_of_header
 
     if isinstance(backend, CpuBackend):
         needs = needs_of_plan(backend.plan, kv_type=backend.info.kv_type)
     else:
-        with open_gguf(path) as file:
-            needs = needs_of_file(file, kv_type=backend.info.kv_type)
+        try:
+            with open_gguf(path) as file:
+                needs = needs_of_plan(plan_of_header(file), kv_type=backend.info.kv_type, packed=False)
+        except (UnsupportedModel, ModelFileError):
+            return {}
     windows = {str(tokens): n_bytes for tokens, n_bytes in needs.kv_read.windows}
     return {
         "weight_bytes": needs.weight_bytes,
