@@ -5,6 +5,7 @@ These flags are 0 on the other systems. Without O_BINARY, Windows translates lin
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +72,20 @@ def read_user_file(path: Path, kind: str) -> bytes:
     if len(data) > _LARGEST:
         raise UsageError(f"{kind}: {path}: more than {_LARGEST >> 20} MiB")
     return data
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that others see complete or not at all, and create its folder if necessary. Raises OSError."""
+    import threading  # not needed to start
+
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _named_path(variable: str) -> Path | None:

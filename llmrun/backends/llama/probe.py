@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.registry import Gpus
 from llmrun.base.errors import LlmrunError
-from llmrun.base.folders import cache_folder
+from llmrun.base.folders import cache_folder, write_whole
 from llmrun.base.machine.processor import NVIDIA_DRIVER
 
 if TYPE_CHECKING:
@@ -173,11 +173,6 @@ def _read_cached(path: Path) -> Gpus | None:
 
 def _write_cached(path: Path, known: Gpus, until: float | None) -> None:
     """Write the answer to the cache atomically. If that fails, the next run asks llama.cpp again."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"names": known.names, "reason": known.reason, "until": until}), encoding="ascii")
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+    body = {"names": known.names, "reason": known.reason, "until": until}
+    with contextlib.suppress(OSError):
+        write_whole(path, json.dumps(body).encode())

@@ -17,7 +17,6 @@ import hashlib
 import os
 import platform
 import subprocess
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,10 +67,7 @@ def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
 def _remember(path: Path) -> None:
     """Record a success. If it cannot be recorded, the next run repeats the probe."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(_WORKED)
-        Path(file.name).replace(path)
+        folders.write_whole(path, _WORKED)
 
 
 @dataclass(frozen=True, slots=True)

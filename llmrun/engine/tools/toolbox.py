@@ -14,9 +14,7 @@ program's arguments and variables may contain keys.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from llmrun.base.errors import Cancelled, LlmrunError, nearest, shown
-from llmrun.base.folders import data_folder
+from llmrun.base.folders import data_folder, write_whole
 from llmrun.engine.tools import tool
 from llmrun.engine.tools.command import command_definition, run_command
 from llmrun.engine.tools.mcp_server import McpServer
@@ -124,16 +122,9 @@ class SafeMarks:
             raise LlmrunError(f"tools: {self._path}: {error.strerror or error}") from error
 
     def _write(self, marks: dict[_Key, _Mark]) -> None:
-        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}-{threading.get_ident()}")
         text = json.dumps({"version": _VERSION, "marks": [asdict(mark) for mark in marks.values()]}, indent=1)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                partial.write_text(text, "utf-8")
-                partial.replace(self._path)
-            finally:
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
+            write_whole(self._path, text.encode())
         except OSError as error:
             raise LlmrunError(
                 f"disk: {self._path}: cannot be written: {error.strerror or error}",

@@ -15,13 +15,13 @@ import json
 import math
 import os
 import re
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmrun.base.folders import write_whole
 from llmrun.hub.local import paths
 from llmrun.hub.names import first_shard
 
@@ -81,15 +81,9 @@ def read_record(model: Path) -> ModelRecord | None:
 
 def write_record(record: ModelRecord) -> None:
     """Write a record atomically. Errors are ignored, because without a record the model is just verified again."""
-    path = record_path(Path(record.files[0].path))
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps({"version": _VERSION} | asdict(record)), "utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        data = json.dumps({"version": _VERSION} | asdict(record)).encode()
+        write_whole(record_path(Path(record.files[0].path)), data)
 
 
 def mark_used(model: Path) -> None:

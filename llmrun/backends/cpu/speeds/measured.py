@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -141,13 +140,9 @@ def kept_speeds(n_threads: int) -> Known:
 
 def keep_speeds(n_threads: int, known: Known) -> None:
     """Store speeds for later processes. If that fails, they measure again."""
-    path = _path(n_threads)
     body = {"measured": time.time(), "machine": _machine(n_threads), "speeds": known}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as part:
-            json.dump(body, part)
-        Path(part.name).replace(path)
+        folders.write_whole(_path(n_threads), json.dumps(body).encode())
 
 
 def _machine(n_threads: int) -> list[Any]:
