@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from llmrun.backends.sizing import (
 from llmrun.base.amounts import counted, format_mebibytes
 from llmrun.base.errors import UsageError, shown
 from llmrun.base.machine.memory import free_memory
+from llmrun.base.machine.processor import processor_flags
 from llmrun.formats.layouts.arena import round_up
 from llmrun.formats.layouts.kv import parse_kv_type
 from llmrun.model.archs.parts.encoders import has_no_cache, is_encoder
@@ -138,12 +138,6 @@ def _of_all_layers(file: GGUFFile) -> int:
     """
     table = file.tensors.get("per_layer_token_embd.weight")
     return 0 if table is None else table.shape[0]
-
-
-def is_of_first_layers(name: str, layers: int) -> bool:
-    """Return whether a tensor belongs to one of the first `layers` layers."""
-    layer = _LAYER.match(name)
-    return layer is not None and int(layer[1]) < layers
 
 
 def cache_bytes(
@@ -297,7 +291,7 @@ def footprint_on_llama(
         scratch, cache = 0, replace(cache, token=cache.token + row_bytes(file) + 4 * vocabulary)
     tensors, mapped = list(file.tensors.values()), file.file_bytes
     if layers is not None:  # the output matrix is on a GPU, and only a few rows of the embeddings are ever read
-        tensors = [tensor for tensor in tensors if is_of_first_layers(tensor.name, layers)]
+        tensors = [tensor for tensor in tensors if (of := _LAYER.match(tensor.name)) and int(of[1]) < layers]
         mapped = sum(tensor.nbytes for tensor in tensors)
     repacked = sum(tensor.nbytes for tensor in tensors if _is_repacked(tensor, file))
     return Footprint(
@@ -313,13 +307,12 @@ def footprint_on_llama(
 
 # repack.cpp in ggml repacks matrices into groups of 8 rows.
 _ROWS_AT_ONCE = 8
-_TIED = "token_embd.weight"
 
 
 def _is_repacked(tensor: TensorInfo, file: GGUFFile) -> bool:
     """Return whether llama.cpp makes a repacked copy of a matrix in addition to the mapped file (repack.cpp)."""
     is_matrix = len(tensor.shape) > 1 and tensor.shape[1] % _ROWS_AT_ONCE == 0
-    is_multiplied = tensor.name != _TIED or "output.weight" not in file.tensors
+    is_multiplied = tensor.name != _EMBEDDINGS or "output.weight" not in file.tensors
     return is_matrix and is_multiplied and tensor.type.name in _repacked_types()
 
 
@@ -328,15 +321,6 @@ def _repacked_types() -> frozenset[str]:
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
     types = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})  # These need AVX2, which we assume is present.
     return types | {"Q2_K"} if "avx512f" in processor_flags() else types
-
-
-def processor_flags() -> frozenset[str]:
-    """Return the CPU feature flags that Linux reports, or an empty set on other systems."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.split() for line in lines if line.startswith("flags")), []))
 
 
 def tokens_with(options: OpenOptions, context_size: int) -> int:

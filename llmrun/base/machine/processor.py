@@ -237,8 +237,8 @@ _NEEDED = ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3")  # Linux's 
 _FIRST_PROCESSOR = 4096  # bytes that contain its description; reading all would take long on large machines
 
 
-def missing_instructions(root: Path = Path("/")) -> list[str]:
-    """Return the names of the missing instructions. The list is empty if unknown, and on other architectures.
+def processor_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Return the processor's flags, or an empty set if they are unknown, as on other architectures and systems.
 
     root  the directory that contains Linux's system files
     """
@@ -246,8 +246,11 @@ def missing_instructions(root: Path = Path("/")) -> list[str]:
         with (root / "proc/cpuinfo").open("rb") as file:
             described = re.search(rb"^flags\s*:(.*)\n", file.read(_FIRST_PROCESSOR), re.MULTILINE)
     except OSError:
-        return []
-    if described is None:
-        return []
-    present = described[1].decode("ascii", "replace").split()
-    return [name for name in _NEEDED if name not in present]
+        return frozenset()
+    return frozenset(described[1].decode("ascii", "replace").split() if described else ())
+
+
+def missing_instructions(root: Path = Path("/")) -> list[str]:
+    """Return the names of the missing instructions. The list is empty if unknown, and on other architectures."""
+    present = processor_flags(root)
+    return [name for name in _NEEDED if name not in present] if present else []
