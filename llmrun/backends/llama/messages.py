@@ -15,7 +15,6 @@ import os
 import select
 import sys
 import time
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -144,7 +143,6 @@ MOST_WANTED = 64
 CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """The byte offsets of the shared arrays: a forward pass's inputs and results, and the length of each sequence.
 
@@ -153,51 +151,21 @@ class Layout:
     max_sequences    number of sequence lengths
     hidden_size      features of a hidden state
     encodes          whether passes return the hidden states of all rows, and never logits
+    most_wanted      maximum number of rows whose results a pass returns
     """
 
-    rows: int
-    vocabulary_size: int
-    max_sequences: int
-    hidden_size: int
-    encodes: bool = False
-
-    @property
-    def most_wanted(self) -> int:
-        """The maximum number of rows whose results a pass returns."""
-        return self.rows if self.encodes else MOST_WANTED
-
-    @property
-    def logits_shape(self) -> tuple[int, int]:
-        return self.most_wanted, 0 if self.encodes else self.vocabulary_size
-
-    @property
-    def tokens(self) -> int:
-        return FLAG_BYTES
-
-    @property
-    def sequences(self) -> int:
-        return self.tokens + 4 * self.rows
-
-    @property
-    def positions(self) -> int:
-        return self.sequences + 4 * self.rows
-
-    @property
-    def lengths(self) -> int:
-        return self.positions + 4 * self.rows
-
-    @property
-    def wanted(self) -> int:
-        return self.lengths + 4 * self.max_sequences
-
-    @property
-    def logits(self) -> int:
-        return rounded_to_pages(self.wanted + self.rows)
-
-    @property
-    def hidden(self) -> int:
-        return rounded_to_pages(self.logits + 4 * prod(self.logits_shape))
-
-    @property
-    def n_bytes(self) -> int:
-        return rounded_to_pages(self.hidden + 4 * self.most_wanted * self.hidden_size)
+    def __init__(
+        self, rows: int, vocabulary_size: int, max_sequences: int, hidden_size: int, encodes: bool = False
+    ) -> None:
+        self.rows, self.max_sequences, self.hidden_size, self.encodes = rows, max_sequences, hidden_size, encodes
+        self.vocabulary_size = vocabulary_size
+        self.most_wanted = rows if encodes else MOST_WANTED
+        self.logits_shape = self.most_wanted, 0 if encodes else vocabulary_size
+        self.tokens = FLAG_BYTES
+        self.sequences = self.tokens + 4 * rows
+        self.positions = self.sequences + 4 * rows
+        self.lengths = self.positions + 4 * rows
+        self.wanted = self.lengths + 4 * max_sequences
+        self.logits = rounded_to_pages(self.wanted + rows)
+        self.hidden = rounded_to_pages(self.logits + 4 * prod(self.logits_shape))
+        self.n_bytes = rounded_to_pages(self.hidden + 4 * self.most_wanted * hidden_size)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from llmrun.backends.llama.log import advice_for, gpu_error
+from llmrun.backends.llama.memory_transfers import MemorySender
 from llmrun.backends.llama.messages import FLAG_BYTES, SharedMemory, read_answer, request_line
-from llmrun.backends.llama.saved_sequences import MemorySender
 from llmrun.base import child_processes
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 

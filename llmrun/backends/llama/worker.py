@@ -3,7 +3,7 @@
 llama.cpp aborts its process when an assertion fails, and the system kills it when a mapped file is truncated. Running
 it in a child process limits the damage, and the parent can tell the user what happened. Each request is a line on
 standard input, and each answer is a line on the original standard output (messages.py). Tokens, logits and saved
-sequences (saved_sequences.py) are in shared memory.
+sequences (memory_transfers.py) are in shared memory.
 
 The worker uses only the ctypes declarations from llama-cpp-python, so it starts in a tenth of a second.
 """
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.log import GpuProblem, why_no_gpu
+from llmrun.backends.llama.memory_transfers import MemoryReceiver
 from llmrun.backends.llama.messages import (
     CONTEXT_STEP,
     FLAG_BYTES,
@@ -42,7 +43,6 @@ from llmrun.backends.llama.rpc_devices import (
     usable_gpus,
     vulkan_starts,
 )
-from llmrun.backends.llama.saved_sequences import MemoryReceiver, SavedSequences
 from llmrun.base import child_processes
 from llmrun.base.stacks import USUAL_STACK, on_stack
 from llmrun.formats.layouts.kv import parse_kv_type
@@ -115,6 +115,7 @@ _KEPT_LINES = 400
 _LONGEST_LINE = 1000
 _UBATCH = 512  # rows that llama.cpp runs at a time, which is also its default
 _PROGRESS_STEPS = 50
+_ALL = 0  # save everything that belongs to a sequence
 
 
 def main() -> None:
@@ -282,21 +283,42 @@ class LlamaWorker:
         return {"kept": self._lengths[dst]}
 
     def do_saved_size(self, seq: int) -> dict[str, Any]:
-        return {"n_bytes": self._saved.size(seq)}
+        return {"n_bytes": self._saved_size(seq)}
 
     def do_save(self, seq: int, memory: str, n_bytes: int) -> dict[str, Any]:
-        return {"n_bytes": self._saved.save(seq, self._transfers.map(memory, n_bytes))}
+        """Write a sequence to memory. The answer has the number of bytes, or 0 if the memory is too small."""
+        data = self._transferred(memory, n_bytes)
+        return {"n_bytes": self._llama.llama_state_seq_get_data_ext(self._context, data, n_bytes, seq, _ALL)}
 
     def do_load(self, seq: int, memory: str, n_bytes: int, n: int) -> dict[str, Any]:
-        """Replace a sequence with a saved one of n tokens. If llama.cpp refuses it, the sequence is empty."""
+        """Replace a sequence with a saved one of n tokens. If llama.cpp refuses it, the sequence is empty.
+
+        Malicious data can crash the process. llama.cpp cannot remove what it loaded for negative positions, and it
+        would become part of later sequences, so the process ends if anything is left.
+        """
+        llama = self._llama
         self._lengths[seq] = self._keep(seq, 0)
-        empty_size = self._saved.size(seq)
-        loaded = self._saved.load(seq, self._transfers.map(memory, n_bytes))
-        if loaded and self._reaches_back(seq, n) and self._llama.llama_memory_seq_pos_min(self._cache, seq) >= 0:
+        empty_size = self._saved_size(seq)
+        data = self._transferred(memory, n_bytes)
+        read = llama.llama_state_seq_set_data_ext(self._context, data, n_bytes, seq, _ALL)
+        if read not in (0, self._saved_size(seq)):
+            _give_up("some cells of a loaded sequence cannot be found again")
+        if read == n_bytes and self._reaches_back(seq, n) and llama.llama_memory_seq_pos_min(self._cache, seq) >= 0:
             self._lengths[seq] = n
         else:
-            self._saved.empty(seq, empty_size)
+            llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
+            if self._saved_size(seq) != empty_size or llama.llama_memory_seq_pos_max(self._cache, seq) != -1:
+                _give_up("a loaded sequence cannot be removed")
         return {"kept": self._lengths[seq]}
+
+    def _saved_size(self, seq: int) -> int:
+        """Return the size of a saved sequence in bytes, or 0 if llama.cpp cannot save it."""
+        size: int = self._llama.llama_state_seq_get_size_ext(self._context, seq, _ALL)
+        return size
+
+    def _transferred(self, memory: str, n_bytes: int) -> Any:
+        """Return the memory of a saved sequence as an array, uint8[n_bytes]."""
+        return (ctypes.c_uint8 * n_bytes).from_buffer(self._transfers.map(memory, n_bytes))
 
     def do_special_tokens(self) -> dict[str, Any]:
         """Return the special tokens, each as [id, text, attributes, whether it ends generation], and those with a role.
@@ -434,7 +456,6 @@ class LlamaWorker:
             self._gives_hidden = 0
             self._run = llama.llama_encode if llama.llama_model_has_encoder(self._model) else llama.llama_decode
             self._cache = llama.llama_get_memory(self._context)
-            self._saved = SavedSequences(llama, self._context)
         return bool(self._context)
 
     def _make_batch(self, rows: int) -> None:
@@ -519,6 +540,11 @@ def declarations() -> Any:
     package.__path__ = list(found.submodule_search_locations)
     sys.modules["llama_cpp"] = package
     return importlib.import_module("llama_cpp.llama_cpp")
+
+
+def _give_up(why: str) -> None:
+    os.write(2, f"llama.cpp: error: {why}\n".encode())
+    os.abort()
 
 
 def _address(mapping: mmap.mmap | None) -> int:

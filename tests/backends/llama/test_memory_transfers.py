@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.llama.memory_transfers import MemoryReceiver, MemorySender
 from llmrun.backends.llama.messages import SharedMemory
-from llmrun.backends.llama.saved_sequences import MemoryReceiver, MemorySender
 from llmrun.base.errors import LlmrunError
 
 
