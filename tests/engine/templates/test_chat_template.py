@@ -33,9 +33,7 @@ def rendered(source: str, **conversation: Any) -> str:
 class OtherEos(ScriptedTokenizer):
     """A base model's vocabulary, which has the chat tokens but ends its texts with another token."""
 
-    @property
-    def eos_id(self) -> int | None:
-        return 257
+    eos_id: int | None = 257
 
 
 # --- the chosen template

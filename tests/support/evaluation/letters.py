@@ -17,18 +17,10 @@ class Letters(ScriptedTokenizer):
 
     def __init__(self, bos: int | None = None, eos: int | None = None) -> None:
         super().__init__()
-        self._bos, self._eos = bos, eos
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._bos
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._eos
+        self.bos_id, self.eos_id = bos, eos
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
         del parse_special
-        before = [] if self._bos is None or not add_special else [self._bos]
-        after = [] if self._eos is None or not add_special else [self._eos]
+        before = [] if self.bos_id is None or not add_special else [self.bos_id]
+        after = [] if self.eos_id is None or not add_special else [self.eos_id]
         return np.array([*before, *text.encode(), *after], np.int32)

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.backends.cpu import weights
-from llmrun.backends.cpu import weights as weights_module
 from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.lowering import Lowered
 from llmrun.backends.cpu.speeds import measured
@@ -40,6 +39,7 @@ from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.shapes import AttentionShape, seen_ranges
 from llmrun.model.plan.twin import Value
 from llmrun.options.sampling_params import SamplingParams
+from tests.support.backends.filled_weights import fill
 from tests.support.kernels.guarded_tokenizers import run_tokenizers
 from tests.support.kernels.random_adapters import some_scales, with_random_adapters
 from tests.support.kernels.row_ops_plan import row_ops_plan
@@ -123,7 +123,7 @@ def run_plans(memory: GuardedMemory) -> bytes:
         for matrix in plan.matrices:
             _say(f"packing.pack.{matrix.kind}")
             packed |= weights.reserve([matrix])
-            weights_module.fill({matrix.name: packed[matrix.name]}, 1)
+            fill({matrix.name: packed[matrix.name]}, 1)
         shapes = kv_shapes(plan, [POSITIONS // BLOCK] * len(plan.windows), kv_type)
         kv = [memory.take(prod(shape)).reshape(shape) for shape in shapes]
         states = [memory.take(prod(shape)).reshape(shape) for shape in state_shapes(plan, n_sequences=2)]
