@@ -15,7 +15,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.serving.exchanges import Exchanges, exchange_of
 from llmrun.serving.gate import Gate
 from llmrun.serving.protocol.embeddings import EMBEDDING_PATHS, OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH, RERANK_PATHS
-from llmrun.serving.protocol.ollama.openapi import MISSING
+from llmrun.serving.protocol.openapi import MISSING
 from llmrun.serving.refusals import Refused, error_response
 from llmrun.serving.routes import ollama
 from llmrun.serving.routes.generation import (

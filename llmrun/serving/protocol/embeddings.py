@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from llmrun.serving.processes.served_model import Embedding
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.fields import Fields, missing, seen
 from llmrun.serving.protocol.openai.messages import text_prompts
-from llmrun.serving.protocol.wire import COUNT, NUMBER, TEXT, Schema, boolean, fixed_object
 
 # The paths of the routes. Those without /v1 and some other names are llama-server's.
 EMBEDDING_PATHS: Final = ("/v1/embeddings", "/embeddings")
@@ -179,76 +178,38 @@ def _usage(found: Embedded) -> dict[str, int]:
     return {"prompt_tokens": sum(found.tokens), "total_tokens": sum(found.tokens)}
 
 
-_DURATION: Final[Schema] = {**COUNT, "description": "In nanoseconds."}
-_TEXT_OR_TEXTS: Final[Schema] = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": MOST_INPUTS}]}
-_DIMENSIONS: Final[Schema] = {
-    "type": "integer",
-    "minimum": 1,
-    "description": "Keep only the first dimensions, for models trained for this.",
+EMBEDDING_NAMES: Final[Mapping[str, Any]] = {"ENCODINGS": (FLOAT, BASE64), "MOST_INPUTS": MOST_INPUTS}
+EMBEDDING_SCHEMAS: Final = """
+default_model = string // A model's name. If it is missing, the server's first model answers.
+dimensions = integer(1..) // Keep only the first dimensions, for models trained for this.
+EmbeddingRequest = {
+  model?: default_model
+  input: string | string[](..MOST_INPUTS) | count[] | count[][] // A text, texts, a list of token IDs, or such lists.
+  encoding_format?: ENCODINGS // Numbers, or little-endian float32 in Base64.
+  dimensions?: dimensions
+  truncate?: boolean // Leave out the end of inputs that are too long, instead of an error.
 }
-_MODEL: Final[Schema] = {**TEXT, "description": "A model's name. If it is missing, the server's first model answers."}
-_VECTOR: Final[Schema] = {"type": "array", "items": NUMBER}
-
-
-def embedding_schemas() -> dict[str, Schema]:
-    """Return the schemas of requests and answers by name."""
-    usage = fixed_object(prompt_tokens=COUNT, total_tokens=COUNT)
-    listed = {"object": {"const": "list"}, "model": TEXT, "usage": usage}
-    vector = fixed_object(object={"const": "embedding"}, index=COUNT, embedding={"anyOf": [_VECTOR, TEXT]})
-    result = fixed_object(index=COUNT, relevance_score=NUMBER)
-    result["properties"]["document"] = fixed_object(text=TEXT)
-    return {
-        "EmbeddingRequest": _embedding_request(),
-        "Embeddings": fixed_object(**listed, data={"type": "array", "items": vector}),
-        "RerankRequest": _rerank_request(),
-        "Ranking": fixed_object(**listed, results={"type": "array", "items": result}),
-        "OllamaEmbedRequest": {
-            "type": "object",
-            "required": ["input"],
-            "properties": {
-                "model": _MODEL,
-                "input": _TEXT_OR_TEXTS,
-                "truncate": boolean("Leave out the end of inputs that are too long. On by default."),
-                "dimensions": _DIMENSIONS,
-            },
-        },
-        "OllamaEmbeddings": fixed_object(
-            model=TEXT,
-            embeddings={"type": "array", "items": _VECTOR},
-            total_duration=_DURATION,
-            load_duration=_DURATION,
-            prompt_eval_count=COUNT,
-        ),
-        "OllamaEmbeddingsRequest": {
-            "type": "object",
-            "required": ["prompt"],
-            "properties": {"model": _MODEL, "prompt": TEXT},
-        },
-        "OllamaEmbedding": fixed_object(embedding=_VECTOR),
-    }
-
-
-def _embedding_request() -> Schema:
-    tokens = {"type": "array", "items": COUNT}
-    inputs = {"anyOf": [*_TEXT_OR_TEXTS["anyOf"], tokens, {"type": "array", "items": tokens}]}
-    properties = {
-        "model": _MODEL,
-        "input": {**inputs, "description": "A text, texts, a list of token IDs, or such lists."},
-        "encoding_format": {"enum": [FLOAT, BASE64], "description": "Numbers, or little-endian float32 in Base64."},
-        "dimensions": _DIMENSIONS,
-        "truncate": boolean("Leave out the end of inputs that are too long, instead of an error."),
-    }
-    return {"type": "object", "required": ["input"], "properties": properties}
-
-
-def _rerank_request() -> Schema:
-    document = {"anyOf": [TEXT, fixed_object(text=TEXT)]}
-    properties = {
-        "model": _MODEL,
-        "query": TEXT,
-        "documents": {"type": "array", "items": document, "minItems": 1, "maxItems": MOST_INPUTS},
-        "top_n": {"type": "integer", "minimum": 1, "description": "Return only the best documents."},
-        "return_documents": boolean("Repeat the documents in the answer."),
-        "truncate": boolean("Leave out the end of documents that are too long, instead of an error."),
-    }
-    return {"type": "object", "required": ["query", "documents"], "properties": properties}
+RerankRequest = {
+  model?: default_model
+  query: string
+  documents: (string | {text: string})[](1..MOST_INPUTS)
+  top_n?: integer(1..) // Return only the best documents.
+  return_documents?: boolean // Repeat the documents in the answer.
+  truncate?: boolean // Leave out the end of documents that are too long, instead of an error.
+}
+OllamaEmbedRequest = {
+  model?: default_model
+  input: string | string[](..MOST_INPUTS)
+  truncate?: boolean // Leave out the end of inputs that are too long. On by default.
+  dimensions?: dimensions
+}
+OllamaEmbeddingsRequest = {model?: default_model; prompt: string}
+computed = {object: "list"; model: string; usage: {prompt_tokens: count; total_tokens: count}}
+Embeddings = {...computed; data: {object: "embedding"; index: count; embedding: number[] | string}[]}
+Ranking = {...computed; results: {index: count; relevance_score: number; document?: {text: string}}[]}
+OllamaEmbeddings = {
+  model: string; embeddings: number[][]
+  total_duration: nanoseconds; load_duration: nanoseconds; prompt_eval_count: count
+}
+OllamaEmbedding = {embedding: number[]}
+"""

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from llmrun.serving.protocol.anthropic.schemas import anthropic_schemas
-from llmrun.serving.protocol.embeddings import embedding_schemas
-from llmrun.serving.protocol.ollama.openapi import ollama_paths, ollama_schemas
-from llmrun.serving.protocol.openai.messages import NAME
-from llmrun.serving.protocol.openai.schemas import (
-    answer_schemas,
-    chat_request,
-    completion_request,
-    detokenize_request,
-    infill_request,
-    message,
-    tokenize_request,
-)
-from llmrun.serving.protocol.openai_responses.schemas import response_schemas
+from llmrun.serving.protocol.anthropic.schemas import ANTHROPIC_NAMES, ANTHROPIC_SCHEMAS
+from llmrun.serving.protocol.embeddings import EMBEDDING_NAMES, EMBEDDING_SCHEMAS
+from llmrun.serving.protocol.ollama.answers import MEDIA_TYPE
+from llmrun.serving.protocol.ollama.schemas import OLLAMA_NAMES, OLLAMA_SCHEMAS
+from llmrun.serving.protocol.openai.schemas import OPENAI_SCHEMAS, openai_names
+from llmrun.serving.protocol.openai_responses.schemas import RESPONSES_NAMES, RESPONSES_SCHEMAS
+from llmrun.serving.protocol.schema_notation import read_schemas
 
-_PUBLIC: Final[dict[str, Any]] = {"security": []}
 # The errors of routes that use the model
 _ERRORS: Final = {
     "400": "The request is invalid. `param` names the field.",
@@ -51,10 +44,26 @@ _ANSWERED: Final = {
     "x-llmrun-ignored": {"schema": {"type": "string"}, "description": "The fields of the request that have no effect."},
     "x-llmrun-wait": {"schema": {"type": "number"}, "description": "The predicted seconds in the queue."},
 }
+_OLLAMA_ERROR: Final = (
+    "An error. 501 means that this server does not have the route, and the text says what to do instead."
+)
+_PULL: Final = "run `llmrun pull NAME` on the server's machine"
+# The routes of Ollama's API that the server does not have -> the error, and what to do instead
+MISSING: Final[Mapping[str, str]] = {
+    "/api/pull": f"models cannot be downloaded over HTTP: {_PULL}",
+    "/api/create": "models cannot be created over HTTP: add a preset to models.toml on the server's machine",
+    "/api/delete": "models cannot be deleted over HTTP: run `llmrun rm NAME` on the server's machine",
+    "/api/copy": "models cannot be copied over HTTP: add a preset to models.toml on the server's machine",
+    "/api/push": "models cannot be published",
+    "/api/blobs/{digest}": f"files cannot be uploaded: {_PULL}",
+}
 
 
 def document(version: str) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. `version` is llmrun's version."""
+    # The later texts use types of the earlier ones.
+    texts = (OPENAI_SCHEMAS, RESPONSES_SCHEMAS, ANTHROPIC_SCHEMAS, OLLAMA_SCHEMAS, EMBEDDING_SCHEMAS)
+    names = {**openai_names(), **RESPONSES_NAMES, **ANTHROPIC_NAMES, **OLLAMA_NAMES, **EMBEDDING_NAMES}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -64,123 +73,124 @@ def document(version: str) -> dict[str, Any]:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "security": [{"key": []}, {}],
-        "paths": {**_paths(), **ollama_paths()},
+        "paths": {**_paths(), **_ollama_paths()},
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": {
-                "ChatRequest": chat_request(),
-                "CompletionRequest": completion_request(),
-                "InfillRequest": infill_request(),
-                "Message": message(),
-                "Tool": _tool(),
-                "TokenizeRequest": tokenize_request(),
-                "DetokenizeRequest": detokenize_request(),
-                **answer_schemas(),
-                **ollama_schemas(),
-                **anthropic_schemas(),
-                **response_schemas(),
-                **embedding_schemas(),
-            },
+            "schemas": read_schemas("\n".join(texts), names),
         },
     }
 
 
 def _paths() -> dict[str, Any]:
+    anything = {"application/json": {"schema": {"type": "object"}}}
     model_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-    model = _get("Get a model", _json("Model", "AnthropicModel"), {"404": _ERRORS["404"]})
     return {
-        "/v1/chat/completions": _post(
-            "Answer a conversation", "ChatRequest", _streamed("ChatCompletion", "ChatCompletionChunk")
-        ),
-        "/v1/completions": _post("Continue a text", "CompletionRequest", _streamed("Completion", "CompletionChunk")),
-        "/v1/responses": _post(
-            "Answer a conversation, as items", "ResponseRequest", _streamed("Response", "ResponseEvent")
-        ),
-        "/infill": _post("Fill in the middle of a text", "InfillRequest", _streamed("Infill", "InfillChunk")),
+        "/v1/chat/completions": _post("Answer a conversation", "ChatRequest", "ChatCompletion", "ChatCompletionChunk"),
+        "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", "CompletionChunk"),
+        "/v1/responses": _post("Answer a conversation, as items", "ResponseRequest", "Response", "ResponseEvent"),
+        "/infill": _post("Fill in the middle of a text", "InfillRequest", "Infill", "InfillChunk"),
         "/v1/messages": _post(
             "Answer a conversation, as in Anthropic's API",
             "MessageRequest",
-            _streamed("AnthropicMessage", "MessageEvent"),
+            "AnthropicMessage",
+            "MessageEvent",
             "AnthropicError",
         ),
         "/v1/messages/count_tokens": _post(
-            "Count the tokens of a conversation", "MessageCountRequest", _json("MessageCount"), "AnthropicError"
+            "Count the tokens of a conversation", "MessageCountRequest", "MessageCount", error="AnthropicError"
         ),
-        "/v1/embeddings": _post("Compute embeddings of texts", "EmbeddingRequest", _json("Embeddings")),
-        "/v1/rerank": _post("Rank documents for a query", "RerankRequest", _json("Ranking")),
+        "/v1/embeddings": _post("Compute embeddings of texts", "EmbeddingRequest", "Embeddings"),
+        "/v1/rerank": _post("Rank documents for a query", "RerankRequest", "Ranking"),
         "/v1/models": _get("List the models that requests may name", _json("Models", "AnthropicModels")),
-        "/v1/models/{id}": {**model, "parameters": [model_id]},
-        "/tokenize": _post("Turn a text into tokens", "TokenizeRequest", _json("Tokens")),
-        "/detokenize": _post("Turn tokens into a text", "DetokenizeRequest", _json("Text")),
+        "/v1/models/{id}": {
+            **_get("Get a model", _json("Model", "AnthropicModel"), "404"),
+            "parameters": [model_id],
+        },
+        "/tokenize": _post("Turn a text into tokens", "TokenizeRequest", "Tokens"),
+        "/detokenize": _post("Turn tokens into a text", "DetokenizeRequest", "Text"),
         "/lora-adapters": _get("List the LoRA adapters that requests may use", _json("Adapters")),
-        "/": _get("Show the chat page", {"text/html": {"schema": {"type": "string"}}}, **_PUBLIC),
-        "/health": _get(
-            "Report whether the server is ready",
-            {"application/json": {"schema": {"type": "object"}}},
-            {"503": _ERRORS["503"]},
-            **_PUBLIC,
-        ),
+        "/": _get("Show the chat page", {"text/html": {"schema": {"type": "string"}}}, security=[]),
+        "/health": _get("Report whether the server is ready", anything, "503", security=[]),
         "/metrics": _get("Report counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
-        "/openapi.json": _get("Return this document", {"application/json": {"schema": {"type": "object"}}}),
+        "/openapi.json": _get("Return this document", anything),
     }
 
 
-def _post(summary: str, body: str, content: dict[str, Any], error: str = "Error") -> dict[str, Any]:
+def _post(summary: str, body: str, answer: str, chunk: str = "", error: str = "Error") -> dict[str, Any]:
+    """Return the description of a route whose answer may be a stream of chunks if `chunk` is not empty."""
+    content = {**_json(answer), **(_stream("text/event-stream", chunk) if chunk else {})}
     return {
         "post": {
             "summary": summary,
-            **({"parameters": [_LAST_EVENT]} if "text/event-stream" in content else {}),
+            **({"parameters": [_LAST_EVENT]} if chunk else {}),
             "requestBody": {"required": True, "content": _json(body)},
             "responses": {
                 "200": {"description": "The answer", "headers": _ANSWERED, "content": content},
-                **{status: _error(status, words, error) for status, words in _ERRORS.items()},
+                **{status: _error(status, error) for status in _ERRORS},
             },
         }
     }
 
 
-def _get(summary: str, content: dict[str, Any], errors: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-    failed = {status: _error(status, words) for status, words in (errors or {}).items()}
-    answer = {"description": summary, "content": content}
-    return {"get": {"summary": summary, **more, "responses": {"200": answer, **failed}}}
+def _get(summary: str, content: dict[str, Any], *errors: str, **more: Any) -> dict[str, Any]:
+    answers = {"200": {"description": summary, "content": content}, **{status: _error(status) for status in errors}}
+    return {"get": {"summary": summary, **more, "responses": answers}}
 
 
-def _error(status: str, words: str, body: str = "Error") -> dict[str, Any]:
+def _error(status: str, body: str = "Error") -> dict[str, Any]:
     headers = {"headers": _RETRY} if status in ("429", "503") else {}
-    return {"description": words, **headers, "content": _json(body)}
+    return {"description": _ERRORS[status], **headers, "content": _json(body)}
+
+
+def _ollama_paths() -> dict[str, Any]:
+    chat = _ollama("post", "Answer a conversation, as in Ollama's API", "OllamaChat", "OllamaChatRequest")
+    found = {
+        "/api/chat": chat,
+        "/api/generate": _ollama(
+            "post", "Continue a prompt, as in Ollama's API", "OllamaText", "OllamaGenerateRequest"
+        ),
+        "/api/embed": _ollama(
+            "post", "Compute embeddings, as in Ollama's API", "OllamaEmbeddings", "OllamaEmbedRequest"
+        ),
+        "/api/embeddings": _ollama(
+            "post", "Compute an embedding that is not normalized", "OllamaEmbedding", "OllamaEmbeddingsRequest"
+        ),
+        "/api/tags": _ollama("get", "List the models that requests may name", "OllamaModels"),
+        "/api/ps": _ollama("get", "List the models in memory", "OllamaLoadedModels"),
+        "/api/show": _ollama("post", "Describe a model", "OllamaModelFacts", "OllamaShowRequest"),
+        "/api/version": _ollama("get", "Return the version of Ollama whose API this is", "OllamaVersion"),
+    }
+    digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
+    for path, words in MISSING.items():
+        method = "delete" if path == "/api/delete" else "post"
+        parameters = {"parameters": [digest]} if "{digest}" in path else {}
+        answer = {"501": {"description": words, "content": _json("OllamaError")}}
+        found[path] = {method: {"summary": f"Not supported: {words}", **parameters, "responses": answer}}
+    return found
+
+
+def _ollama(method: str, summary: str, answer: str, body: str = "") -> dict[str, Any]:
+    content = _json(answer)
+    if answer in ("OllamaChat", "OllamaText"):
+        content |= _stream(MEDIA_TYPE, answer)
+    request = {"requestBody": {"required": True, "content": _json(body)}} if body else {}
+    errors = {"description": _OLLAMA_ERROR, "content": _json("OllamaError")}
+    answers = {"200": {"description": summary, "content": content}, "default": errors}
+    return {method: {"summary": summary, **request, "responses": answers}}
 
 
 def _json(name: str, anthropic: str = "") -> dict[str, Any]:
     """Return the content of JSON with this schema, or with the second one if the client asks for Anthropic's form."""
-    schema: dict[str, Any] = {"$ref": f"#/components/schemas/{name}"}
+    schema: dict[str, Any] = _ref(name)
     if anthropic:
-        other = {"$ref": f"#/components/schemas/{anthropic}"}
-        schema = {
-            "anyOf": [schema, other],
-            "description": "Requests with a header anthropic-version get the second form.",
-        }
+        words = "Requests with a header anthropic-version get the second form."
+        schema = {"anyOf": [schema, _ref(anthropic)], "description": words}
     return {"application/json": {"schema": schema}}
 
 
-def _streamed(whole: str, chunk: str) -> dict[str, Any]:
-    """Return the content of an answer that is one body, or a stream of chunks."""
-    reference = f"#/components/schemas/{chunk}"
-    return {**_json(whole), "text/event-stream": {"schema": {"type": "string", "contentSchema": {"$ref": reference}}}}
+def _stream(media_type: str, chunk: str) -> dict[str, Any]:
+    return {media_type: {"schema": {"type": "string", "contentSchema": _ref(chunk)}}}
 
 
-def _tool() -> dict[str, Any]:
-    function = {
-        "type": "object",
-        "required": ["name"],
-        "properties": {
-            "name": {"type": "string", "pattern": f"^{NAME}$"},
-            "description": {"type": "string"},
-            "parameters": {"type": "object", "description": "The JSON schema of the arguments."},
-            "strict": {"type": "boolean", "description": "Refuse the tool if its schema cannot be enforced."},
-        },
-    }
-    return {
-        "type": "object",
-        "required": ["function"],
-        "properties": {"type": {"const": "function"}, "function": function},
-    }
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}

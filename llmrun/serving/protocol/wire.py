@@ -1,7 +1,4 @@
-"""How an API writes JSON, frames the chunks of a stream, and reports errors.
-
-The parts of JSON schemas that all APIs share in the OpenAPI document are here, too.
-"""
+"""How an API writes JSON, frames the chunks of a stream, and reports errors."""
 
 from __future__ import annotations
 
@@ -11,37 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llmrun.serving.protocol.errors import ApiError, llama_server_body, openai_body
-
-Schema = dict[str, Any]
-
-TEXT: Final[Schema] = {"type": "string"}
-OPTIONAL_TEXT: Final[Schema] = {"type": ["string", "null"]}
-COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-NUMBER: Final[Schema] = {"type": "number"}
-BOOLEAN: Final[Schema] = {"type": "boolean"}
-FINGERPRINT: Final = "Identifies everything that can change the bytes of an answer."
-NO_EFFECT: Final = "Accepted for compatibility. It has no effect on the answer."
-
-
-def fixed_object(**properties: Schema) -> Schema:
-    """Return the schema of an object that always has these properties."""
-    return {"type": "object", "required": [*properties], "properties": properties}
-
-
-def ref(name: str) -> Schema:
-    """Return a reference to a schema of the document."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def boolean(description: str) -> Schema:
-    """Return the schema of a field that is true or false."""
-    return {"type": "boolean", "description": description}
-
-
-def integer(description: str, minimum: int, maximum: int) -> Schema:
-    """Return the schema of an integer within these limits, which are inclusive."""
-    return {"type": "integer", "minimum": minimum, "maximum": maximum, "description": description}
-
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"

@@ -36,7 +36,6 @@ from llmrun.serving.protocol.ollama.answers import (
     tags_body,
     version_body,
 )
-from llmrun.serving.protocol.ollama.openapi import MISSING
 from llmrun.serving.protocol.ollama.requests import (
     only_unloads_chat,
     only_unloads_generate,
@@ -44,6 +43,7 @@ from llmrun.serving.protocol.ollama.requests import (
     parse_ollama_chat,
     read_keep_alive,
 )
+from llmrun.serving.protocol.openapi import MISSING
 from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.refusals import Refused, ignored_header, json_response
 from llmrun.serving.routes.generation import Call

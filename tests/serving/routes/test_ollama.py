@@ -12,8 +12,8 @@ import pytest
 from llmrun import __version__
 from llmrun.base.errors import BackendCrashed, ContextExceeded, Overloaded, Unavailable
 from llmrun.serving.options import Limits, ServingOptions
-from llmrun.serving.protocol.ollama.openapi import MISSING
 from llmrun.serving.protocol.openai.options import seed_from
+from llmrun.serving.protocol.openapi import MISSING
 from tests.support.servers.hostile_server import response
 from tests.support.servers.hostile_server import serving as upstream_serving
 from tests.support.serving.fake_model import FACTS, HOLD, FakeModel, text

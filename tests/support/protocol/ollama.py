@@ -7,9 +7,9 @@ from typing import Any
 
 from llmrun.engine.requests import Event, ModelFacts
 from llmrun.serving.protocol.ollama.answers import chat_fields, generate_fields, ollama_answer
-from llmrun.serving.protocol.ollama.openapi import MISSING
 from llmrun.serving.protocol.ollama.requests import parse_generate, parse_ollama_chat
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
+from llmrun.serving.protocol.openapi import MISSING
 from llmrun.serving.protocol.parsed import Answer
 from tests.support.protocol.answers import FACTS, SEED, USER, as_json, sent
 

@@ -65,7 +65,7 @@ def adapters_body(facts: ModelFacts) -> list[dict[str, Any]]:
 
 
 _MOST_BIAS: Final = 100.0
-_LARGEST_SEED: Final = 2**64 - 1
+LARGEST_SEED: Final = 2**64 - 1
 _RANDOM_SEED: Final = -1  # as in llama.cpp
 _SEEDS: Final = 1 << 31  # JavaScript's numbers are exact up to 2**53, but some clients read 32 bits
 _LONGEST_TEXTS: Final = 10_000  # characters of a list of texts
@@ -89,7 +89,7 @@ def read_sampling(fields: Fields, facts: ModelFacts) -> SamplingParams:
 
 def read_seed(fields: Fields, otherwise: int) -> int:
     """Return the seed of a request, or `otherwise` if it sets none. Raises InvalidField."""
-    seed = fields.integer("seed", _RANDOM_SEED, _LARGEST_SEED)
+    seed = fields.integer("seed", _RANDOM_SEED, LARGEST_SEED)
     return otherwise if seed in (None, _RANDOM_SEED) else seed
 
 
@@ -105,9 +105,9 @@ def choice_seed(seed: int, choice: int) -> int:
     """
     if choice == 0:
         return seed
-    mixed = (seed + choice * 0x9E3779B97F4A7C15) & _LARGEST_SEED
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _LARGEST_SEED
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _LARGEST_SEED
+    mixed = (seed + choice * 0x9E3779B97F4A7C15) & LARGEST_SEED
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & LARGEST_SEED
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & LARGEST_SEED
     return mixed ^ (mixed >> 31)
 
 

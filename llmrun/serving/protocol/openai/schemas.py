@@ -1,4 +1,4 @@
-"""The JSON schemas of requests and answers, for the OpenAPI document.
+"""The JSON schemas of OpenAI's API and of llama-server's routes, in the notation of schema_notation.py.
 
 Tests compare the schemas of requests with the parsers, and those of answers with the bodies.
 """
@@ -6,232 +6,51 @@ Tests compare the schemas of requests with the parsers, and those of answers wit
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from llmrun.base.types import LARGEST_SCALE
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter
 from llmrun.serving.protocol.fields import MOST_INTEGER
 from llmrun.serving.protocol.infill import MOST_FILES, MOST_RESPONSE_FIELDS
-from llmrun.serving.protocol.openai.messages import MOST_TOOLS, ROLES
+from llmrun.serving.protocol.openai.messages import MOST_TOOLS, NAME, ROLES
 from llmrun.serving.protocol.openai.options import (
-    BUDGETS,
     EFFORTS,
+    LARGEST_SEED,
     LONGEST_STOP,
     MOST_CHOICES,
     MOST_LOGPROBS,
     MOST_STOPS,
 )
-from llmrun.serving.protocol.wire import (
-    BOOLEAN,
-    COUNT,
-    FINGERPRINT,
-    NO_EFFECT,
-    NUMBER,
-    OPTIONAL_TEXT,
-    TEXT,
-    Schema,
-    boolean,
-    fixed_object,
-    integer,
-    ref,
-)
-
-_TOKEN_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+from llmrun.serving.protocol.schema_notation import Schema
 
 
-def chat_request() -> Schema:
-    """Return the schema of the body of a chat completion."""
-    properties = {
-        "messages": {"type": "array", "minItems": 1, "items": ref("Message")},
-        **common_fields(),
-        "logprobs": boolean("Return the log-probability of every generated token, including thinking and tool calls."),
-        "top_logprobs": integer("The number of likeliest tokens to return at each position.", 0, MOST_LOGPROBS),
-        **tool_fields(),
-        **thinking_fields(),
-        "continue_final_message": boolean("Continue the last message, whose role must be assistant, as in vLLM."),
-        "add_generation_prompt": boolean("The opposite of `continue_final_message`, as in vLLM."),
-    }
-    return {"type": "object", "required": ["messages"], "properties": properties}
-
-
-def completion_request() -> Schema:
-    """Return the schema of the body of a completion."""
-    properties = {
-        "prompt": {
-            "description": "One prompt or several. Control strings in a text become control tokens.",
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "minItems": 1, "items": {"type": "string"}},
-                {**_TOKEN_IDS, "minItems": 1},
-                {"type": "array", "minItems": 1, "items": {**_TOKEN_IDS, "minItems": 1}},
-            ],
-        },
-        "suffix": {
-            "type": "string",
-            "description": "The text after the answer, which then fills the gap after the prompt. Only for texts, not "
-            "with `echo`, and only if the model can fill in the middle. Control strings in both texts remain text.",
-        },
-        **common_fields(),
-        "logprobs": integer(
-            "Return the log-probability of every token, and this many of the likeliest ones.", 0, MOST_LOGPROBS
-        ),
-        "echo": boolean("Return the prompt before the answer. Only for texts, and not with `logprobs`."),
-        "best_of": integer("Only the value of `n` is supported.", 1, MOST_CHOICES),
-    }
-    return {"type": "object", "required": ["prompt"], "properties": properties}
-
-
-def infill_request() -> Schema:
-    """Return the schema of the body of /infill."""
-    text = {"type": "string"}
-    file = {"type": "object", "required": ["text"], "properties": {"filename": text, "text": text}}
-    properties = {
-        "input_prefix": {**text, "description": "The text before the gap."},
-        "input_suffix": {**text, "description": "The text after the gap."},
-        "prompt": {
-            **text,
-            "description": "Text between `input_prefix` and the gap. Control strings in it become control tokens.",
-        },
-        "input_extra": {
-            "type": "array",
-            "maxItems": MOST_FILES,
-            "items": file,
-            "description": "Other files, the most important one last.",
-        },
-        **common_fields(),
-        "n_predict": {
-            "type": "integer",
-            "minimum": -1,
-            "description": "llama.cpp's name for `max_tokens`. With 0, the answer is empty, but the prompt is cached.",
-        },
-        "n_cmpl": integer("llama.cpp's name for `n`.", 1, MOST_CHOICES),
-        "n_probs": integer("Return this many of the likeliest tokens at each position.", 0, MOST_LOGPROBS),
-        "return_tokens": boolean("Return the IDs of the tokens, which streams always contain."),
-        "response_fields": {
-            "type": "array",
-            "maxItems": MOST_RESPONSE_FIELDS,
-            "items": text,
-            "description": "The fields to return, with a slash before those of inner objects, as in timings/prompt_n.",
-        },
-    }
-    return {"type": "object", "required": ["input_prefix", "input_suffix"], "properties": properties}
-
-
-def message() -> Schema:
-    """Return the schema of a message."""
-    part = {
-        "type": "object",
-        "required": ["type"],
-        "properties": {"type": {"enum": ["text", "input_text", "output_text", "refusal"]}, "text": {"type": "string"}},
-    }
+def openai_names() -> Mapping[str, Any]:
+    """Return the values of names in the schemas of all APIs."""
     return {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"enum": [*ROLES], "description": "developer means the same as system."},
-            "content": {
-                "anyOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}],
-                "description": "Text. The texts of several parts are joined by newlines.",
-            },
-            "name": {"type": "string"},
-            "refusal": {"type": ["string", "null"]},
-            "reasoning_content": {"type": ["string", "null"], "description": "The thinking before a past answer."},
-            "reasoning": {"type": ["string", "null"], "description": "Another name for `reasoning_content`."},
-            "tool_calls": {"type": ["array", "null"], "items": ref("ToolCall")},
-            "tool_call_id": {"type": "string", "description": "The call that a message with the role tool answers."},
-        },
+        "EFFORTS": EFFORTS,
+        "LARGEST_SEED": LARGEST_SEED,
+        "LONGEST_STOP": LONGEST_STOP,
+        "MOST_CHOICES": MOST_CHOICES,
+        "MOST_FILES": MOST_FILES,
+        "MOST_INTEGER": MOST_INTEGER,
+        "MOST_LOGPROBS": MOST_LOGPROBS,
+        "MOST_RESPONSE_FIELDS": MOST_RESPONSE_FIELDS,
+        "MOST_STOPS": MOST_STOPS,
+        "MOST_TOOLS": MOST_TOOLS,
+        "NAME": NAME,
+        "ROLES": ROLES,
+        "parameters": {"properties": _parameters()},
+        "scale": {"type": "number", "minimum": -LARGEST_SCALE, "maximum": LARGEST_SCALE},
+        "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}},
     }
 
 
-def tokenize_request() -> Schema:
-    """Return the schema of the body of /tokenize."""
-    return {
-        "type": "object",
-        "properties": {
-            "content": {"type": "string", "description": "The text, as in llama-server."},
-            "prompt": {"type": "string", "description": "The text, as in vLLM."},
-            "add_special": boolean("Add special tokens such as a BOS. On by default only with `prompt`."),
-            "add_special_tokens": boolean("Another name for `add_special`."),
-            "parse_special": boolean("Turn control strings into control tokens. On by default."),
-            "with_pieces": boolean("Also return the text of each token."),
-        },
-    }
-
-
-def detokenize_request() -> Schema:
-    """Return the schema of the body of /detokenize."""
-    return {"type": "object", "required": ["tokens"], "properties": {"tokens": _TOKEN_IDS}}
-
-
-def _adapter_choice() -> Schema:
-    scale = {"type": "number", "minimum": -LARGEST_SCALE, "maximum": LARGEST_SCALE}
-    names = {"id": integer("The number of an adapter in /lora-adapters.", 0, MOST_INTEGER), "name": {"type": "string"}}
-    return {"type": "object", "required": ["scale"], "properties": {**names, "scale": scale}}
-
-
-def common_fields() -> dict[str, Schema]:
-    """Return the schemas of the fields that chat completions and completions share."""
-    return {
-        "model": {
-            "type": "string",
-            "description": "The name of the served model. It may be missing or empty; other names are an error.",
-        },
-        "stream": boolean("Send the answer as server-sent events while it is generated."),
-        "stream_options": {
-            "type": "object",
-            "properties": {"include_usage": boolean("Send a last chunk with the token counts.")},
-        },
-        "n": integer("The number of choices for each prompt.", 1, MOST_CHOICES),
-        "lora": {
-            "type": "array",
-            "items": _adapter_choice(),
-            "description": "The LoRA adapters to use. By default, those of `--lora` with their scales.",
-        },
-        "max_completion_tokens": _limit("Takes precedence over `max_tokens`."),
-        "max_tokens": _limit(""),
-        "n_predict": _limit("llama.cpp's name for `max_tokens`."),
-        "stop": stop_strings(),
-        **sampling_fields(),
-        **_formats(),
-        "user": {"type": "string", "description": NO_EFFECT},
-        "safety_identifier": {"type": "string", "description": NO_EFFECT},
-        "prompt_cache_key": {"type": "string", "description": NO_EFFECT},
-        "metadata": {"type": "object", "description": NO_EFFECT},
-        "store": {"enum": [False], "description": NO_EFFECT},
-        "service_tier": {"enum": ["auto", "default"], "description": NO_EFFECT},
-    }
-
-
-def stop_strings() -> Schema:
-    """Return the schema of the strings that end an answer."""
-    stop = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
-    return {
-        "description": "Texts that end the answer and are not part of it.",
-        "anyOf": [stop, {"type": "array", "maxItems": MOST_STOPS, "items": stop}],
-    }
-
-
-def sampling_fields() -> dict[str, Schema]:
-    """Return the schemas of the fields that decide how tokens are chosen."""
+def _parameters() -> dict[str, Schema]:
+    """Return the schemas of the sampling parameters."""
     found = {field: _parameter(parameter) for parameter in SAMPLING.values() for field in parameter.wire}
     found["top_k"] |= {"minimum": -1, "description": "Keep only the K most likely tokens; 0 or -1 disables."}
-    return {
-        **found,
-        "seed": {
-            "type": "integer",
-            "minimum": -1,
-            "maximum": 2**64 - 1,
-            "description": "The same seed gives the same answer, as long as `system_fingerprint` is the same. Every "
-            "answer contains its seed. -1 or nothing means a random seed. Choice 0 has this seed, and choice i the "
-            "i-th output of the generator SplitMix64 that starts with this seed.",
-        },
-        "logit_bias": {
-            "type": "object",
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "description": "Numbers to add to the logits of tokens, by token ID. -100 bans a token.",
-        },
-        "ignore_eos": boolean("Ban the tokens that end an answer."),
-    }
+    return found
 
 
 def _parameter(parameter: SamplingParameter) -> Schema:
@@ -243,289 +62,261 @@ def _parameter(parameter: SamplingParameter) -> Schema:
     return {"type": kind, "minimum": parameter.minimum, "maximum": most, "description": text}
 
 
-def _formats() -> dict[str, Schema]:
-    schema: Schema = {"type": ["object", "boolean", "string"]}
-    choice = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}
-    vllm = {"json": schema, "regex": {"type": "string"}, "choice": choice, "grammar": {"type": "string"}}
-    return {
-        "response_format": {
-            "type": "object",
-            "required": ["type"],
-            "properties": {
-                "type": {"enum": ["text", "json_object", "json_schema"]},
-                "schema": {**schema, "description": "A schema for json_object, as in llama-server."},
-                "json_schema": {
-                    "type": "object",
-                    "required": ["schema"],
-                    "properties": {
-                        "name": {"type": "string"},
-                        "description": {"type": "string"},
-                        "schema": schema,
-                        "strict": boolean("Every schema is enforced, also without `strict`."),
-                    },
-                },
-            },
-            "description": "The format that the answer must have. It cannot be combined with tools.",
-        },
-        "json_schema": {**schema, "description": "A JSON schema for the answer, as in llama-server."},
-        "grammar": {"type": "string", "description": "A grammar for the answer, in GBNF or llguidance's Lark dialect."},
-        "structured_outputs": {
-            "type": "object",
-            "properties": {**vllm, "json_object": {"type": "boolean"}},
-            "description": "One format for the answer, as in vLLM.",
-        },
-        **{f"guided_{name}": {**each, "description": "As in older versions of vLLM."} for name, each in vllm.items()},
+OPENAI_SCHEMAS: Final = """
+count = integer(0..)
+optional = string | null
+fingerprint = string // Identifies everything that can change the bytes of an answer.
+unused = string // Accepted for compatibility. It has no effect on the answer.
+schema = object | boolean | string
+strict = boolean // Refuse the tool if its schema cannot be enforced.
+effort = EFFORTS // none turns thinking off, and the others turn it on if the model can think.
+
+choice = string(1..)[](1..)
+stop = string(1..LONGEST_STOP)
+stops = stop | stop[](..MOST_STOPS) // Texts that end the answer and are not part of it.
+top_logprobs = integer(0..MOST_LOGPROBS) // The number of likeliest tokens to return at each position.
+sampling = {
+  ...parameters
+  seed?: integer(-1..LARGEST_SEED)
+    // The same seed gives the same answer, as long as `system_fingerprint` is the same. Every answer contains its seed.
+    // -1 or nothing means a random seed. Choice 0 has this seed, and choice i the i-th output of the generator
+    // SplitMix64 that starts with this seed.
+  logit_bias?: {[string]: number(-100..100)} // Numbers to add to the logits of tokens, by token ID. -100 bans a token.
+  ignore_eos?: boolean // Ban the tokens that end an answer.
+}
+shared = {
+  model?: string // The name of the served model. It may be missing or empty; other names are an error.
+  stream?: boolean // Send the answer as server-sent events while it is generated.
+  lora?: {
+    id?: integer(0..MOST_INTEGER) // The number of an adapter in /lora-adapters.
+    name?: string
+    scale: scale
+  }[] // The LoRA adapters to use. By default, those of `--lora` with their scales.
+  stop?: stops
+  ...sampling
+  json_schema?: schema // A JSON schema for the answer, as in llama-server.
+  grammar?: string // A grammar for the answer, in GBNF or llguidance's Lark dialect.
+  structured_outputs?: {json?: schema; regex?: string; choice?: choice; grammar?: string; json_object?: boolean}
+    // One format for the answer, as in vLLM.
+  guided_json?: schema // As in older versions of vLLM.
+  guided_regex?: string // As in older versions of vLLM.
+  guided_choice?: choice // As in older versions of vLLM.
+  guided_grammar?: string // As in older versions of vLLM.
+  user?: unused; safety_identifier?: unused; prompt_cache_key?: unused
+  service_tier?: "auto" | "default" // Accepted for compatibility. It has no effect on the answer.
+}
+common = {
+  ...shared
+  stream_options?: {
+    include_usage?: boolean // Send a last chunk with the token counts.
+  }
+  n?: integer(1..MOST_CHOICES) // The number of choices for each prompt.
+  max_completion_tokens?: limit
+    // The maximum number of generated tokens, including thinking. Without it, or with -1, there is no limit. Takes
+    // precedence over `max_tokens`.
+  max_tokens?: limit
+    // The maximum number of generated tokens, including thinking. Without it, or with -1, there is no limit.
+  n_predict?: limit
+    // The maximum number of generated tokens, including thinking. Without it, or with -1, there is no limit.
+    // llama.cpp's name for `max_tokens`.
+  response_format?: {
+    type: "text" | "json_object" | "json_schema"
+    schema?: schema // A schema for json_object, as in llama-server.
+    json_schema?: {
+      name?: string
+      description?: string
+      schema: schema
+      strict?: boolean // Every schema is enforced, also without `strict`.
     }
+  } // The format that the answer must have. It cannot be combined with tools.
+  metadata?: object // Accepted for compatibility. It has no effect on the answer.
+  store?: false // Accepted for compatibility. It has no effect on the answer.
+}
+tools = {
+  tools?: Tool[](..MOST_TOOLS)
+  tool_choice?: "none" | "auto" | "required" | {type?: "function"; function?: {name?: string}}
+    | {type?: "allowed_tools"; allowed_tools?: {mode?: "auto" | "required"; tools?: array}}
+  parallel_tool_calls?: boolean // Whether one answer may have several tool calls. On by default.
+}
+budget = integer(-1..) // The maximum number of thinking tokens; -1 means no limit.
+thinking = {
+  enable_thinking?: boolean // Turn thinking on or off.
+  thinking_budget_tokens?: budget; thinking_budget?: budget; think_budget?: budget
+  chat_template_kwargs?: object // Variables for the model's chat template.
+}
 
+ChatRequest = {
+  messages: Message[](1..)
+  ...common
+  logprobs?: boolean // Return the log-probability of every generated token, including thinking and tool calls.
+  top_logprobs?: top_logprobs
+  ...tools
+  reasoning_effort?: effort
+  ...thinking
+  continue_final_message?: boolean // Continue the last message, whose role must be assistant, as in vLLM.
+  add_generation_prompt?: boolean // The opposite of `continue_final_message`, as in vLLM.
+}
+CompletionRequest = {
+  prompt: string | string[](1..) | count[](1..) | count[](1..)[](1..)
+    // One prompt or several. Control strings in a text become control tokens.
+  suffix?: string
+    // The text after the answer, which then fills the gap after the prompt. Only for texts, not with `echo`, and only
+    // if the model can fill in the middle. Control strings in both texts remain text.
+  ...common
+  logprobs?: integer(0..MOST_LOGPROBS)
+    // Return the log-probability of every token, and this many of the likeliest ones.
+  echo?: boolean // Return the prompt before the answer. Only for texts, and not with `logprobs`.
+  best_of?: integer(1..MOST_CHOICES) // Only the value of `n` is supported.
+}
+InfillRequest = {
+  input_prefix: string // The text before the gap.
+  input_suffix: string // The text after the gap.
+  prompt?: string // Text between `input_prefix` and the gap. Control strings in it become control tokens.
+  input_extra?: {filename?: string; text: string}[](..MOST_FILES) // Other files, the most important one last.
+  ...common
+  n_predict?: integer(-1..)
+    // llama.cpp's name for `max_tokens`. With 0, the answer is empty, but the prompt is cached.
+  n_cmpl?: integer(1..MOST_CHOICES) // llama.cpp's name for `n`.
+  n_probs?: integer(0..MOST_LOGPROBS) // Return this many of the likeliest tokens at each position.
+  return_tokens?: boolean // Return the IDs of the tokens, which streams always contain.
+  response_fields?: string[](..MOST_RESPONSE_FIELDS)
+    // The fields to return, with a slash before those of inner objects, as in timings/prompt_n.
+}
+TokenizeRequest = {
+  content?: string // The text, as in llama-server.
+  prompt?: string // The text, as in vLLM.
+  add_special?: boolean // Add special tokens such as a BOS. On by default only with `prompt`.
+  add_special_tokens?: boolean // Another name for `add_special`.
+  parse_special?: boolean // Turn control strings into control tokens. On by default.
+  with_pieces?: boolean // Also return the text of each token.
+}
+DetokenizeRequest = {tokens: count[]}
 
-def tool_fields() -> dict[str, Schema]:
-    """Return the schemas of the fields about tools."""
-    named = {"type": "object", "properties": {"name": {"type": "string"}}}
-    return {
-        "tools": {"type": "array", "maxItems": MOST_TOOLS, "items": ref("Tool")},
-        "tool_choice": {
-            "anyOf": [
-                {"enum": ["none", "auto", "required"]},
-                {"type": "object", "properties": {"type": {"const": "function"}, "function": named}},
-                {
-                    "type": "object",
-                    "properties": {
-                        "type": {"const": "allowed_tools"},
-                        "allowed_tools": {
-                            "type": "object",
-                            "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array"}},
-                        },
-                    },
-                },
-            ]
-        },
-        "parallel_tool_calls": boolean("Whether one answer may have several tool calls. On by default."),
+Message = {
+  role: ROLES // developer means the same as system.
+  content?: string | {type: "text" | "input_text" | "output_text" | "refusal"; text?: string}[] | null
+    // Text. The texts of several parts are joined by newlines.
+  name?: string
+  refusal?: optional
+  reasoning_content?: optional // The thinking before a past answer.
+  reasoning?: optional // Another name for `reasoning_content`.
+  tool_calls?: ToolCall[] | null
+  tool_call_id?: string // The call that a message with the role tool answers.
+}
+Tool = {
+  type?: "function"
+  function: {
+    name: string(NAME)
+    description?: string
+    parameters?: object // The JSON schema of the arguments.
+    strict?: strict
+  }
+}
+
+ToolCall = {
+  id?: string
+  type?: "function"
+  function: {
+    name: string
+    arguments?: string // A JSON object.
+  }
+}
+Usage = {
+  prompt_tokens: count; completion_tokens: count; total_tokens: count
+  prompt_tokens_details: {cached_tokens: count}
+  completion_tokens_details: {reasoning_tokens: count}
+}
+Timings = {
+  cache_n: count
+  prompt_n: count; prompt_ms: number; prompt_per_token_ms: number; prompt_per_second: number
+  predicted_n: count; predicted_ms: number; predicted_per_token_ms: number; predicted_per_second: number
+  draft_n?: count; draft_n_accepted?: count
+}
+head = {
+  id: string; created: count; model: string; system_fingerprint: fingerprint
+  seed: count // The seed of choice 0. Send it again to get the same answer.
+}
+counts = {usage: Usage; timings: Timings}
+progress = {
+  usage?: Usage | null // Present only with stream_options.include_usage. Set only in the last chunk.
+  timings?: Timings // Those of one choice, in the chunk with its finish reason.
+}
+reason = "stop" | "length" | "tool_calls"
+open_reason = "stop" | "length" | "tool_calls" | null
+token = {token: string; logprob: number; bytes: count[]}
+token_logprobs = {...token; top_logprobs: token[]}
+chat_logprobs = {content: token_logprobs[]; refusal: null} | null
+ChatCompletion = {
+  object: "chat.completion"; ...head
+  choices: {
+    index: count
+    message: {
+      role: "assistant"; content: optional; refusal: null
+      reasoning_content?: string // The thinking before the answer, if there is any.
+      tool_calls?: ToolCall[]
     }
-
-
-def thinking_fields() -> dict[str, Schema]:
-    """Return the schemas of the fields about thinking."""
-    budget = "The maximum number of thinking tokens; -1 means no limit."
-    return {
-        "reasoning_effort": {
-            "enum": [*EFFORTS],
-            "description": "none turns thinking off, and the others turn it on if the model can think.",
-        },
-        "enable_thinking": boolean("Turn thinking on or off."),
-        **{name: {"type": "integer", "minimum": -1, "description": budget} for name in BUDGETS},
-        "chat_template_kwargs": {"type": "object", "description": "Variables for the model's chat template."},
+    logprobs: chat_logprobs; finish_reason: reason
+  }[]
+  ...counts
+}
+ChatCompletionChunk = {
+  object: "chat.completion.chunk"; ...head
+  choices: {
+    index: count
+    delta: {
+      role?: "assistant"; content?: string; reasoning_content?: string
+      tool_calls?: {
+        index: count; id?: string; type?: "function"
+        function: {name?: string; arguments?: string}
+      }[]
     }
+    logprobs: chat_logprobs; finish_reason: open_reason
+  }[]
+  ...progress
+}
+text_choice = {
+  index: count; text: string
+  logprobs: {
+    tokens: string[]; token_logprobs: number[]; top_logprobs: {[string]: number}[] | null; text_offset: count[]
+  } | null
+}
+Completion = {object: "text_completion"; ...head; choices: {...text_choice; finish_reason: reason}[]; ...counts}
+CompletionChunk = {
+  object: "text_completion"; ...head; choices: {...text_choice; finish_reason: open_reason}[]; ...progress
+}
 
+token_with_id = {id: count; ...token}
+infill_head = {
+  index: count; content: string; tokens: count[]; tokens_predicted: count; tokens_evaluated: count
+  completion_probabilities?: {...token_with_id; top_logprobs: token_with_id[]}[]
+}
+infill = {
+  ...infill_head
+  stop: true; model: string; system_fingerprint: fingerprint
+  generation_settings: object // The settings that decided the answer, with its seed.
+  has_new_line: boolean
+  truncated: boolean // Whether a part of the texts was left out because they are too long.
+  stop_type: "eos" | "word" | "limit"
+  stopping_word: string; tokens_cached: count; timings: Timings
+}
+infills = infill[] // Several choices.
+Infill = infill | infills
+InfillChunk = {...infill_head; stop: false} | infill
+Tokens = {tokens: (count | {id: count; piece: string | count[]})[]; count: count; max_model_len: count}
+Text = {content: string; prompt: string}
 
-def _limit(description: str) -> Schema:
-    text = "The maximum number of generated tokens, including thinking. Without it, or with -1, there is no limit."
-    return {"type": "integer", "minimum": -1, "not": {"const": 0}, "description": f"{text} {description}".rstrip()}
-
-
-def answer_schemas() -> dict[str, Schema]:
-    """Return the schemas of everything that the server answers, by name."""
-    return {
-        "ToolCall": _tool_call(),
-        "Usage": _usage(),
-        "Timings": _timings(),
-        "ChatCompletion": _answer("chat.completion", _chat_choice()),
-        "ChatCompletionChunk": _chunk("chat.completion.chunk", _chat_chunk_choice()),
-        "Completion": _answer("text_completion", _completion_choice(["string"])),
-        "CompletionChunk": _chunk("text_completion", _completion_choice(["string", "null"])),
-        "Infill": {"anyOf": [_infill(), {"type": "array", "items": _infill(), "description": "Several choices."}]},
-        "InfillChunk": {"anyOf": [_infill_chunk(), _infill()]},
-        "Model": _model(),
-        "Models": fixed_object(object={"const": "list"}, data={"type": "array", "items": ref("Model")}),
-        "Tokens": _tokens(),
-        "Text": fixed_object(content=TEXT, prompt=TEXT),
-        "Adapters": {"type": "array", "items": _adapter()},
-        "Error": fixed_object(error=fixed_object(message=TEXT, type=TEXT, param=OPTIONAL_TEXT, code=OPTIONAL_TEXT)),
-    }
-
-
-def _adapter() -> Schema:
-    always = fixed_object(id=COUNT, name=TEXT, scale={"type": "number"})
-    tokens = {"type": "array", "items": COUNT, "description": "The tokens that activate the adapter, if it has any."}
-    return {**always, "properties": {**always["properties"], "alora_invocation_tokens": tokens}}
-
-
-def _model() -> Schema:
-    always = fixed_object(id=TEXT, object={"const": "model"}, created=COUNT, owned_by=TEXT)
-    others = {
-        "parent": {**TEXT, "description": "The name of the model, if this is the name of a LoRA adapter."},
-        "max_model_len": COUNT,
-        "system_fingerprint": {**TEXT, "description": FINGERPRINT},
-        "default_sampling": {"type": "object", "description": "The sampling of requests that do not set their own."},
-        "batch_invariant": {"type": "boolean", "description": "Whether an answer is the same in any company."},
-    }
-    return {**always, "properties": {**always["properties"], **others}}
-
-
-def _answer(kind: str, choice: Schema) -> Schema:
-    choices = {"type": "array", "items": choice}
-    counts = {"usage": ref("Usage"), "timings": ref("Timings")}
-    return fixed_object(object={"const": kind}, **_head(), choices=choices, **counts)
-
-
-def _chunk(kind: str, choice: Schema) -> Schema:
-    schema = fixed_object(object={"const": kind}, **_head(), choices={"type": "array", "items": choice})
-    usage = {
-        "anyOf": [ref("Usage"), {"type": "null"}],
-        "description": "Present only with stream_options.include_usage. Set only in the last chunk.",
-    }
-    timings = {**ref("Timings"), "description": "Those of one choice, in the chunk with its finish reason."}
-    return {**schema, "properties": {**schema["properties"], "usage": usage, "timings": timings}}
-
-
-def _head() -> dict[str, Schema]:
-    return {
-        "id": TEXT,
-        "created": COUNT,
-        "model": TEXT,
-        "system_fingerprint": {**TEXT, "description": FINGERPRINT},
-        "seed": {**COUNT, "description": "The seed of choice 0. Send it again to get the same answer."},
-    }
-
-
-def _chat_choice() -> Schema:
-    message = fixed_object(role={"const": "assistant"}, content=OPTIONAL_TEXT, refusal={"type": "null"})
-    message["properties"] |= {
-        "reasoning_content": {**TEXT, "description": "The thinking before the answer, if there is any."},
-        "tool_calls": {"type": "array", "items": ref("ToolCall")},
-    }
-    return fixed_object(index=COUNT, message=message, logprobs=_chat_logprobs(), finish_reason=_reason(["string"]))
-
-
-def _chat_chunk_choice() -> Schema:
-    piece = {
-        "type": "object",
-        "required": ["index", "function"],
-        "properties": {
-            "index": COUNT,
-            "id": TEXT,
-            "type": {"const": "function"},
-            "function": {"type": "object", "properties": {"name": TEXT, "arguments": TEXT}},
-        },
-    }
-    delta = {
-        "type": "object",
-        "properties": {
-            "role": {"const": "assistant"},
-            "content": TEXT,
-            "reasoning_content": TEXT,
-            "tool_calls": {"type": "array", "items": piece},
-        },
-    }
-    return fixed_object(index=COUNT, delta=delta, logprobs=_chat_logprobs(), finish_reason=_reason(["string", "null"]))
-
-
-def _completion_choice(kinds: list[str]) -> Schema:
-    logprobs = fixed_object(
-        tokens={"type": "array", "items": TEXT},
-        token_logprobs={"type": "array", "items": NUMBER},
-        top_logprobs={"type": ["array", "null"], "items": {"type": "object", "additionalProperties": NUMBER}},
-        text_offset={"type": "array", "items": COUNT},
-    )
-    optional = {"anyOf": [logprobs, {"type": "null"}]}
-    return fixed_object(index=COUNT, text=TEXT, logprobs=optional, finish_reason=_reason(kinds))
-
-
-def _infill() -> Schema:
-    schema = fixed_object(
-        **_infill_head(stop=True),
-        model=TEXT,
-        system_fingerprint={**TEXT, "description": FINGERPRINT},
-        generation_settings={"type": "object", "description": "The settings that decided the answer, with its seed."},
-        has_new_line=BOOLEAN,
-        truncated={**BOOLEAN, "description": "Whether a part of the texts was left out because they are too long."},
-        stop_type={"enum": ["eos", "word", "limit"]},
-        stopping_word=TEXT,
-        tokens_cached=COUNT,
-        timings=ref("Timings"),
-    )
-    schema["properties"] |= {"completion_probabilities": _probabilities()}
-    return schema
-
-
-def _infill_chunk() -> Schema:
-    schema = fixed_object(**_infill_head(stop=False))
-    schema["properties"] |= {"completion_probabilities": _probabilities()}
-    return schema
-
-
-def _infill_head(*, stop: bool) -> dict[str, Schema]:
-    return {
-        "index": COUNT,
-        "content": TEXT,
-        "tokens": {"type": "array", "items": COUNT},
-        "stop": {"const": stop},
-        "tokens_predicted": COUNT,
-        "tokens_evaluated": COUNT,
-    }
-
-
-def _probabilities() -> Schema:
-    return {"type": "array", "items": token_logprobs(id=COUNT)}
-
-
-def _chat_logprobs() -> Schema:
-    logprobs = fixed_object(content={"type": "array", "items": token_logprobs()}, refusal={"type": "null"})
-    return {"anyOf": [logprobs, {"type": "null"}]}
-
-
-def token_logprobs(**more: Schema) -> Schema:
-    """Return the schema of the log-probabilities at one position. Each token also has the fields in `more`."""
-    one = {**more, "token": TEXT, "logprob": NUMBER, "bytes": {"type": "array", "items": COUNT}}
-    return fixed_object(**one, top_logprobs={"type": "array", "items": fixed_object(**one)})
-
-
-def _reason(kinds: list[str]) -> Schema:
-    return {"type": kinds, "enum": ["stop", "length", "tool_calls", *([None] if "null" in kinds else [])]}
-
-
-def _tool_call() -> Schema:
-    return {
-        "type": "object",
-        "required": ["function"],
-        "properties": {
-            "id": TEXT,
-            "type": {"const": "function"},
-            "function": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {"name": TEXT, "arguments": {**TEXT, "description": "A JSON object."}},
-            },
-        },
-    }
-
-
-def _usage() -> Schema:
-    return fixed_object(
-        prompt_tokens=COUNT,
-        completion_tokens=COUNT,
-        total_tokens=COUNT,
-        prompt_tokens_details=fixed_object(cached_tokens=COUNT),
-        completion_tokens_details=fixed_object(reasoning_tokens=COUNT),
-    )
-
-
-def _timings() -> Schema:
-    schema = fixed_object(
-        cache_n=COUNT,
-        prompt_n=COUNT,
-        prompt_ms=NUMBER,
-        prompt_per_token_ms=NUMBER,
-        prompt_per_second=NUMBER,
-        predicted_n=COUNT,
-        predicted_ms=NUMBER,
-        predicted_per_token_ms=NUMBER,
-        predicted_per_second=NUMBER,
-    )
-    schema["properties"] |= {"draft_n": COUNT, "draft_n_accepted": COUNT}
-    return schema
-
-
-def _tokens() -> Schema:
-    piece = fixed_object(id=COUNT, piece={"anyOf": [TEXT, {"type": "array", "items": COUNT}]})
-    tokens = {"type": "array", "items": {"anyOf": [COUNT, piece]}}
-    return fixed_object(tokens=tokens, count=COUNT, max_model_len=COUNT)
+Model = {
+  id: string; object: "model"; created: count; owned_by: string
+  parent?: string // The name of the model, if this is the name of a LoRA adapter.
+  max_model_len?: count
+  system_fingerprint?: fingerprint
+  default_sampling?: object // The sampling of requests that do not set their own.
+  batch_invariant?: boolean // Whether an answer is the same in any company.
+}
+Models = {object: "list"; data: Model[]}
+Adapters = {
+  id: count; name: string; scale: number
+  alora_invocation_tokens?: count[] // The tokens that activate the adapter, if it has any.
+}[]
+Error = {error: {message: string; type: string; param: optional; code: optional}}
+"""
