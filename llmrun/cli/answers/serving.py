@@ -36,10 +36,8 @@ from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files, run_server
 from llmrun.serving.models.known import (
-    GivenOnly,
     KnownModel,
     KnownModels,
-    WithStore,
     catalogue_name,
     given_model,
     models_in_store,
@@ -210,9 +208,9 @@ async def _serve(
     tls: ssl.SSLContext | None,
     opener: _Opener,
 ) -> None:
-    known: KnownModels = WithStore(opener.given, models_in_store, catalogue_name, [*_presets()])
+    known = KnownModels(opener.given, models_in_store, catalogue_name, [*_presets()])
     if is_stand_in(settings.backend) or not opener.given:
-        known = GivenOnly(opener.given)
+        known = KnownModels(opener.given)
     models = Models(known, partial(opener.process, known), limits, created=int(time.time()), note=out.note)
     upstreams: Upstreams | None = None
     if given_upstreams:

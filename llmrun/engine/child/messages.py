@@ -296,15 +296,16 @@ class Embed:
     inputs      the texts or documents
     dimensions  the number of features to keep, or None for all
     truncate    leave out the end of inputs that are too long, instead of an error
+    id          set when the message is sent
     """
 
-    id: int
     inputs: Sequence[TextPrompt | TokenPrompt]
     query: str | None = None
     dimensions: int | None = None
     normalize: bool = True
     truncate: bool = False
     tenant: str = ""
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

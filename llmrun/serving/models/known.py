@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from llmrun.backends.lora_files import LoraOption
@@ -72,51 +72,25 @@ class KnownModel:
         return replace(self, name=option.name, parent=self.name, adapters={option.name: option.scale or 1.0})
 
 
-class KnownModels(Protocol):
-    """Finds models by their names. `given` are those that were given at start; the first one is the default."""
-
-    @property
-    def given(self) -> Sequence[KnownModel]: ...
-
-    async def find(self, name: str) -> KnownModel:
-        """Return the model with this name. Raises ModelNotFound."""
-
-    async def listed(self) -> Sequence[KnownModel]:
-        """Return all models, first those that were given."""
-
-
-class GivenOnly:
-    """Models that were given at start, and no others."""
-
-    def __init__(self, given: Sequence[KnownModel]) -> None:
-        self.given = tuple(given)
-
-    async def find(self, name: str) -> KnownModel:
-        """See KnownModels."""
-        return found_among(name, self.given)
-
-    async def listed(self) -> Sequence[KnownModel]:
-        """See KnownModels."""
-        return self.given
-
-
-class WithStore:
+class KnownModels:
     """Models that were given at start, and all models in the store of this machine. Nothing is ever downloaded.
 
     Requests name models by the names in the list, or by a catalogue name or an alias that means one of them. Paths,
     URLs and names that begin with `hf:` are never looked up.
+
+    given  those that were given at start; the first one is the default
     """
 
     def __init__(
         self,
         given: Sequence[KnownModel],
-        in_store: Callable[[], Iterable[KnownModel]],
-        catalogue_name: Callable[[str], str | None],
+        in_store: Callable[[], Iterable[KnownModel]] = tuple,
+        catalogue_name: Callable[[str], str | None] = lambda name: None,
         presets: Sequence[Preset] = (),
     ) -> None:
         """Create the list. Presets whose models are not in it are left out.
 
-        in_store        reads the store; called in a thread
+        in_store        reads the store, which is empty by default; called in a thread
         catalogue_name  returns the full name of a model for an alias or a short form, or None
         """
         self.given = tuple(given)
@@ -126,7 +100,7 @@ class WithStore:
         self._reading = asyncio.Lock()
 
     async def find(self, name: str) -> KnownModel:
-        """See KnownModels."""
+        """Return the model with this name. Raises ModelNotFound."""
         wanted = name.lower()
         for model in self.given:
             if model.name.lower() == wanted:
@@ -142,7 +116,7 @@ class WithStore:
             raise
 
     async def listed(self) -> Sequence[KnownModel]:
-        """See KnownModels."""
+        """Return all models, first those that were given."""
         async with self._reading:
             if time.monotonic() - self._read_at > _FRESH_S:
                 self._stored = await asyncio.to_thread(self._read)

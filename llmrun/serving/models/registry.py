@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from llmrun.base.errors import DoesNotFit, LlmrunError, ModelNotFound, Overloaded, Unavailable
 from llmrun.engine.requests import ChatPrompt, ModelFacts, Request
@@ -15,19 +15,6 @@ from llmrun.hub.local.safe_writes import in_use
 from llmrun.options.presets import Preset
 from llmrun.serving.models.known import KnownModel, KnownModels
 from llmrun.serving.processes.served_model import ServedModel, State
-
-
-class OwnedModel(ServedModel, Protocol):
-    """A model that the server opens and closes."""
-
-    async def start(self) -> None:
-        """Open the model. Raises its error if it cannot be opened."""
-
-    async def drain(self, seconds: float) -> None:
-        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
-
-    async def close(self) -> None:
-        """End all requests with an error, and free all resources. Idempotent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +35,7 @@ class ManagedModel:
 
     known: KnownModel
     keep_s: float
-    process: OwnedModel | None = None
+    process: ServedModel | None = None
     memory: int = 0
     users: int = 0
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
@@ -184,7 +171,7 @@ STUCK: Final = "stuck"
 TRY_AGAIN_S: Final = 60.0  # how long a model that does not fit is refused; other programs may free memory meanwhile
 
 # Returns a model that is not open yet. Arguments: the model, and the bytes that it may take, or None for no limit.
-Opener = Callable[[KnownModel, int | None], Awaitable[OwnedModel]]
+Opener = Callable[[KnownModel, int | None], Awaitable[ServedModel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +269,7 @@ class Models:
         found = [managed for managed in self._managed.values() if managed.process is not None]
         return sorted(found, key=lambda managed: (managed.users == 0, -managed.used))
 
-    def process_of(self, known: KnownModel) -> OwnedModel | None:
+    def process_of(self, known: KnownModel) -> ServedModel | None:
         """Return the process that runs a model, or None if it is not loaded."""
         managed = self._managed.get(str(known.path))
         return None if managed is None else managed.process
@@ -495,7 +482,7 @@ class Models:
             managed.stop_timer()
             await self._end(process, managed.held)
 
-    async def _end(self, process: OwnedModel, held: ExitStack) -> None:
+    async def _end(self, process: ServedModel, held: ExitStack) -> None:
         """Close a process and then free what was held for it, even if this is cancelled."""
 
         async def end() -> None:

@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.engine.child.messages import (
@@ -43,7 +43,7 @@ from llmrun.serving.processes.request import (
     replay_order,
     sort_out,
 )
-from llmrun.serving.processes.served_model import Accepted, Embedding, Load, State
+from llmrun.serving.processes.served_model import Accepted, Load, State
 from llmrun.serving.processes.supervisor import ServingLimits, Supervisor
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ class Calls:
         return None if ended is None or ended.result.done() else ended.result
 
 
+_COUNTS: Final = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
+
+
 def _ignore(*_: object) -> None:
     """Ignore progress and notes."""
 
@@ -194,21 +197,21 @@ class ModelProcess:
     @property
     def load(self) -> Load:
         """See ServedModel. The counts do not start again after a restart."""
-        past, beat, supervisor = self._past, self._beat, self._supervisor
+        beat, supervisor = self._beat, self._supervisor
         phases = [request.phase for request in self._requests.values() if not request.over]
         return Load(
             beat_age_s=supervisor.beat_age_s,
-            steps=past.steps + beat.steps,
             running=phases.count(Phase.BEGUN) + len(self._calls),
             waiting=len(phases) - phases.count(Phase.BEGUN),
             free_tokens=beat.free_tokens,
-            prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
-            cached_tokens=past.cached_tokens + beat.cached_tokens,
-            generated_tokens=past.generated_tokens + beat.generated_tokens,
-            preemptions=past.preemptions + beat.preemptions,
             wait_s=supervisor.expected_s if supervisor.state is State.RESTARTING else beat.wait_s,
             restarts=supervisor.restarts,
+            **self._counts(),
         )
+
+    def _counts(self) -> dict[str, int]:
+        """Return the counts of this process and of those that have ended."""
+        return {name: getattr(self._past, name) + getattr(self._beat, name) for name in _COUNTS}
 
     @property
     def most_requests(self) -> int:
@@ -216,7 +219,7 @@ class ModelProcess:
         return self._limits.share_of(self._limits.max_queue)
 
     async def start(self) -> None:
-        """Open the model. Raises its error, such as ModelFileError, if it cannot be opened."""
+        """See ServedModel."""
         await self._supervisor.start()
 
     def ask(self, request: Request, news: asyncio.Event) -> AskedRequest:
@@ -261,21 +264,12 @@ class ModelProcess:
         tokens: int = await self._call(call, CountPrompt(call, request), request.tenant)
         return tokens
 
-    async def embed(self, wanted: Embedding) -> Embedded:
+    async def embed(self, wanted: Embed) -> Embedded:
         """See ServedModel."""
         call = next(self._ids)
-        message = Embed(
-            id=call,
-            inputs=wanted.inputs,
-            query=wanted.query,
-            dimensions=wanted.dimensions,
-            normalize=wanted.normalize,
-            truncate=wanted.truncate,
-            tenant=wanted.tenant,
-        )
         parts = self._parts[call] = list[Embedded]()
         try:
-            await self._call(call, message, wanted.tenant)
+            await self._call(call, replace(wanted, id=call), wanted.tenant)
         except asyncio.CancelledError:  # the client has left
             self._supervisor.send(encode_to_child(Cancel((call,))))
             raise
@@ -285,7 +279,7 @@ class ModelProcess:
         return Embedded(call, b"".join(part.data for part in parts), tokens)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+        """See ServedModel."""
         self._draining = True
         error = Unavailable("the server is shutting down", state="draining")
         for request in list(self._requests.values()):
@@ -301,7 +295,7 @@ class ModelProcess:
         self._calls.fail_all(error)
 
     async def close(self) -> None:
-        """End the process, and all requests with an error. Idempotent."""
+        """See ServedModel."""
         self._draining = True
         self._end_all(Unavailable("the server is shutting down", state="draining"))
         await self._supervisor.close()
@@ -338,15 +332,7 @@ class ModelProcess:
 
     def process_ended(self, reason: str) -> None:
         """Prepare all requests for the next process. Called by the supervisor."""
-        past, beat = self._past, self._beat
-        self._past = Beat(
-            busy=False,
-            steps=past.steps + beat.steps,
-            prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
-            cached_tokens=past.cached_tokens + beat.cached_tokens,
-            generated_tokens=past.generated_tokens + beat.generated_tokens,
-            preemptions=past.preemptions + beat.preemptions,
-        )
+        self._past = Beat(busy=False, **self._counts())
         self._beat = Beat(busy=False)
         invariant = self.facts is not None and self.facts.info.batch_invariant
         requests = list(self._requests.values())

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from llmrun.engine.child.messages import Embedded
-    from llmrun.engine.requests import Event, ModelFacts, Request, TextPrompt, TokenPrompt
+    from llmrun.engine.child.messages import Embed, Embedded
+    from llmrun.engine.requests import Event, ModelFacts, Request
 
 
 class State(StrEnum):
@@ -60,21 +60,6 @@ class Load:
     restarts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """The vectors of texts or, if there is a query, the scores of documents, which a client wants.
-
-    inputs, dimensions, truncate  see llmrun.engine.child.messages.Embed
-    """
-
-    inputs: Sequence[TextPrompt | TokenPrompt]
-    query: str | None = None
-    dimensions: int | None = None
-    normalize: bool = True
-    truncate: bool = False
-    tenant: str = ""
-
-
 class Arrival(NamedTuple):
     """An event, and the time of its arrival in seconds of `time.perf_counter`."""
 
@@ -118,6 +103,15 @@ class ServedModel(Protocol):
     def most_requests(self) -> int:
         """The maximum number of requests that one tenant can have in the queue."""
 
+    async def start(self) -> None:
+        """Open the model. Raises its error, such as ModelFileError, if it cannot be opened."""
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+
+    async def close(self) -> None:
+        """End all requests with an error, and free all resources. Idempotent."""
+
     def ask(self, request: Request, news: asyncio.Event) -> Asked:
         """Send a request to the engine. Raises Overloaded and Unavailable.
 
@@ -130,10 +124,10 @@ class ServedModel(Protocol):
     async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """Return the bytes of these tokens. Raises UsageError for IDs outside the vocabulary."""
 
-    async def embed(self, wanted: Embedding) -> Embedded:
+    async def embed(self, wanted: Embed) -> Embedded:
         """Compute vectors or scores. Raises LlmrunError, such as ContextExceeded for inputs that are too long.
 
-        If the engine's process ends meanwhile, the error is Unavailable.
+        The ID of `wanted` has no meaning. If the engine's process ends meanwhile, the error is Unavailable.
         """
 
     async def count_prompt(self, request: Request) -> int:

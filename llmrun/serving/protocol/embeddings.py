@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmrun.engine.child.messages import Embedded
+from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.engine.embedding import MOST_TOKENS, too_many_tokens
 from llmrun.engine.requests import ModelFacts, TextPrompt, TokenPrompt
-from llmrun.serving.processes.served_model import Embedding
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.fields import Fields, missing, seen
 from llmrun.serving.protocol.openai.messages import text_prompts
@@ -36,7 +35,7 @@ class EmbeddingCall:
     ignored           the names of fields that have no effect, with their places
     """
 
-    wanted: Embedding
+    wanted: Embed
     encoding: str = FLOAT
     top_n: int | None = None
     return_documents: bool = False
@@ -52,7 +51,7 @@ def parse_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> Em
     fields.text("model")
     inputs = _limited(text_prompts(fields, "input", facts), "input")
     encoding = fields.word("encoding_format", (FLOAT, BASE64)) or FLOAT
-    wanted = Embedding(inputs, None, fields.integer("dimensions", 1), True, bool(fields.boolean("truncate")), tenant)
+    wanted = Embed(inputs, None, fields.integer("dimensions", 1), True, bool(fields.boolean("truncate")), tenant)
     return EmbeddingCall(wanted, encoding, ignored=fields.unread())
 
 
@@ -64,7 +63,7 @@ def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> Embedd
     if documents is None:
         raise missing("documents")
     inputs = _limited(tuple(_document(item, number) for number, item in enumerate(documents)), "documents")
-    wanted = Embedding(inputs, query, truncate=bool(fields.boolean("truncate")), tenant=tenant)
+    wanted = Embed(inputs, query, truncate=bool(fields.boolean("truncate")), tenant=tenant)
     top_n, repeats = fields.integer("top_n", 1), bool(fields.boolean("return_documents"))
     return EmbeddingCall(wanted, top_n=top_n, return_documents=repeats, ignored=fields.unread())
 
@@ -75,7 +74,7 @@ def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> 
     inputs = _limited(text_prompts(fields, "input", facts), "input")
     truncates = fields.boolean("truncate") is not False
     return EmbeddingCall(
-        Embedding(inputs, None, fields.integer("dimensions", 1), True, truncates, tenant), ignored=fields.unread()
+        Embed(inputs, None, fields.integer("dimensions", 1), True, truncates, tenant), ignored=fields.unread()
     )
 
 
@@ -83,7 +82,7 @@ def parse_ollama_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str
     """Read a body of Ollama's older /api/embeddings, whose vector is not normalized. Raises InvalidField."""
     fields = _ollama_fields(body)
     prompt = TextPrompt(fields.needed_text("prompt"))
-    wanted = Embedding((prompt,), normalize=False, truncate=True, tenant=tenant)
+    wanted = Embed((prompt,), normalize=False, truncate=True, tenant=tenant)
     return EmbeddingCall(wanted, ignored=fields.unread())
 
 

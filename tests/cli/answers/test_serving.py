@@ -18,7 +18,7 @@ from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.hub.resolve.model_file import ResolvedModel
 from llmrun.options.presets import Preset
 from llmrun.options.settings import Settings, load_presets
-from llmrun.serving.models.known import GivenOnly, KnownModel
+from llmrun.serving.models.known import KnownModel, KnownModels
 from llmrun.serving.options import ServingOptions
 from tests.support.serving.fake_model import FACTS
 
@@ -60,7 +60,7 @@ def test_models_get_their_own_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     async def adapters(known: KnownModel) -> object:
-        process = await opener.process(GivenOnly([given, other, *presets]), known, None)
+        process = await opener.process(KnownModels([given, other, *presets]), known, None)
         return process.options["adapters"]  # type: ignore[attr-defined]  # the Open in its place
 
     assert asyncio.run(adapters(given)) == ["/lora.gguf:0.25"]

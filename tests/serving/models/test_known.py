@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.base.errors import ModelNotFound
 from llmrun.options.presets import Preset
-from llmrun.serving.models.known import KnownModel, WithStore, public_name
+from llmrun.serving.models.known import KnownModel, KnownModels, public_name
 
 GIVEN = KnownModel("mine", Path("/models/mine.gguf"))
 
@@ -23,7 +23,7 @@ def in_store() -> Iterator[KnownModel]:
 
 def find(name: str) -> KnownModel:
     aliases = {"qwen3": "qwen3:4b", "q": "qwen3:4b", "llama": "llama3:8b"}
-    return asyncio.run(WithStore([GIVEN], in_store, aliases.get).find(name))
+    return asyncio.run(KnownModels([GIVEN], in_store, aliases.get).find(name))
 
 
 @pytest.mark.parametrize("name", ["qwen3:4b", "QWEN3:4B", "qwen3", "q"])
@@ -32,7 +32,7 @@ def test_models_in_the_store_have_their_names_and_aliases(name: str) -> None:
 
 
 def test_the_list_has_each_name_and_file_once() -> None:
-    listed = asyncio.run(WithStore([GIVEN], in_store, lambda name: None).listed())
+    listed = asyncio.run(KnownModels([GIVEN], in_store, lambda name: None).listed())
     assert [model.name for model in listed] == ["mine", "qwen3:4b", "owner/name:Q4_K_M", "new"]
     assert find("mine").is_given
 
@@ -81,7 +81,7 @@ def test_presets_are_names_of_models() -> None:
         Preset("missing", "llama3:8b"),
     ]
     aliases = {"qwen3": "qwen3:4b", "llama3:8b": "llama3:8b"}
-    known = WithStore([GIVEN], in_store, aliases.get, presets)
+    known = KnownModels([GIVEN], in_store, aliases.get, presets)
 
     async def found() -> dict[str, str]:
         return {model.name: model.reference for model in await known.listed() if model.preset is not None}

@@ -13,7 +13,7 @@ import pytest
 
 from llmrun.base.errors import DoesNotFit, ModelFileError, ModelNotFound, Overloaded, Unavailable
 from llmrun.serving.models import registry
-from llmrun.serving.models.known import GivenOnly, KnownModel
+from llmrun.serving.models.known import KnownModel, KnownModels
 from llmrun.serving.models.registry import ModelLimits, Models
 from llmrun.serving.processes.served_model import State
 from tests.support.serving.fake_model import FACTS, FakeModel
@@ -65,10 +65,10 @@ class House:
             return ready.facts.name
 
 
-class _Known(GivenOnly):
+class _Known(KnownModels):
     def __init__(self, models: list[KnownModel], given: int) -> None:
         super().__init__(models[:given])
-        self._all = GivenOnly(models)
+        self._all = KnownModels(models)
 
     async def find(self, name: str) -> KnownModel:
         return await self._all.find(name)

@@ -19,12 +19,12 @@ import pytest
 from llmrun.backends.scripted import HIDDEN_SIZE, ScriptedBackend
 from llmrun.base.errors import LlmrunError, Overloaded, Unavailable, UsageError
 from llmrun.base.types import FinishReason
-from llmrun.engine.child.messages import Embedded
+from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.processes.model_process import ModelProcess
-from llmrun.serving.processes.served_model import Embedding, ServedModel, State
+from llmrun.serving.processes.served_model import ServedModel, State
 from llmrun.serving.processes.supervisor import ServingLimits
 from tests.support.serving.processes import Heard, Listening, chat, hear, heard, noise, running, scripted_model, until
 
@@ -313,7 +313,7 @@ def test_one_of_several_keys_cannot_fill_the_queue_of_calls(tmp_path: Path) -> N
         async with running(scripted_model(tmp_path, step_seconds=0.05), limits) as model:
 
             def embed(tenant: str, n: int = 400) -> asyncio.Task[Embedded]:
-                return asyncio.create_task(model.embed(Embedding((TextPrompt("x" * n),), truncate=True, tenant=tenant)))
+                return asyncio.create_task(model.embed(Embed((TextPrompt("x" * n),), truncate=True, tenant=tenant)))
 
             calls = [embed("greedy") for _ in range(2)]
             await until(lambda: model.load.running == 2)
@@ -333,11 +333,11 @@ def test_one_of_several_keys_cannot_fill_the_queue_of_calls(tmp_path: Path) -> N
 @pytest.mark.push
 def test_many_results_come_in_parts(runner: asyncio.Runner, model: ModelProcess) -> None:
     texts = [f"{number} " * (number % 7) for number in range(2048)]
-    found = runner.run(model.embed(Embedding([*map(TextPrompt, texts)])))
+    found = runner.run(model.embed(Embed([*map(TextPrompt, texts)])))
     assert found.tokens == [1 + len(text) for text in texts]
     vectors = np.frombuffer(found.data, np.float32).reshape(2048, HIDDEN_SIZE)
     for number in (0, 1000, 2047):
-        alone = runner.run(model.embed(Embedding([TextPrompt(texts[number])])))
+        alone = runner.run(model.embed(Embed([TextPrompt(texts[number])])))
         assert alone.data == vectors[number].tobytes()
 
 
@@ -345,7 +345,7 @@ def test_many_results_come_in_parts(runner: asyncio.Runner, model: ModelProcess)
 def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Path) -> None:
     """Otherwise, a client that leaves at once could fill the memory of the process."""
 
-    large = Embedding(tuple(TextPrompt(f"{number} " + "x" * 500) for number in range(200)))
+    large = Embed(tuple(TextPrompt(f"{number} " + "x" * 500) for number in range(200)))
 
     async def ask() -> None:
         async with running(scripted_model(tmp_path), ServingLimits(max_queue=8)) as model:
@@ -363,7 +363,7 @@ def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Pat
             process.resume()
             assert ended == [asyncio.CancelledError] * 8 + [Overloaded] * 4
             await until(lambda: model.load.running == 0)
-            assert (await model.embed(Embedding((TextPrompt("x"),)))).tokens == [2]
+            assert (await model.embed(Embed((TextPrompt("x"),)))).tokens == [2]
 
     asyncio.run(ask())
 
@@ -372,16 +372,16 @@ def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Pat
 def test_draining_finishes_embeddings(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=0.02)) as model:
-            call = asyncio.create_task(model.embed(Embedding((TextPrompt("x" * 1000),) * 8)))
+            call = asyncio.create_task(model.embed(Embed((TextPrompt("x" * 1000),) * 8)))
             await until(lambda: model.load.running == 1)
             draining = asyncio.create_task(model.drain(30.0))
             await asyncio.sleep(0)
             with pytest.raises(Unavailable):
-                await model.embed(Embedding((TextPrompt("late"),)))
+                await model.embed(Embed((TextPrompt("late"),)))
             await draining
             assert (await call).tokens == [1001] * 8
         async with running(scripted_model(tmp_path, step_seconds=0.05)) as model:
-            call = asyncio.create_task(model.embed(Embedding((TextPrompt("x" * 1000),) * 500)))
+            call = asyncio.create_task(model.embed(Embed((TextPrompt("x" * 1000),) * 500)))
             await until(lambda: model.load.running == 1)
             await model.drain(0.1)
             with pytest.raises(Unavailable):

@@ -17,10 +17,10 @@ if sys.platform == "win32":
 
 from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, ModelNotFound, Unavailable, UsageError
-from llmrun.engine.child.messages import Open
+from llmrun.engine.child.messages import Embed, Open
 from llmrun.engine.requests import TextDelta, TextPrompt
 from llmrun.serving.processes.model_process import ModelProcess
-from llmrun.serving.processes.served_model import Embedding, State
+from llmrun.serving.processes.served_model import State
 from llmrun.serving.processes.supervisor import ServingLimits
 from tests.support.serving.deadly_backend import FAILS, KILLS, KILLS_LATER
 from tests.support.serving.killing import kill_under_load
@@ -40,8 +40,8 @@ LIMITS = ServingLimits(stuck_s=1.0, first_pause_s=0.05, max_pause_s=0.1)
 STEP_S = 0.002
 
 
-def embedding(*texts: str) -> Embedding:
-    return Embedding([TextPrompt(text) for text in texts])
+def embedding(*texts: str) -> Embed:
+    return Embed([TextPrompt(text) for text in texts])
 
 
 def killed(model: ModelProcess) -> int:

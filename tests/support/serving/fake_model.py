@@ -13,10 +13,10 @@ import numpy as np
 
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.base.types import FinishReason, ModelInfo, Timings
-from llmrun.engine.child.messages import Embedded
+from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.engine.requests import Event, Finished, ModelFacts, PrefillProgress, Request, TextDelta, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
-from llmrun.serving.processes.served_model import Accepted, Arrival, Embedding, Load, State
+from llmrun.serving.processes.served_model import Accepted, Arrival, Load, State
 
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
 HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled
@@ -163,7 +163,7 @@ class FakeModel:
         self.most_requests = 128
         self.tenants: list[str] = []
         self.counted_prompts: list[Request] = []
-        self.embedded: list[Embedding] = []
+        self.embedded: list[Embed] = []
         self.embedding_error: Exception | None = None
         self.refusal: LlmrunError | None = None
         self.wait_s = 0.25
@@ -217,7 +217,7 @@ class FakeModel:
             raise UsageError("no such token")
         return bytes(tokens)
 
-    async def embed(self, wanted: Embedding) -> Embedded:
+    async def embed(self, wanted: Embed) -> Embedded:
         """Return vectors of [number of characters or tokens, 0.5], or that number as the score of a document."""
         self.embedded.append(wanted)
         if self.embedding_error is not None:

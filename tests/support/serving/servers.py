@@ -19,7 +19,7 @@ from typing import Any
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, bound_socket, run_server
-from llmrun.serving.models.known import GivenOnly, KnownModel
+from llmrun.serving.models.known import KnownModel, KnownModels
 from llmrun.serving.models.registry import ModelLimits, Models
 from llmrun.serving.options import ServingOptions
 from llmrun.serving.processes.stop_signals import StopSignals
@@ -109,7 +109,7 @@ def fake_models(*fakes: FakeModel, limits: ModelLimits | None = None) -> Models:
     async def opener(known: KnownModel, room: int | None) -> FakeModel:
         return by_name[known.name]
 
-    known = GivenOnly([KnownModel(name, Path(name)) for name in by_name])
+    known = KnownModels([KnownModel(name, Path(name)) for name in by_name])
     return Models(known, opener, limits or ModelLimits(), created=1234, note=lambda words: None)
 
 
