@@ -6,10 +6,9 @@ completions.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, TextDelta, TokenLogprobs
@@ -40,175 +39,87 @@ INCOMPLETE: Final = "incomplete"
 StreamEvent = dict[str, Any]  # without `sequence_number`
 
 
-class Item(ABC):
-    """One item of an answer.
+# The beginnings of the IDs of items, and the names of their texts in events
+_KINDS: Final = {
+    "message": ("msg", "output_text"),
+    "reasoning": ("rs", "reasoning_text"),
+    "function_call": ("fc", "function_call_arguments"),
+}
 
+
+class Item:
+    """One item of an answer: its text, the thinking before it as it is written, or a call of a tool.
+
+    The content of text and thinking is one part with a text. The arguments of a call that is cut off are incomplete.
+
+    kind    "message", "reasoning" or "function_call"
     status  in_progress, completed or incomplete
     """
 
-    def __init__(self, prefix: str, answer: str, index: int) -> None:
+    def __init__(self, kind: str, answer: str, index: int, call: Mapping[str, str] | None = None) -> None:
         """Create an empty item.
 
-        prefix  of the item's ID
         answer  the part of the answer's ID after its prefix; the item's ID follows from it
         index   the place of the item in the answer
+        call    the ID and the name of a call
         """
-        self.id = f"{prefix}_{answer}_{index}"
+        prefix, self._text_name = _KINDS[kind]
+        self.kind, self.id = kind, f"{prefix}_{answer}_{index}"
         self.status = IN_PROGRESS
-        self._index = index
+        self._index, self._call = index, call
         self._texts: list[str] = []
-
-    @property
-    def _text(self) -> str:
-        return "".join(self._texts)
-
-    def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        return {"type": f"response.{kind}", "output_index": self._index, **fields}
-
-    def _part_event(self, kind: str, **fields: Any) -> StreamEvent:
-        return self._event(kind, item_id=self.id, **fields)
+        self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[StreamEvent]:
         """Return the events that announce the item."""
-        return [self._event("output_item.added", item=self.written())]
+        added = self._event("output_item.added", item=self.written())
+        return [added] if self._call else [added, self._inner_event("content_part.added", part=self._part())]
+
+    def add(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> StreamEvent:
+        """Add text, or a piece of the JSON text of arguments, and return the event that sends it."""
+        self._texts.append(text)
+        fields: dict[str, Any] = {"delta": text}
+        if self.kind == "message":
+            fields["logprobs"] = chat_logprobs(tokens)["content"]
+            self._logprobs += fields["logprobs"]
+        return self._inner_event(f"{self._text_name}.delta", **fields)
 
     def end(self, status: str) -> list[StreamEvent]:
         """End the item, and return its last events."""
         self.status = status
-        return [*self._end(), self._event("output_item.done", item=self.written())]
-
-    @abstractmethod
-    def written(self) -> dict[str, Any]:
-        """Return the item so far."""
-
-    @abstractmethod
-    def _end(self) -> list[StreamEvent]:
-        """Return the events with the complete content of the item."""
-
-
-class _ContentItem(Item):
-    """An item whose content is one part with text.
-
-    kind  of the part
-    """
-
-    kind: str
-
-    def begin(self) -> list[StreamEvent]:
-        return [*super().begin(), self._content_event("content_part.added", part=self._part())]
-
-    def add(self, text: str, tokens: Sequence[TokenLogprobs]) -> StreamEvent:
-        """Add text, and return the event that sends it."""
-        self._texts.append(text)
-        return self._content_event(f"{self.kind}.delta", delta=text, **self._written_logprobs(tokens))
-
-    def _end(self) -> list[StreamEvent]:
-        part = self._part()
+        done, part = f"{self._text_name}.done", self._part()
+        last = self._event("output_item.done", item=self.written())
+        if self._call:
+            return [self._inner_event(done, arguments=part["text"]), last]
         known = {name: part[name] for name in ("text", "logprobs") if name in part}
-        return [
-            self._content_event(f"{self.kind}.done", **known),
-            self._content_event("content_part.done", part=part),
-        ]
-
-    def _content_event(self, kind: str, **fields: Any) -> StreamEvent:
-        return self._part_event(kind, content_index=0, **fields)
-
-    def _content(self) -> list[dict[str, Any]]:
-        """Return the list of parts, which is empty until the item has text."""
-        return [] if self.status == IN_PROGRESS and not self._texts else [self._part()]
-
-    @abstractmethod
-    def _part(self) -> dict[str, Any]:
-        """Return the part so far."""
-
-    @abstractmethod
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Keep the log-probabilities of the next tokens, and return the field with them, if there is one."""
-
-
-class Message(_ContentItem):
-    """The text of an answer."""
-
-    kind = "output_text"
-
-    def __init__(self, answer: str, index: int) -> None:
-        super().__init__("msg", answer, index)
-        self._logprobs: list[dict[str, Any]] = []
+        return [self._inner_event(done, **known), self._inner_event("content_part.done", part=part), last]
 
     def written(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "status": self.status,
-            "role": "assistant",
-            "content": self._content(),
-        }
+        """Return the item so far. Its list of parts is empty until the item has text."""
+        item = {"id": self.id, "type": self.kind, "status": self.status}
+        if self._call:
+            return {**item, **self._call, "arguments": "".join(self._texts)}
+        content = [] if self.status == IN_PROGRESS and not self._texts else [self._part()]
+        own = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        return {**item, **own, "content": content}
 
     def _part(self) -> dict[str, Any]:
-        return {"type": self.kind, "text": self._text, "annotations": [], "logprobs": [*self._logprobs]}
+        own = {"annotations": [], "logprobs": [*self._logprobs]} if self.kind == "message" else {}
+        return {"type": self._text_name, "text": "".join(self._texts), **own}
 
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        written = chat_logprobs(tokens)["content"]
-        self._logprobs += written
-        return {"logprobs": written}
+    def _inner_event(self, kind: str, **fields: Any) -> StreamEvent:
+        """Return an event about the content of the item."""
+        place = {} if self._call else {"content_index": 0}
+        return self._event(kind, item_id=self.id, **place, **fields)
 
-
-class Reasoning(_ContentItem):
-    """The thinking before an answer, which is written as it is, without a summary."""
-
-    kind = "reasoning_text"
-
-    def __init__(self, answer: str, index: int) -> None:
-        super().__init__("rs", answer, index)
-
-    def written(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "status": self.status,
-            "summary": [],
-            "content": self._content(),
-        }
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": self.kind, "text": self._text}
-
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return {}
-
-
-class FunctionCall(Item):
-    """A call of a tool. The arguments of one that is cut off are incomplete."""
-
-    def __init__(self, answer: str, index: int, call_id: str, name: str) -> None:
-        super().__init__("fc", answer, index)
-        self._call_id, self._name = call_id, name
-
-    def add(self, arguments: str) -> StreamEvent:
-        """Add a piece of the arguments' JSON text, and return the event that sends it."""
-        self._texts.append(arguments)
-        return self._part_event("function_call_arguments.delta", delta=arguments)
-
-    def written(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": self.status,
-            "call_id": self._call_id,
-            "name": self._name,
-            "arguments": self._text,
-        }
-
-    def _end(self) -> list[StreamEvent]:
-        return [self._part_event("function_call_arguments.done", arguments=self._text)]
+    def _event(self, kind: str, **fields: Any) -> StreamEvent:
+        return {"type": f"response.{kind}", "output_index": self._index, **fields}
 
 
 PREFIX: Final = "resp_"
 _FAILED: Final = "failed"
 # The codes of errors inside a response, which differ from those of error responses.
 _CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
-
-TextItem = TypeVar("TextItem", Message, Reasoning)
 
 
 class ResponseAnswer:
@@ -232,8 +143,8 @@ class ResponseAnswer:
         self._head = {"id": answer_id, "object": "response", "created_at": created, "model": facts.name}
         self._tail = {"seed": parsed.seed, "system_fingerprint": facts.fingerprint}
         self._items: list[Item] = []
-        self._text: Message | Reasoning | None = None  # the item with text that has not ended
-        self._call: FunctionCall | None = None  # the call that has not ended
+        self._text: Item | None = None  # the item with text that has not ended
+        self._call: Item | None = None  # the call that has not ended
         self._unsent: list[TokenLogprobs] = []
         self._limit = LogprobLimit()
         self._finished: Finished | None = None
@@ -336,24 +247,24 @@ class ResponseAnswer:
         found: list[StreamEvent] = []
         for delta in deltas:
             if "reasoning_content" in delta:
-                found += self._add(Reasoning, delta["reasoning_content"], ())
+                found += self._add("reasoning", delta["reasoning_content"], ())
             elif "content" in delta:
                 tokens, self._unsent = self._unsent, []
                 self._limit.count(tokens)
-                found += self._add(Message, delta["content"], tokens)
+                found += self._add("message", delta["content"], tokens)
             else:
                 for piece in delta["tool_calls"]:
                     found += self._add_to_call(piece)
         return found
 
-    def _add(self, kind: type[TextItem], text: str, tokens: Sequence[TokenLogprobs]) -> list[StreamEvent]:
+    def _add(self, kind: str, text: str, tokens: Sequence[TokenLogprobs]) -> list[StreamEvent]:
         """Add text to the item that has not ended if it is of this kind, or else to a new one."""
         found: list[StreamEvent] = []
         item = self._text
-        if not isinstance(item, kind):
+        if item is None or item.kind != kind:
             found += self._close_text()
-            item = self._text = kind(self._answer, len(self._items))
-            found += self._opened(item)
+            item = self._text = self._new(kind)
+            found += item.begin()
         return [*found, item.add(text, tokens)]
 
     def _add_to_call(self, piece: Delta) -> list[StreamEvent]:
@@ -362,8 +273,8 @@ class ResponseAnswer:
         function = piece["function"]
         if "id" in piece:
             found += [*self._close_text(), *self._close_call()]
-            self._call = FunctionCall(self._answer, len(self._items), piece["id"], function["name"])
-            found += self._opened(self._call)
+            self._call = self._new("function_call", {"call_id": piece["id"], "name": function["name"]})
+            found += self._call.begin()
         assert self._call is not None
         if function["arguments"]:
             found.append(self._call.add(function["arguments"]))
@@ -372,16 +283,16 @@ class ResponseAnswer:
     def _end(self) -> list[StreamEvent]:
         """End the items that have not ended. Of an answer that was cut off, only the last one is incomplete."""
         found: list[StreamEvent] = []
-        if self._status == COMPLETED and not any(isinstance(item, Message | FunctionCall) for item in self._items):
-            found += [*self._close_text(), *self._opened(Message(self._answer, len(self._items)))]
+        if self._status == COMPLETED and all(item.kind == "reasoning" for item in self._items):
+            found += [*self._close_text(), *self._new("message").begin()]
         for item in self._items:
             if item.status == IN_PROGRESS:
                 found += item.end(self._status if item is self._items[-1] else COMPLETED)
         return found
 
-    def _opened(self, item: Item) -> list[StreamEvent]:
-        self._items.append(item)
-        return item.begin()
+    def _new(self, kind: str, call: Mapping[str, str] | None = None) -> Item:
+        self._items.append(Item(kind, self._answer, len(self._items), call))
+        return self._items[-1]
 
     def _close_text(self) -> list[StreamEvent]:
         item, self._text = self._text, None
