@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from llmrun.base.types import FinishReason, Timings, TokenLogprob
+from llmrun.base.types import Timings, TokenLogprob
 from llmrun.engine.remote.client import OWNER
 from llmrun.engine.requests import (
     ChatPrompt,
@@ -264,15 +264,20 @@ def _written_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_CHUNK: Final = "chat.completion.chunk"
+Part = dict[str, Any]  # the field of a choice that has its text
 
 
 class _Answer(ABC):
-    """The answer to one call, which has one or more choices.
+    """The answer to one call, which has one or more choices. Chunks contain the same text, tokens and IDs as `whole`.
 
-    Feed it the events of every choice, in any interleaving, until each has finished. Then, send what `finish` returns
-    if the client wants a stream, or `whole` if not.
+    kind        the `object` of the body
+    chunk_kind  the `object` of chunks
+    nothing     the part of a chunk without text
     """
+
+    kind: str
+    chunk_kind: str
+    nothing: Part
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         """Create an answer without text.
@@ -295,21 +300,21 @@ class _Answer(ABC):
         self._has_begun = False
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """Add an event of a choice, and return the chunks to stream.
-
-        Raises the errors of `checked`, and InvalidField for an answer with too many log-probabilities.
-        """
+        """See Answer. Also raises InvalidField for an answer with too many log-probabilities."""
         event = checked(event)
         if isinstance(event, PrefillProgress):
             return []
-        chunks = [] if self._has_begun else self._begin()
+        chunks = [] if self._has_begun else [self._choice_chunk(index, part) for index, part in self._begin()]
         self._has_begun = True
         if isinstance(event, TextDelta):
             self._keep(choice, event.logprobs)
-            return chunks + self._text_chunks(choice, event)
-        chunks += self._rest_chunks(choice)
-        self._finished[choice] = event
-        return [*chunks, self._last_chunk(choice, event)]
+        parts = self._take(choice, event) if isinstance(event, TextDelta) else self._rest(choice)
+        chunks += [self._choice_chunk(choice, part, None, self._take_unsent(choice)) for part in parts]
+        if isinstance(event, Finished):
+            self._finished[choice] = event
+            last = self._choice_chunk(choice, self.nothing, event.reason.value, self._take_unsent(choice))
+            chunks.append({**last, "timings": timings([event])})
+        return chunks
 
     @property
     def is_complete(self) -> bool:
@@ -317,10 +322,25 @@ class _Answer(ABC):
         return None not in self._finished
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return the last chunks of a stream, after all choices have finished."""
+        """See Answer."""
         if not self._parsed.include_usage:
             return []
         return [{**self._chunk([]), "usage": usage(self._ended(), self._parsed.n)}]
+
+    def whole(self) -> dict[str, Any]:
+        """See Answer."""
+        ended, wants_logprobs = self._ended(), self._parsed.requests[0].logprobs is not None
+        choices = [
+            {
+                "index": index,
+                **self._written(index),
+                "logprobs": self._written_logprobs(self._logprobs[index]) if wants_logprobs else None,
+                "finish_reason": event.reason.value,
+            }
+            for index, event in enumerate(ended)
+        ]
+        counts = {"usage": usage(ended, self._parsed.n), "timings": timings(ended)}
+        return {"object": self.kind, **self._head, "choices": choices, **counts}
 
     def _keep(self, choice: int, logprobs: Sequence[TokenLogprobs]) -> None:
         self._unsent[choice] += logprobs
@@ -329,53 +349,52 @@ class _Answer(ABC):
         self._logprobs[choice] += logprobs
         self._limit.count(logprobs)
 
-    def _body(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        ended = self._ended()
-        counts = {"usage": usage(ended, self._parsed.n), "timings": timings(ended)}
-        return {"object": kind, **self._head, "choices": [*choices], **counts}
-
     def _ended(self) -> list[Finished]:
         ended = [each for each in self._finished if each is not None]
         if len(ended) < len(self._finished):
             raise RuntimeError("not all choices have finished")
         return ended
 
+    def _choice_chunk(
+        self, index: int, part: Part, reason: str | None = None, tokens: Sequence[TokenLogprobs] = ()
+    ) -> dict[str, Any]:
+        logprobs = self._written_logprobs(tokens, index) if tokens else None
+        return self._chunk([{"index": index, **part, "logprobs": logprobs, "finish_reason": reason}])
+
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         no_usage = {"usage": None} if self._parsed.include_usage else {}
-        return {"object": self._kind, **self._head, "choices": [*choices], **no_usage}
+        return {"object": self.chunk_kind, **self._head, "choices": [*choices], **no_usage}
 
     def _take_unsent(self, choice: int) -> list[TokenLogprobs]:
         tokens, self._unsent[choice] = self._unsent[choice], []
         return tokens
 
-    @property
     @abstractmethod
-    def _kind(self) -> str:
-        """The `object` of chunks."""
+    def _begin(self) -> list[tuple[int, Part]]:
+        """Return the parts that precede all text, each with the number of its choice."""
 
     @abstractmethod
-    def _begin(self) -> list[dict[str, Any]]:
-        """Return the chunks that precede all text."""
+    def _take(self, choice: int, delta: TextDelta) -> list[Part]:
+        """Add a piece of a choice, and return the parts to send."""
 
     @abstractmethod
-    def _text_chunks(self, choice: int, event: TextDelta) -> list[dict[str, Any]]:
-        """Add a piece of a choice, and return its chunks."""
+    def _rest(self, choice: int) -> list[Part]:
+        """Return the parts of a choice that were held back."""
 
     @abstractmethod
-    def _rest_chunks(self, choice: int) -> list[dict[str, Any]]:
-        """Return chunks for the text of a choice that was held back."""
+    def _written(self, choice: int) -> Part:
+        """Return the complete part of a choice."""
 
     @abstractmethod
-    def _last_chunk(self, choice: int, event: Finished) -> dict[str, Any]:
-        """Return the chunk with the finish reason of a choice."""
-
-    @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """Return the body of an answer that is not a stream, after all choices have finished."""
+    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
+        """Return the `logprobs` of tokens: the next ones in the stream of a choice, or all of them."""
 
 
 class ChatAnswer(_Answer):
-    """The answer to a chat completion. Its chunks contain the same text, tokens and IDs as `whole`."""
+    """The answer to a chat completion."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    nothing: Part = {"delta": {}}  # noqa: RUF012  never changed
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
@@ -383,107 +402,56 @@ class ChatAnswer(_Answer):
         known = call_ids(prompt.messages) if isinstance(prompt, ChatPrompt) else ()
         self._choices = [ChatChoice(known) for _ in parsed.requests]
 
-    @property
-    def _kind(self) -> str:
-        return _CHUNK
-
-    def whole(self) -> dict[str, Any]:
-        choices = [
-            {
-                "index": index,
-                "message": choice.message(),
-                "logprobs": chat_logprobs(self._logprobs[index]) if self._has_logprobs else None,
-                "finish_reason": event.reason.value,
-            }
-            for index, (choice, event) in enumerate(zip(self._choices, self._ended(), strict=True))
-        ]
-        return self._body("chat.completion", choices)
-
-    @property
-    def _has_logprobs(self) -> bool:
-        return self._parsed.requests[0].logprobs is not None
-
-    def _begin(self) -> list[dict[str, Any]]:
+    def _begin(self) -> list[tuple[int, Part]]:
         # The order matters: OpenAI's client fails if the first chunk is not that of choice 0.
-        delta = {"role": "assistant", "content": ""}
-        return [self._delta_chunk(index, dict(delta)) for index in range(len(self._choices))]
+        return [(index, {"delta": {"role": "assistant", "content": ""}}) for index in range(len(self._choices))]
 
-    def _text_chunks(self, choice: int, event: TextDelta) -> list[dict[str, Any]]:
-        return self._delta_chunks(choice, self._choices[choice].take(event))
+    def _take(self, choice: int, delta: TextDelta) -> list[Part]:
+        # Many clients expect only one kind of text in a chunk.
+        return [{"delta": each} for each in self._choices[choice].take(delta)]
 
-    def _rest_chunks(self, choice: int) -> list[dict[str, Any]]:
-        return self._delta_chunks(choice, self._choices[choice].release())
+    def _rest(self, choice: int) -> list[Part]:
+        return [{"delta": each} for each in self._choices[choice].release()]
 
-    def _last_chunk(self, choice: int, event: Finished) -> dict[str, Any]:
-        chunk = self._delta_chunk(choice, {}, event.reason.value, self._take_unsent(choice))
-        return {**chunk, "timings": timings([event])}
+    def _written(self, choice: int) -> Part:
+        return {"message": self._choices[choice].message()}
 
-    def _delta_chunks(self, choice: int, deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a chunk for each delta, because many clients expect only one kind of text in a chunk."""
-        return [self._delta_chunk(choice, delta, None, self._take_unsent(choice)) for delta in deltas]
-
-    def _delta_chunk(
-        self, index: int, delta: dict[str, Any], reason: str | None = None, tokens: Sequence[TokenLogprobs] = ()
-    ) -> dict[str, Any]:
-        logprobs = chat_logprobs(tokens) if tokens else None
-        return self._chunk([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}])
+    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
+        return chat_logprobs(tokens)
 
 
 class CompletionAnswer(_Answer):
     """The answer to a completion. Choices are numbered by prompt, and then by choice."""
+
+    kind = chunk_kind = "text_completion"
+    nothing: Part = {"text": ""}  # noqa: RUF012  never changed
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         self._texts: list[list[str]] = [[] for _ in parsed.requests]
         self._writers = [CompletionLogprobs() for _ in parsed.requests]
 
-    @property
-    def _kind(self) -> str:
-        return "text_completion"
-
-    def whole(self) -> dict[str, Any]:
-        has_logprobs = self._parsed.requests[0].logprobs is not None
-        choices = [
-            {
-                "index": index,
-                "text": "".join(self._texts[index]),
-                "logprobs": CompletionLogprobs().written(self._logprobs[index]) if has_logprobs else None,
-                "finish_reason": _completion_reason(event),
-            }
-            for index, event in enumerate(self._ended())
-        ]
-        return self._body(self._kind, choices)
-
-    def _begin(self) -> list[dict[str, Any]]:
+    def _begin(self) -> list[tuple[int, Part]]:
         if not self._parsed.echoed:
             return []
         for index, texts in enumerate(self._texts):
             texts.append(self._parsed.echoed[index // self._parsed.n])
-        return [self._text_chunk(index, texts[0]) for index, texts in enumerate(self._texts)]
+        return [(index, {"text": texts[0]}) for index, texts in enumerate(self._texts)]
 
-    def _text_chunks(self, choice: int, event: TextDelta) -> list[dict[str, Any]]:
-        if not event.text:
+    def _take(self, choice: int, delta: TextDelta) -> list[Part]:
+        if not delta.text:
             return []
-        self._texts[choice].append(event.text)
-        return [self._text_chunk(choice, event.text, None, self._take_unsent(choice))]
+        self._texts[choice].append(delta.text)
+        return [{"text": delta.text}]
 
-    def _rest_chunks(self, choice: int) -> list[dict[str, Any]]:
+    def _rest(self, choice: int) -> list[Part]:
         return []
 
-    def _last_chunk(self, choice: int, event: Finished) -> dict[str, Any]:
-        chunk = self._text_chunk(choice, "", _completion_reason(event), self._take_unsent(choice))
-        return {**chunk, "timings": timings([event])}
+    def _written(self, choice: int) -> Part:
+        return {"text": "".join(self._texts[choice])}
 
-    def _text_chunk(
-        self, index: int, text: str, reason: str | None = None, tokens: Sequence[TokenLogprobs] = ()
-    ) -> dict[str, Any]:
-        logprobs = self._writers[index].written(tokens) if tokens else None
-        return self._chunk([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
-
-
-def _completion_reason(event: Finished) -> str:
-    """Return the finish reason. Completions have no tool calls."""
-    return "length" if event.reason is FinishReason.LENGTH else "stop"
+    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
+        return (CompletionLogprobs() if choice is None else self._writers[choice]).written(tokens)
 
 
 # In the year 9999; not the last day, which other time zones could not show.

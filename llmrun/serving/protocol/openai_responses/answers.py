@@ -100,7 +100,7 @@ class Item:
         if self._call:
             return {**item, **self._call, "arguments": "".join(self._texts)}
         content = [] if self.status == IN_PROGRESS and not self._texts else [self._part()]
-        own = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        own: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
         return {**item, **own, "content": content}
 
     def _part(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, TextDelta
 from tests.support.protocol.answers import (
     TOOL,
@@ -22,7 +23,7 @@ from tests.support.protocol.answers import (
     run,
     whole,
 )
-from tests.support.protocol.events import LOGPROBS, REASONS, TEXTS, chats
+from tests.support.protocol.events import LOGPROBS, TEXTS, chats
 
 pytestmark = pytest.mark.push
 
@@ -68,7 +69,7 @@ def comparable(body: dict[str, Any]) -> dict[str, Any]:
 @st.composite
 def continuations(draw: st.DrawFn) -> list[Event]:
     deltas = [TextDelta(0, draw(TEXTS), (1,), tuple(draw(LOGPROBS))) for _ in range(draw(st.integers(0, 6)))]
-    return [*deltas, ended(draw(REASONS))]
+    return [*deltas, ended(draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])))]
 
 
 @given(st.lists(continuations(), min_size=1, max_size=3), st.data())
