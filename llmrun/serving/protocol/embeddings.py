@@ -13,7 +13,7 @@ from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.engine.embedding import MOST_TOKENS, too_many_tokens
 from llmrun.engine.requests import ModelFacts, TextPrompt, TokenPrompt
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields, missing, seen
+from llmrun.serving.protocol.fields import Fields, needed, seen
 from llmrun.serving.protocol.openai.messages import text_prompts
 
 # The paths of the routes. Those without /v1 and some other names are llama-server's.
@@ -59,9 +59,7 @@ def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> Embedd
     """Read a body of /v1/rerank. Raises InvalidField."""
     fields = Fields(body)
     fields.text("model")
-    query, documents = fields.needed_text("query"), fields.items("documents")
-    if documents is None:
-        raise missing("documents")
+    query, documents = fields.needed_text("query"), needed(fields, "documents", fields.items("documents"))
     inputs = _limited(tuple(_document(item, number) for number, item in enumerate(documents)), "documents")
     wanted = Embed(inputs, query, truncate=bool(fields.boolean("truncate")), tenant=tenant)
     top_n, repeats = fields.integer("top_n", 1), bool(fields.boolean("return_documents"))

@@ -158,10 +158,7 @@ class Fields:
 
     def needed_text(self, name: str) -> str:
         """Return a field that is a string and must not be missing."""
-        value = self.text(name)
-        if value is None:
-            raise missing(self.path(name))
-        return value
+        return needed(self, name, self.text(name))
 
     def _with_inner(self, body: Mapping[str, Any], place: str) -> Fields:
         found = Fields(body, place)
@@ -187,6 +184,23 @@ def agreed(given: Mapping[str, T]) -> T | None:
         if given[name] != given[names[0]]:
             raise InvalidField(name, f"contradicts {names[0]}", hint="send only one of them")
     return given[names[0]] if names else None
+
+
+def needed(fields: Fields, name: str, value: T | None) -> T:
+    """Return the value of a field that must not be missing. Raises InvalidField if the value is None."""
+    if value is None:
+        raise missing(fields.path(name))
+    return value
+
+
+def read_strings(fields: Fields, name: str) -> list[str] | None:
+    """Return a field that is a list of strings, or None."""
+    items = fields.items(name)
+    for number, item in enumerate(items or ()):
+        if type(item) is not str:
+            place = f"{fields.path(name)}[{number}]"
+            raise InvalidField(place, f"expected a string, got {seen(item)}", code="invalid_type")
+    return items
 
 
 def missing(path: str) -> InvalidField:

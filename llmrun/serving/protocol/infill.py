@@ -23,7 +23,7 @@ from llmrun.engine.requests import (
 )
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields, agreed, missing, seen
+from llmrun.serving.protocol.fields import Fields, agreed, missing, read_strings
 from llmrun.serving.protocol.openai.messages import read_tokens, require_filling
 from llmrun.serving.protocol.openai.options import MOST_CHOICES, MOST_LOGPROBS, read_format, read_options, refuse_values
 from llmrun.serving.protocol.openai.requests import choices_of
@@ -167,16 +167,10 @@ def _read_files(fields: Fields) -> tuple[ContextFile, ...]:
 
 
 def _read_response_fields(fields: Fields) -> tuple[str, ...] | None:
-    paths = fields.items("response_fields")
-    if paths is None:
-        return None
-    if len(paths) > MOST_RESPONSE_FIELDS:
+    paths = read_strings(fields, "response_fields")
+    if len(paths or ()) > MOST_RESPONSE_FIELDS:
         raise InvalidField("response_fields", f"more than {MOST_RESPONSE_FIELDS} paths")
-    for number, path in enumerate(paths):
-        if type(path) is not str:
-            place = f"response_fields[{number}]"
-            raise InvalidField(place, f"expected a string, got {seen(path)}", code="invalid_type")
-    return tuple(paths)
+    return None if paths is None else tuple(paths)
 
 
 class InfillAnswer:

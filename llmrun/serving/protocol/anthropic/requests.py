@@ -15,13 +15,14 @@ from typing import Any, Final
 from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, ModelFacts, Request
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.fields import Fields, missing, seen
+from llmrun.serving.protocol.fields import Fields, missing, needed, seen
 from llmrun.serving.protocol.openai import options as common
 from llmrun.serving.protocol.openai.messages import (
     BETWEEN_PARTS,
     ToolOptions,
     check_any,
     check_takes_tools,
+    needed_messages,
     read_chosen,
     read_definition,
     read_list,
@@ -62,9 +63,7 @@ def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> Thinking
     begins with its text.
     """
     wanted = fields.fields("thinking") or Fields({"type": "disabled"}, "thinking")
-    kind = wanted.word("type", KINDS)
-    if kind is None:
-        raise missing(wanted.path("type"))
+    kind = needed(wanted, "type", wanted.word("type", KINDS))
     shown = wanted.word("display", DISPLAYS) != "omitted"
     budget = wanted.integer("budget_tokens", 1) if kind == "enabled" else None
     effort = config.word("effort", EFFORTS)
@@ -90,11 +89,8 @@ def _json_format(place: Fields, name: str) -> ResponseFormat | None:
     wanted = place.fields(name)
     if wanted is None:
         return None
-    if wanted.word("type", ("json_schema",)) is None:
-        raise missing(wanted.path("type"))
-    schema = wanted.object("schema")
-    if schema is None:
-        raise missing(wanted.path("schema"))
+    needed(wanted, "type", wanted.word("type", ("json_schema",)))
+    schema = needed(wanted, "schema", wanted.object("schema"))
     return json_schema_format(schema, wanted.path("schema"))
 
 
@@ -112,8 +108,7 @@ def read_tools(fields: Fields, facts: ModelFacts) -> ToolOptions:
             hint = f"define a tool with a name and its {_SCHEMA}"
             raise unsupported(tool.path("type"), f"only custom tools are supported, got {seen(kind)}", hint=hint)
         name = read_definition(tool, _SCHEMA, tools)
-        if tool.peek(_SCHEMA) is None:
-            raise missing(tool.path(_SCHEMA))
+        needed(tool, _SCHEMA, tool.peek(_SCHEMA))
         for quiet in _QUIET:
             tool.value(quiet)
         kept = {key: tool.peek(key) for key in ("description", "strict") if tool.peek(key) is not None}
@@ -129,9 +124,7 @@ def _read_choice(fields: Fields, tools: Mapping[str, object]) -> tuple[str, bool
     if choice is None:
         return AUTO, True
     parallel = not choice.boolean("disable_parallel_tool_use")
-    kind = choice.word("type", CHOICES)
-    if kind is None:
-        raise missing(choice.path("type"))
+    kind = needed(choice, "type", choice.word("type", CHOICES))
     if kind == "tool":
         return read_chosen(choice, tools), parallel
     if kind == "any":
@@ -168,11 +161,7 @@ def read_conversation(fields: Fields) -> Conversation:
     their own. Many templates allow a system message only at the beginning, so later ones become part of a user message,
     in the tags that Claude Code uses for such reminders.
     """
-    given = fields.item_fields("messages")
-    if given is None:
-        raise missing("messages")
-    if not given:
-        raise InvalidField("messages", "expected at least one message, got an empty list")
+    given = needed_messages(fields)
     system = _read_texts(fields, "system")
     kept = [text for text in map(_without_billing, system) if text]
     first = [{"role": "system", "content": BETWEEN_PARTS.join(kept)}] if kept else []
@@ -218,11 +207,8 @@ def _one(messages: Sequence[Message]) -> Message:
 
 
 def _read_message(message: Fields) -> Iterable[Message]:
-    role = message.word("role", ROLES)
-    if role is None:
-        raise missing(message.path("role"))
-    if message.peek("content") is None:
-        raise missing(message.path("content"))
+    role = needed(message, "role", message.word("role", ROLES))
+    needed(message, "content", message.peek("content"))
     if role == "assistant":
         return [_read_answer(message)]
     if role == "system":
@@ -271,11 +257,10 @@ def _read_answer(message: Fields) -> Message:
 
 
 def _read_call(block: Fields) -> Message:
-    name, arguments = block.needed_text("name"), block.object("input")
+    name = block.needed_text("name")
     if not name:
         raise InvalidField(block.path("name"), "empty")
-    if arguments is None:
-        raise missing(block.path("input"))
+    arguments = needed(block, "input", block.object("input"))
     return {
         "id": block.needed_text("id"),
         "type": "function",
@@ -299,10 +284,7 @@ def _blocks(fields: Fields, name: str) -> list[str | Fields]:
 
 def _kind_of(block: Fields) -> str:
     block.value("cache_control")  # prefixes are cached anyway
-    kind = block.text("type")
-    if kind is None:
-        raise missing(block.path("type"))
-    return kind
+    return block.needed_text("type")
 
 
 def _read_text(block: str | Fields) -> str:
@@ -367,9 +349,7 @@ def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedM
     """
     fields = Fields(body)
     question = _read_question(fields, facts)
-    max_tokens = fields.integer("max_tokens", 1)
-    if max_tokens is None:
-        raise missing("max_tokens")
+    max_tokens = needed(fields, "max_tokens", fields.integer("max_tokens", 1))
     wanted = read_format(fields, question.config)
     if wanted is not None and question.tools.may_be_called:
         raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to {"type": "none"}')

@@ -19,7 +19,7 @@ from llmrun.engine.requests import (
     TokenPrompt,
 )
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.fields import Fields, missing, seen
+from llmrun.serving.protocol.fields import Fields, needed, seen
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # the last two are the Responses API's names
@@ -29,12 +29,15 @@ BETWEEN_PARTS: Final = "\n"  # as in llama.cpp and vLLM
 
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Return the conversation of a ChatPrompt, with content as text. Raises InvalidField."""
-    messages = fields.item_fields("messages")
-    if messages is None:
-        raise missing("messages")
+    return tuple(map(read_message, needed_messages(fields)))
+
+
+def needed_messages(fields: Fields) -> list[Fields]:
+    """Return the fields of each message, of which there is at least one. Raises InvalidField."""
+    messages = needed(fields, "messages", fields.item_fields("messages"))
     if not messages:
         raise InvalidField("messages", "expected at least one message, got an empty list")
-    return tuple(map(read_message, messages))
+    return messages
 
 
 def call_ids(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -47,9 +50,7 @@ def read_message(message: Fields) -> dict[str, Any]:
     """Return a message of a ChatPrompt, with content as text. Raises InvalidField."""
     if message.peek("role") == "function":
         raise unsupported(message.path("role"), "this role is obsolete", hint="send results with the role tool")
-    role = message.word("role", ROLES)
-    if role is None:
-        raise missing(message.path("role"))
+    role = needed(message, "role", message.word("role", ROLES))
     for name, advice in (("function_call", "send `tool_calls` instead"), ("audio", "send text instead")):
         if message.value(name) is not None:
             raise unsupported(message.path(name), hint=advice)
@@ -59,9 +60,7 @@ def read_message(message: Fields) -> dict[str, Any]:
         found |= _read_answer(message)
     else:
         content = read_content(message, "content")
-        if content is None and role != "tool":
-            raise missing(message.path("content"))
-        found["content"] = content or ""
+        found["content"] = (content or "") if role == "tool" else needed(message, "content", content)
     for name in ("name", "tool_call_id") if role == "tool" else ("name",):
         if (value := message.text(name)) is not None:
             found[name] = value
@@ -96,9 +95,7 @@ def read_content(message: Fields, name: str, kinds: tuple[str, ...] = _TEXT_PART
 
 
 def _read_part(part: Fields, kinds: tuple[str, ...]) -> str:
-    kind = part.text("type")
-    if kind is None:
-        raise missing(part.path("type"))
+    kind = part.needed_text("type")
     if kind not in kinds:
         raise unsupported(part.place, f"parts of the type {seen(kind)} are not supported", hint="send text only")
     leave_empty(part, "annotations")  # part of every answer of the Responses API
@@ -116,9 +113,7 @@ def _read_call(call: Fields) -> dict[str, Any]:
     if call.peek("type") not in (None, "function"):
         raise unsupported(call.path("type"), "only calls of functions are supported")
     call.value("type")
-    function = call.fields("function")
-    if function is None:
-        raise missing(call.path("function"))
+    function = _nested(call)
     name, arguments = function.needed_text("name"), function.value("arguments")
     if not name:
         raise InvalidField(function.path("name"), "empty")
@@ -231,10 +226,7 @@ def _read_definitions(fields: Fields, flat: bool) -> dict[str, Mapping[str, Any]
 
 def _nested(tool: Fields) -> Fields:
     """Return the fields of the object `function`."""
-    function = tool.fields("function")
-    if function is None:
-        raise missing(tool.path("function"))
-    return function
+    return needed(tool, "function", tool.fields("function"))
 
 
 def _read_choice(fields: Fields, tools: Mapping[str, object], flat: bool) -> tuple[str, frozenset[str]]:
@@ -249,10 +241,8 @@ def _read_choice(fields: Fields, tools: Mapping[str, object], flat: bool) -> tup
         if value == REQUIRED:
             check_any(tools)
         return value, everything
-    choice = fields.fields("tool_choice")
-    kind = choice.text("type") if choice is not None else None
-    if choice is None or kind is None:
-        raise missing("tool_choice.type")
+    choice = needed(fields, "tool_choice", fields.fields("tool_choice"))
+    kind = choice.needed_text("type")
     if kind == "allowed_tools":
         return _read_allowed(choice, tools, flat)
     if kind != "function":
@@ -262,9 +252,7 @@ def _read_choice(fields: Fields, tools: Mapping[str, object], flat: bool) -> tup
 
 def _read_allowed(choice: Fields, tools: Mapping[str, object], flat: bool) -> tuple[str, frozenset[str]]:
     """Read a choice among some of the tools."""
-    allowed = choice if flat else choice.fields("allowed_tools")
-    if allowed is None:
-        raise missing(choice.path("allowed_tools"))
+    allowed = needed(choice, "allowed_tools", choice if flat else choice.fields("allowed_tools"))
     mode = allowed.word("mode", (AUTO, REQUIRED)) or AUTO
     names = frozenset(read_reference(_function_of(item, flat), tools) for item in allowed.item_fields("tools") or ())
     if not names:
@@ -312,9 +300,7 @@ def _filled(prompt: TextPrompt | TokenPrompt, suffix: str, facts: ModelFacts) ->
 
 def text_prompts(fields: Fields, name: str, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the texts and lists of tokens in a required field. Raises InvalidField."""
-    value = fields.value(name)
-    if value is None:
-        raise missing(name)
+    value = needed(fields, name, fields.value(name))
     if type(value) is str:
         return (TextPrompt(value),)
     if type(value) is not list or not value:
@@ -326,9 +312,7 @@ def text_prompts(fields: Fields, name: str, facts: ModelFacts) -> tuple[TextProm
 
 def read_tokens(fields: Fields, name: str, facts: ModelFacts) -> tuple[int, ...]:
     """Return a required list of token IDs. Raises InvalidField."""
-    value = fields.items(name)
-    if value is None:
-        raise missing(fields.path(name))
+    value = needed(fields, name, fields.items(name))
     return tuple(_tokens(value, fields.path(name), facts).tokens)
 
 

@@ -20,7 +20,7 @@ from llmrun.engine.requests import ModelFacts
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 from llmrun.options.settings import RULES
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.fields import MOST_INTEGER, Fields, agreed, missing, seen
+from llmrun.serving.protocol.fields import MOST_INTEGER, Fields, agreed, needed, seen
 
 
 def read_adapters(fields: Fields, facts: ModelFacts) -> dict[str, float] | None:
@@ -42,9 +42,7 @@ def read_adapters(fields: Fields, facts: ModelFacts) -> dict[str, float] | None:
         if name not in known:
             words = f"the model has no such adapter; it has {len(known)}: {', '.join(known) or 'none'}"
             raise InvalidField(item.path("id" if number is not None else "name"), words)
-        scale = item.number("scale", -LARGEST_SCALE, LARGEST_SCALE)
-        if scale is None:
-            raise missing(item.path("scale"))
+        scale = needed(item, "scale", item.number("scale", -LARGEST_SCALE, LARGEST_SCALE))
         if name in scales:
             raise InvalidField(item.place, f"{name} is listed twice")
         scales[name] = scale
@@ -205,9 +203,7 @@ def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFo
     """Yield a format in OpenAI's notation. With `flat`, its schema is not inside an object `json_schema`."""
     if wanted is None:
         return
-    kind = wanted.text("type")
-    if kind is None:
-        raise missing(wanted.path("type"))
+    kind = wanted.needed_text("type")
     if kind not in _TYPES:
         raise unsupported(wanted.path("type"), f"expected one of {', '.join(_TYPES)}, got {seen(kind)}")
     if kind == "json_object":
@@ -218,15 +214,12 @@ def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFo
         else:
             yield json_schema_format(schema, wanted.path("schema"))
     elif kind == "json_schema":
-        described = wanted if flat else wanted.fields("json_schema")
-        if described is None:
-            raise missing(wanted.path("json_schema"))
+        described = needed(wanted, "json_schema", wanted if flat else wanted.fields("json_schema"))
         described.text("name")
         described.text("description")
         described.boolean("strict")  # every schema is enforced
-        if described.peek("schema") is None:
-            raise missing(described.path("schema"))
-        yield json_schema_format(described.value("schema"), described.path("schema"))
+        schema = needed(described, "schema", described.value("schema"))
+        yield json_schema_format(schema, described.path("schema"))
 
 
 def _llama(fields: Fields) -> Iterator[ResponseFormat]:
@@ -397,16 +390,6 @@ def require_chats(facts: ModelFacts, field: str = "messages") -> None:
         raise unsupported(field, "this model has no chat template", hint=hint)
 
 
-def refuse_in_chats(fields: Fields) -> None:
-    """Raise InvalidField for a field that chat completions do not support."""
-    refuse_values(fields, REFUSED_IN_CHATS)
-
-
-def refuse_in_completions(fields: Fields) -> None:
-    """Raise InvalidField for a field that completions do not support."""
-    refuse_values(fields, REFUSED_IN_COMPLETIONS)
-
-
 def leave_quiet(fields: Fields) -> None:
     """Mark the fields as read that do not change the answer. Raises InvalidField if they have the wrong type."""
     for name, values in _QUIET.items():
@@ -446,11 +429,11 @@ def leave_obfuscation(stream_options: Fields) -> None:
 
 def _read_token_limit(fields: Fields) -> int | None:
     """Return the maximum length of the answer. `max_completion_tokens` is OpenAI's new name, and takes precedence."""
-    limits = [fields.integer(name, _NO_LIMIT) for name in ("max_completion_tokens", "max_tokens", "n_predict")]
-    for name, limit in zip(("max_completion_tokens", "max_tokens", "n_predict"), limits, strict=True):
+    limits = {name: fields.integer(name, _NO_LIMIT) for name in ("max_completion_tokens", "max_tokens", "n_predict")}
+    for name, limit in limits.items():
         if limit == 0:
             raise fields.wrong(name, "an integer of at least 1, or -1 for no limit")
-    limit = next((limit for limit in limits if limit is not None), _NO_LIMIT)
+    limit = next((limit for limit in limits.values() if limit is not None), _NO_LIMIT)
     return None if limit == _NO_LIMIT else limit
 
 

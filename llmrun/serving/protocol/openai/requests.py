@@ -15,14 +15,15 @@ from llmrun.serving.protocol.openai.messages import ToolOptions, read_messages, 
 from llmrun.serving.protocol.openai.options import (
     MOST_CHOICES,
     MOST_LOGPROBS,
+    REFUSED_IN_CHATS,
+    REFUSED_IN_COMPLETIONS,
     Options,
     ThinkingOptions,
     choice_seed,
     read_format,
     read_options,
     read_thinking,
-    refuse_in_chats,
-    refuse_in_completions,
+    refuse_values,
     require_chats,
 )
 from llmrun.serving.protocol.parsed import Parsed
@@ -51,7 +52,7 @@ def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedComp
     fields = Fields(body)
     options = read_options(fields, facts, seed)
     require_chats(facts)
-    refuse_in_chats(fields)
+    refuse_values(fields, REFUSED_IN_CHATS)
     messages = read_messages(fields)
     tools = read_tools(fields, facts)
     thinking = read_thinking(fields, facts)
@@ -109,7 +110,7 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
     """
     fields = Fields(body)
     options = read_options(fields, facts, seed)
-    refuse_in_completions(fields)
+    refuse_values(fields, REFUSED_IN_COMPLETIONS)
     prompts = read_prompts(fields, facts)
     if len(prompts) * options.n > MOST_CHOICES:
         raise InvalidField("prompt", f"{len(prompts):,} prompts with n={options.n} exceed {MOST_CHOICES} choices")

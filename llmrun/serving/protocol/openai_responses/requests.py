@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from llmrun.engine.requests import AUTO, ModelFacts, Request, ToolCall
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.fields import Fields, missing, seen
+from llmrun.serving.protocol.fields import Fields, needed, read_strings, seen
 from llmrun.serving.protocol.openai.messages import ToolOptions, leave_empty, read_content, read_message, read_tools
 from llmrun.serving.protocol.openai.options import (
     MOST_LOGPROBS,
@@ -40,11 +40,9 @@ _QUIET: Final = ("type", "id", "status")  # fields without meaning here, which i
 def read_conversation(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Return the messages of `instructions` and `input`. Raises InvalidField."""
     conversation = _Conversation()
-    instructions, given = fields.text("instructions"), fields.value("input")
+    instructions, given = fields.text("instructions"), needed(fields, "input", fields.value("input"))
     if instructions:
         conversation.add({"role": "system", "content": instructions})
-    if given is None:
-        raise missing("input")
     if type(given) is str:
         conversation.add({"role": "user", "content": given})
     elif type(given) is list:
@@ -150,9 +148,7 @@ def _add_call(conversation: _Conversation, item: Fields) -> None:
 
 
 def _add_output(conversation: _Conversation, item: Fields) -> None:
-    call_id, output = item.needed_text("call_id"), read_content(item, "output")
-    if output is None:
-        raise missing(item.path("output"))
+    call_id, output = item.needed_text("call_id"), needed(item, "output", read_content(item, "output"))
     conversation.add({"role": "tool", "content": output, "tool_call_id": call_id})
 
 
@@ -224,7 +220,8 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     thinking = read_thinking(fields, facts, reasoning)
     wanted = read_text_format(fields, text)
     refuse_values(text, _REFUSED_IN_TEXT)
-    included = _read_include(fields)
+    # The optional parts of the answer. Most belong to tools that this server does not have.
+    included = read_strings(fields, "include") or []
     seed = read_seed(fields, seed)
     request = chat_request(
         messages,
@@ -254,15 +251,6 @@ def _streams(fields: Fields) -> bool:
     if options is not None:
         leave_obfuscation(options)
     return bool(fields.boolean("stream"))
-
-
-def _read_include(fields: Fields) -> list[str]:
-    """Return the optional parts of the answer in `include`. Most belong to tools that this server does not have."""
-    names = fields.items("include") or []
-    for number, name in enumerate(names):
-        if type(name) is not str:
-            raise InvalidField(f"include[{number}]", f"expected a string, got {seen(name)}", code="invalid_type")
-    return names
 
 
 def _logprobs(fields: Fields, wanted: bool) -> int | None:
