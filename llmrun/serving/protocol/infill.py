@@ -143,13 +143,15 @@ def parse_infill(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedIn
         _read_files(fields),
         cut=True,
     )
-    logprobs = fields.integer("n_probs", 0, MOST_LOGPROBS) or None
-    wanted = read_format(fields)
-    request = Request(prompt, options.max_tokens, options.stop, options.sampling, logprobs, response_format=wanted)
-    options = replace(options, n=agreed({name: count for name, count in n.items() if count is not None}) or 1)
+    options = replace(
+        options,
+        logprobs=fields.integer("n_probs", 0, MOST_LOGPROBS) or None,
+        response_format=read_format(fields),
+        n=agreed({name: count for name, count in n.items() if count is not None}) or 1,
+    )
     returns_tokens, response_fields = bool(fields.boolean("return_tokens")), _read_response_fields(fields)
     return ParsedInfill(
-        requests=tuple(choices_of(request, options)),
+        requests=tuple(choices_of(options.request(prompt), options)),
         stream=options.stream,
         ignored=(*(["stream_options.include_usage"] if options.include_usage else []), *fields.unread()),
         seed=options.seed,

@@ -48,16 +48,10 @@ _NAMES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """The thinking options of a Request, and whether the answer has the text of the thinking."""
+def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> tuple[common.ThinkingOptions, bool]:
+    """Read `thinking` and the effort in `output_config`, and whether the answer has the text of the thinking.
 
-    options: common.ThinkingOptions
-    shown: bool
-
-
-def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> Thinking:
-    """Read `thinking` and the effort in `output_config`. Raises InvalidField.
+    Raises InvalidField.
 
     Without `thinking`, the model does not think if this can be switched off: many programs expect that the answer
     begins with its text.
@@ -73,7 +67,7 @@ def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> Thinking
     elif effort is not None:
         known["chat_template_kwargs"] = {"reasoning_effort": effort}  # does not turn thinking on
     options = common.read_thinking(Fields(known, "thinking"), facts)
-    return Thinking(replace(options, without_effect=tuple(_NAMES[name] for name in options.without_effect)), shown)
+    return replace(options, without_effect=tuple(_NAMES[name] for name in options.without_effect)), shown
 
 
 def read_format(fields: Fields, config: Fields) -> ResponseFormat | None:
@@ -141,21 +135,10 @@ _BILLING: Final = re.compile(rf"{BILLING}:(?:\s*\w+=[^;\n]*;)*\s*")
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The messages of a ChatPrompt. `ignored` has the names of parts of the system prompt that were left out."""
+def read_conversation(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """Return the messages of `system` and `messages`, and the names of parts of the system prompt that were left out.
 
-    messages: tuple[Mapping[str, Any], ...]
-    ignored: tuple[str, ...]
-
-    @property
-    def continues(self) -> bool:
-        """Whether the last message is the beginning of the answer, which the model continues."""
-        return bool(self.messages[-1]["role"] == "assistant")
-
-
-def read_conversation(fields: Fields) -> Conversation:
-    """Read `system` and `messages`. Raises InvalidField.
+    Raises InvalidField.
 
     Consecutive messages of the same role become one, as in Anthropic's API. The results of tools become messages of
     their own. Many templates allow a system message only at the beginning, so later ones become part of a user message,
@@ -169,7 +152,7 @@ def read_conversation(fields: Fields) -> Conversation:
     found = tuple(_merged(_reminding(chain(first, read))))
     if found[-1].get("tool_calls"):
         raise InvalidField("messages", "the last message calls tools, but their results are missing")
-    return Conversation(found, (BILLING,) if any(map(_BILLING.match, system)) else ())
+    return found, (BILLING,) if any(map(_BILLING.match, system)) else ()
 
 
 def _without_billing(text: str) -> str:
@@ -327,19 +310,16 @@ class ParsedMessage(Parsed):
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The part that /v1/messages and /v1/messages/count_tokens have in common."""
+    """The part that /v1/messages and /v1/messages/count_tokens have in common.
 
-    prompt: ChatPrompt
+    request  without its options
+    """
+
+    request: Request
     tools: ToolOptions
-    thinking: Thinking
-    config: Fields
+    wanted: ResponseFormat | None
+    shows_thinking: bool
     ignored: tuple[str, ...]
-
-    @property
-    def request(self) -> Request:
-        """The request without its options."""
-        options = self.thinking.options
-        return Request(self.prompt, think=options.think, think_budget=options.budget)
 
 
 def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedMessage:
@@ -350,7 +330,7 @@ def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedM
     fields = Fields(body)
     question = _read_question(fields, facts)
     max_tokens = needed(fields, "max_tokens", fields.integer("max_tokens", 1))
-    wanted = read_format(fields, question.config)
+    wanted = question.wanted
     if wanted is not None and question.tools.may_be_called:
         raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to {"type": "none"}')
     seed = read_seed(fields, seed)
@@ -367,7 +347,7 @@ def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedM
         stream=stream,
         ignored=(*question.ignored, *fields.unread()),
         seed=seed,
-        shows_thinking=question.thinking.shown,
+        shows_thinking=question.shows_thinking,
     )
 
 
@@ -375,7 +355,6 @@ def parse_count(body: dict[str, Any], facts: ModelFacts) -> Parsed:
     """Convert the body of /v1/messages/count_tokens into a request whose prompt is counted. Raises InvalidField."""
     fields = Fields(body)
     question = _read_question(fields, facts)
-    read_format(fields, question.config)  # checked only; the format is not part of the prompt
     return Parsed(requests=(question.request,), stream=False, ignored=(*question.ignored, *fields.unread()))
 
 
@@ -384,22 +363,17 @@ def _read_question(fields: Fields, facts: ModelFacts) -> _Question:
         raise missing("model")
     require_chats(facts)
     _read_extras(fields)
-    conversation = read_conversation(fields)
+    messages, left_out = read_conversation(fields)
+    continues = messages[-1]["role"] == "assistant"  # the last message is the beginning of the answer
     tools = read_tools(fields, facts)
-    if conversation.continues and tools.may_be_called:
+    if continues and tools.may_be_called:
         hint = 'end with a message of the role "user", or set tool_choice to {"type": "none"}'
         raise unsupported("messages", "an answer cannot be continued with tools", hint=hint)
     config = fields.fields("output_config") or Fields({}, "output_config")
-    thinking = read_thinking(fields, config, facts)
-    prompt = ChatPrompt(
-        conversation.messages,
-        tools.tools,
-        tools.choice,
-        tools.parallel,
-        not conversation.continues,
-        thinking.options.variables,
-    )
-    return _Question(prompt, tools, thinking, config, (*conversation.ignored, *thinking.options.without_effect))
+    thinking, shown = read_thinking(fields, config, facts)
+    prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
+    request = Request(prompt, think=thinking.think, think_budget=thinking.budget)
+    return _Question(request, tools, read_format(fields, config), shown, (*left_out, *thinking.without_effect))
 
 
 def _read_extras(fields: Fields) -> None:

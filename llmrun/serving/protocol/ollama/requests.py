@@ -6,18 +6,18 @@ The messages of a chat take the form of chat completions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llmrun.base.amounts import parse_duration
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
-from llmrun.options.sampling_params import SamplingParams
+from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, TextPrompt
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.fields import Fields, seen
 from llmrun.serving.protocol.openai.messages import read_messages, read_tools, require_filling
 from llmrun.serving.protocol.openai.options import (
+    Options,
     ThinkingOptions,
     json_schema_format,
     read_sampling,
@@ -25,7 +25,12 @@ from llmrun.serving.protocol.openai.options import (
     read_stop,
     read_thinking,
 )
-from llmrun.serving.protocol.openai.requests import ParsedCompletion, chat_request, read_chat_logprobs
+from llmrun.serving.protocol.openai.requests import (
+    ParsedCompletion,
+    chat_request,
+    parsed_completion,
+    read_chat_logprobs,
+)
 
 
 def read_ollama_messages(fields: Fields) -> tuple[Sequence[Mapping[str, Any]], tuple[str, ...]]:
@@ -108,25 +113,11 @@ _CUTS: Final = ("truncate", "shift")
 _LONGEST_DURATION: Final = 60  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaOptions:
-    """The options of a request that do not depend on its prompt.
+def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> tuple[Options, tuple[str, ...]]:
+    """Read the common fields, and return the places of options without effect, too. Raises InvalidField.
 
-    sampling  with the seed of the request
-    ignored   the places of options without effect
+    seed  the seed if the request sets none
     """
-
-    stream: bool
-    max_tokens: int | None
-    stop: tuple[str, ...]
-    sampling: SamplingParams
-    logprobs: int | None
-    response_format: ResponseFormat | None
-    ignored: tuple[str, ...]
-
-
-def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> OllamaOptions:
-    """Read the common fields. Raises InvalidField. `seed` is used if the request sets none."""
     fields.text("model")  # already used to find the model
     read_keep_alive(fields)  # already applied by the route
     if fields.boolean("_debug_render_only"):
@@ -136,16 +127,16 @@ def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> OllamaO
             fields.value(name)
     options = Fields(_whole_numbers(fields.object("options") or {}), "options")
     _check_context(options, facts)
-    sampling = replace(read_sampling(options, facts), seed=read_seed(options, seed))
-    return OllamaOptions(
+    found = Options(
+        sampling=read_sampling(options, facts),
+        seed=read_seed(options, seed),
         stream=fields.boolean("stream") is not False,
         max_tokens=_read_limit(options),
         stop=read_stop(options, "stop"),
-        sampling=sampling,
         logprobs=read_chat_logprobs(fields),
         response_format=_read_format(fields),
-        ignored=options.unread(),
     )
+    return found, options.unread()
 
 
 def read_think(fields: Fields, facts: ModelFacts) -> ThinkingOptions:
@@ -237,25 +228,16 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
     seed  the seed if the body has none
     """
     fields = Fields(body)
-    options = read_ollama_options(fields, facts, seed)
+    options, unread_options = read_ollama_options(fields, facts, seed)
     thinking = read_think(fields, facts)
     tools = read_tools(fields, facts)
     messages, unread = read_ollama_messages(fields)
     if not messages:
-        return _parsed(None, options, fields.unread())
+        return _only_loading(options, (*fields.unread(), *unread_options))
     if not facts.takes_chats:
         raise unsupported("messages", _NO_TEMPLATE, hint="send a prompt to /api/generate instead")
-    request = chat_request(
-        messages,
-        tools,
-        thinking,
-        options.response_format,
-        max_tokens=options.max_tokens,
-        stop=options.stop,
-        sampling=options.sampling,
-        logprobs=options.logprobs,
-    )
-    return _parsed(request, options, (*fields.unread(), *unread))
+    request = chat_request(messages, tools, thinking, options)
+    return parsed_completion([request], options, (*fields.unread(), *unread, *unread_options))
 
 
 def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
@@ -264,7 +246,15 @@ def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     seed  the seed if the body has none
     """
     fields = Fields(body)
-    options = read_ollama_options(fields, facts, seed)
+    options, unread = read_ollama_options(fields, facts, seed)
+    prompt, thinking = _read_prompt(fields, facts)
+    ignored = (*fields.unread(), *unread)
+    if prompt is None:
+        return _only_loading(options, ignored)
+    return parsed_completion([options.request(prompt, thinking)], options, ignored)
+
+
+def _read_prompt(fields: Fields, facts: ModelFacts) -> tuple[Prompt | None, ThinkingOptions | None]:
     refuse_images(fields)
     if fields.text("template"):
         raise unsupported("template", "the model's own template is used", hint="write the prompt yourself, with raw")
@@ -275,17 +265,21 @@ def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
         require_filling(facts, "suffix")
         if system or is_raw:
             raise unsupported("suffix", f"cannot be combined with {'raw' if is_raw else 'system'}")
-        return _parsed(_request(FillPrompt(text or "", suffix), options), options, fields.unread())
+        return FillPrompt(text or "", suffix), None
     if not text:
-        return _parsed(None, options, fields.unread())
+        return None, None
     if system and (is_raw or not facts.takes_chats):
         raise InvalidField("system", "cannot be combined with raw" if is_raw else _NO_TEMPLATE)
     if is_raw or not facts.takes_chats:
-        return _parsed(_request(TextPrompt(text), options), options, fields.unread())
+        return TextPrompt(text), None
     thinking = read_think(fields, facts)
     messages = [{"role": "system", "content": system}] if system else []
-    prompt = ChatPrompt([*messages, {"role": "user", "content": text}], template_kwargs=thinking.variables)
-    return _parsed(_request(prompt, options, thinking), options, fields.unread())
+    return ChatPrompt([*messages, {"role": "user", "content": text}], template_kwargs=thinking.variables), thinking
+
+
+def _only_loading(options: Options, ignored: tuple[str, ...]) -> ParsedCompletion:
+    """Return the result for a call that only loads the model."""
+    return parsed_completion([], replace(options, stream=False), ignored)
 
 
 def only_unloads_chat(body: Mapping[str, Any]) -> bool:
@@ -301,26 +295,3 @@ def only_unloads_generate(body: Mapping[str, Any]) -> bool:
 def _unloads(fields: Fields) -> bool:
     fields.text("model")
     return read_keep_alive(fields) == 0
-
-
-def _request(prompt: Prompt, options: OllamaOptions, thinking: ThinkingOptions | None = None) -> Request:
-    return Request(
-        prompt,
-        options.max_tokens,
-        options.stop,
-        options.sampling,
-        options.logprobs,
-        thinking.think if thinking is not None else None,
-        response_format=options.response_format,
-    )
-
-
-def _parsed(request: Request | None, options: OllamaOptions, unread: Iterable[str]) -> ParsedCompletion:
-    return ParsedCompletion(
-        requests=() if request is None else (request,),
-        stream=options.stream and request is not None,
-        ignored=(*unread, *options.ignored),
-        n=1,
-        seed=options.sampling.seed,
-        include_usage=False,
-    )

@@ -16,7 +16,7 @@ from typing import Any, Final
 from llmrun.base.sampling_texts import ListOfTexts
 from llmrun.base.types import LARGEST_SCALE
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.requests import ModelFacts
+from llmrun.engine.requests import ModelFacts, Prompt, Request
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 from llmrun.options.settings import RULES
 from llmrun.serving.protocol.errors import InvalidField, unsupported
@@ -351,19 +351,35 @@ _QUIET: Final[Mapping[str, tuple[Any, ...] | None]] = {
 class Options:
     """The options of a request that do not depend on its prompt.
 
-    n         the number of choices for each prompt
-    sampling  with seed 0; `seed` is the seed of the first choice
-    adapters  see Request
+    n       the number of choices for each prompt
+    seed    the seed of the first choice, which `sampling` need not have
+    others  see Request
     """
 
     stream: bool
-    include_usage: bool
-    n: int
     seed: int
     max_tokens: int | None
     stop: tuple[str, ...]
     sampling: SamplingParams
-    adapters: Mapping[str, float] | None
+    logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    adapters: Mapping[str, float] | None = None
+    n: int = 1
+    include_usage: bool = False
+
+    def request(self, prompt: Prompt, thinking: ThinkingOptions | None = None) -> Request:
+        """Return the request for one choice."""
+        return Request(
+            prompt,
+            self.max_tokens,
+            self.stop,
+            replace(self.sampling, seed=self.seed),
+            self.logprobs,
+            None if thinking is None else thinking.think,
+            None if thinking is None else thinking.budget,
+            self.response_format,
+            adapters=self.adapters,
+        )
 
 
 def read_options(fields: Fields, facts: ModelFacts, seed: int) -> Options:

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Request, TextPrompt
-from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.fields import Fields
 from llmrun.serving.protocol.openai.messages import ToolOptions, read_messages, read_prompts, read_tools
@@ -56,51 +54,28 @@ def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedComp
     messages = read_messages(fields)
     tools = read_tools(fields, facts)
     thinking = read_thinking(fields, facts)
-    wanted = read_format(fields)
-    request = chat_request(
-        messages,
-        tools,
-        thinking,
-        wanted,
-        max_tokens=options.max_tokens,
-        stop=options.stop,
-        sampling=options.sampling,
-        logprobs=read_chat_logprobs(fields),
-        continues=_continues(fields, messages, tools),
-    )
-    ignored = (*thinking.without_effect, *fields.unread())
-    return _parsed([request], options, ignored)
+    options = replace(options, response_format=read_format(fields), logprobs=read_chat_logprobs(fields))
+    request = chat_request(messages, tools, thinking, options, continues=_continues(fields, messages, tools))
+    return parsed_completion([request], options, (*thinking.without_effect, *fields.unread()))
 
 
 def chat_request(
     messages: Sequence[Mapping[str, Any]],
     tools: ToolOptions,
     thinking: ThinkingOptions,
-    wanted: ResponseFormat | None,
+    options: Options,
     *,
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    sampling: SamplingParams,
-    logprobs: int | None,
     continues: bool = False,
 ) -> Request:
     """Return the request for one choice of a chat. Raises InvalidField for a format together with tools.
 
     continues  whether the model should continue the last message
     """
+    wanted = options.response_format
     if wanted is not None and tools.may_be_called:
         raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to "none"')
     prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
-    return Request(
-        prompt=prompt,
-        max_tokens=max_tokens,
-        stop=stop,
-        sampling=sampling,
-        logprobs=logprobs,
-        think=thinking.think,
-        think_budget=thinking.budget,
-        response_format=wanted,
-    )
+    return options.request(prompt, thinking)
 
 
 def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
@@ -118,7 +93,7 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
     if best_of not in (None, options.n):
         raise unsupported("best_of", "supported only if it equals n")
     logprobs = fields.integer("logprobs", 0, MOST_LOGPROBS)
-    wanted = read_format(fields)
+    options = replace(options, logprobs=logprobs, response_format=read_format(fields))
     echoed: tuple[str, ...] = ()
     if fields.boolean("echo"):
         if logprobs is not None:
@@ -128,16 +103,13 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
         echoed = tuple(prompt.text for prompt in prompts if isinstance(prompt, TextPrompt))
         if len(echoed) < len(prompts):
             raise unsupported("echo", "supported only for prompts that are text")
-    requests = [
-        Request(prompt, options.max_tokens, options.stop, options.sampling, logprobs, response_format=wanted)
-        for prompt in prompts
-    ]
-    return _parsed(requests, options, fields.unread(), echoed)
+    return parsed_completion([*map(options.request, prompts)], options, fields.unread(), echoed)
 
 
-def _parsed(
+def parsed_completion(
     requests: Sequence[Request], options: Options, ignored: tuple[str, ...], echoed: tuple[str, ...] = ()
 ) -> ParsedCompletion:
+    """Return the result for these requests, one for each prompt."""
     return ParsedCompletion(
         requests=tuple(choice for request in requests for choice in choices_of(request, options)),
         stream=options.stream,
@@ -153,7 +125,7 @@ def choices_of(request: Request, options: Options) -> Iterator[Request]:
     """Yield a request for each choice. They differ only in their seeds."""
     for choice in range(options.n):
         seed = choice_seed(options.seed, choice)
-        yield replace(request, sampling=replace(request.sampling, seed=seed), adapters=options.adapters)
+        yield replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 def read_chat_logprobs(fields: Fields) -> int | None:

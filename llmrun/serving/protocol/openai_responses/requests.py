@@ -6,7 +6,7 @@ The items of the conversation become the messages of a ChatPrompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llmrun.engine.requests import AUTO, ModelFacts, Request, ToolCall
@@ -15,6 +15,7 @@ from llmrun.serving.protocol.fields import Fields, needed, read_strings, seen
 from llmrun.serving.protocol.openai.messages import ToolOptions, leave_empty, read_content, read_message, read_tools
 from llmrun.serving.protocol.openai.options import (
     MOST_LOGPROBS,
+    Options,
     leave_obfuscation,
     leave_quiet,
     read_adapters,
@@ -222,21 +223,21 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     refuse_values(text, _REFUSED_IN_TEXT)
     # The optional parts of the answer. Most belong to tools that this server does not have.
     included = read_strings(fields, "include") or []
-    seed = read_seed(fields, seed)
-    request = chat_request(
-        messages,
-        tools,
-        thinking,
-        wanted,
+    options = Options(
+        stream=_streams(fields),
+        seed=read_seed(fields, seed),
         max_tokens=fields.integer("max_output_tokens", 1),
         stop=read_stop(fields, "stop"),
-        sampling=replace(read_sampling(fields, facts), seed=seed),
+        sampling=read_sampling(fields, facts),
         logprobs=_logprobs(fields, LOGPROBS in included),
+        response_format=wanted,
+        adapters=read_adapters(fields, facts),
     )
+    request = chat_request(messages, tools, thinking, options)
     return ParsedResponse(
-        requests=(replace(request, adapters=read_adapters(fields, facts)),),
-        stream=_streams(fields),
-        seed=seed,
+        requests=(request,),
+        stream=options.stream,
+        seed=options.seed,
         settings=_settings(fields, request, tools, reasoning, text),
         ignored=(
             *thinking.without_effect,
