@@ -24,19 +24,17 @@ from llmrun.serving.routes.generation import (
     INFILL,
     MESSAGE,
     RESPONSE,
-    CountRoute,
     Generation,
     ModelRoutes,
     OrForwarded,
     no_stored_response,
 )
-from llmrun.serving.routes.status import PageRoute, StatusRoutes
+from llmrun.serving.routes.status import StatusRoutes
 from llmrun.serving.routes.tokens import (
     EMBEDDINGS,
     OLLAMA_EMBED,
     OLLAMA_EMBEDDINGS,
     RERANK,
-    AdapterRoutes,
     EmbeddingRoute,
     TokenRoutes,
 )
@@ -82,7 +80,6 @@ def _routes(service: Service) -> list[_Route]:
     chat, completion = Generation(service, CHAT), Generation(service, COMPLETION)
     response = Generation(service, RESPONSE)
     models, tokens, status = ModelRoutes(service), TokenRoutes(service), StatusRoutes(service)
-    adapters = AdapterRoutes(service)
     return [
         _Route("/v1/chat/completions", chat, methods=["POST"]),
         _Route("/chat/completions", chat, methods=["POST"]),  # as in llama-server, for clients without /v1
@@ -94,7 +91,7 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/v1/responses/{id}/cancel", no_stored_response, methods=["POST"]),
         _Route("/v1/responses/{id}/input_items", no_stored_response),
         _Route("/v1/messages", Generation(service, MESSAGE), methods=["POST"]),
-        _Route("/v1/messages/count_tokens", CountRoute(service).count_tokens, methods=["POST"]),
+        _Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
         _Route("/v1/models", models.list_models),
         _Route("/v1/models/", models.list_models),  # otherwise, the next line would take it for a model without a name
         _Route("/v1/models/{id:path}", models.show_model),
@@ -104,8 +101,8 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/infill", Generation(service, INFILL), methods=["POST"]),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
         _Route("/detokenize", tokens.detokenize, methods=["POST"]),
-        _Route("/lora-adapters", adapters.list_adapters),
-        _Route("/", PageRoute().page),
+        _Route("/lora-adapters", tokens.list_adapters),
+        _Route("/", status.page),
         _Route("/health", status.health),
         _Route("/metrics", status.metrics),
         _Route("/openapi.json", status.openapi),

@@ -8,60 +8,40 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-from llmrun.serving.processes.served_model import Load, State
+from collections.abc import Iterator, Mapping, Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory. `kv_tokens` is the size of its KV cache."""
+Figures = Mapping[str, float]
+# Metrics with a label: name, kind, help text and the figure that they show
+_Table = Sequence[tuple[str, str, str, str]]
 
-    name: str
-    kv_tokens: int
-    state: State
-    load: Load
-
-
-# The metrics of each loaded model: kind, help text and value. Counters begin again when a model is loaded again.
-_OF_MODELS: Mapping[str, tuple[str, str, Callable[[LoadedModel], float]]] = {
-    "llmrun_up": ("gauge", "Whether the model is ready.", lambda model: model.state is State.READY),
-    "llmrun_requests_running": (
-        *("gauge", "Requests that the engine is running."),
-        lambda model: model.load.running,
-    ),
-    "llmrun_requests_waiting": (
-        *("gauge", "Requests that wait for a place or for room."),
-        lambda model: model.load.waiting,
-    ),
-    "llmrun_kv_tokens": ("gauge", "Tokens that the KV cache can hold.", lambda model: model.kv_tokens),
-    "llmrun_kv_free_tokens": (
-        *("gauge", "Tokens that fit if unused cached prefixes are dropped."),
-        lambda model: model.load.free_tokens,
-    ),
-    "llmrun_steps_total": ("counter", "Forward passes.", lambda model: model.load.steps),
-    "llmrun_prompt_tokens_total": ("counter", "Prompt tokens.", lambda model: model.load.prompt_tokens),
-    "llmrun_cached_tokens_total": (
-        *("counter", "Prompt tokens reused from the KV cache."),
-        lambda model: model.load.cached_tokens,
-    ),
-    "llmrun_generated_tokens_total": ("counter", "Generated tokens.", lambda model: model.load.generated_tokens),
-    "llmrun_preemptions_total": (
-        *("counter", "Returns of running sequences to the queue."),
-        lambda model: model.load.preemptions,
-    ),
-    "llmrun_engine_restarts_total": ("counter", "Restarts of the engine.", lambda model: model.load.restarts),
-    "llmrun_heartbeat_age_seconds": (
-        *("gauge", "Seconds since the engine last made progress."),
-        lambda model: model.load.beat_age_s,
-    ),
-    "llmrun_current_wait_seconds": ("gauge", "Predicted wait of a new request.", lambda model: model.load.wait_s),
-}
+# Those of each loaded model, whose other figures are in Load. Counters begin again when a model is loaded again.
+_OF_MODELS: _Table = (
+    ("llmrun_up", "gauge", "Whether the model is ready.", "up"),
+    ("llmrun_requests_running", "gauge", "Requests that the engine is running.", "running"),
+    ("llmrun_requests_waiting", "gauge", "Requests that wait for a place or for room.", "waiting"),
+    ("llmrun_kv_tokens", "gauge", "Tokens that the KV cache can hold.", "kv_tokens"),
+    ("llmrun_kv_free_tokens", "gauge", "Tokens that fit if unused cached prefixes are dropped.", "free_tokens"),
+    ("llmrun_steps_total", "counter", "Forward passes.", "steps"),
+    ("llmrun_prompt_tokens_total", "counter", "Prompt tokens.", "prompt_tokens"),
+    ("llmrun_cached_tokens_total", "counter", "Prompt tokens reused from the KV cache.", "cached_tokens"),
+    ("llmrun_generated_tokens_total", "counter", "Generated tokens.", "generated_tokens"),
+    ("llmrun_preemptions_total", "counter", "Returns of running sequences to the queue.", "preemptions"),
+    ("llmrun_engine_restarts_total", "counter", "Restarts of the engine.", "restarts"),
+    ("llmrun_heartbeat_age_seconds", "gauge", "Seconds since the engine last made progress.", "beat_age_s"),
+    ("llmrun_current_wait_seconds", "gauge", "Predicted wait of a new request.", "wait_s"),
+)
+_OF_UPSTREAMS: _Table = (
+    ("llmrun_upstream_up", "gauge", "Whether the upstream is up.", "up"),
+    ("llmrun_upstream_requests_in_flight", "gauge", "Requests that the upstream is working on.", "in_flight"),
+    ("llmrun_upstream_requests_total", "counter", "Requests that were sent to the upstream.", "requests"),
+    ("llmrun_upstream_moved_total", "counter", "Requests that moved from this upstream to another one.", "moved"),
+    ("llmrun_upstream_resumed_total", "counter", "Streams of this upstream that another one continued.", "resumed"),
+)
 
 
 class Histogram:
@@ -77,7 +57,7 @@ class Histogram:
         self._sum += value
 
     def lines(self) -> Iterator[str]:
-        yield from heading(self.name, "histogram", self._help)
+        yield from _heading(self.name, "histogram", self._help)
         total = 0
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -116,37 +96,44 @@ class Metrics:
         self.waited.observe(actual_s)
         self.mispredicted.observe(abs(predicted_s - actual_s))
 
-    def text(self, version: str, models: Sequence[LoadedModel]) -> str:
-        """Return all metrics. Those of models have a label with the model's name."""
-        return "\n".join(self._lines(version, models)) + "\n"
+    def text(self, version: str, models: Mapping[str, Figures], upstreams: Mapping[str, Figures] | None = None) -> str:
+        """Return all metrics, with the figures of models by their names, and those of upstreams by their URLs."""
+        lines = [*self._lines(version, models)]
+        if upstreams is not None:
+            lines += _labelled(_OF_UPSTREAMS, "upstream", upstreams)
+        return "\n".join(lines) + "\n"
 
-    def _lines(self, version: str, models: Sequence[LoadedModel]) -> Iterator[str]:
+    def _lines(self, version: str, models: Mapping[str, Figures]) -> Iterator[str]:
         yield from _one("llmrun_build_info", "gauge", "Version.", 1, {"version": version})
-        yield from heading("llmrun_requests_total", "counter", "Finished HTTP requests.")
+        yield from _heading("llmrun_requests_total", "counter", "Finished HTTP requests.")
         for (route, status), count in sorted(self._requests.items()):
-            yield f"llmrun_requests_total{labels({'route': route, 'status': str(status)})} {count}"
+            yield f"llmrun_requests_total{_labels({'route': route, 'status': str(status)})} {count}"
         yield from _one("llmrun_open_requests", "gauge", "HTTP requests in progress.", self.open_requests)
-        for name, (kind, help_text, value) in _OF_MODELS.items():
-            yield from heading(name, kind, help_text)
-            for model in models:
-                yield f"{name}{labels({'model': model.name})} {value(model):.10g}"
+        yield from _labelled(_OF_MODELS, "model", models)
         for histogram in (self.first_token, self.between_tokens, self.waited, self.predicted, self.mispredicted):
             yield from histogram.lines()
+
+
+def _labelled(table: _Table, label: str, owners: Mapping[str, Figures]) -> Iterator[str]:
+    for name, kind, help_text, figure in table:
+        yield from _heading(name, kind, help_text)
+        for owner, figures in owners.items():
+            yield f"{name}{_labels({label: owner})} {figures[figure]:.10g}"
 
 
 def _one(
     name: str, kind: str, help_text: str, value: float, label_values: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    yield from heading(name, kind, help_text)
-    yield f"{name}{labels(label_values or {})} {value:.10g}"
+    yield from _heading(name, kind, help_text)
+    yield f"{name}{_labels(label_values or {})} {value:.10g}"
 
 
-def heading(name: str, kind: str, help_text: str) -> tuple[str, str]:
+def _heading(name: str, kind: str, help_text: str) -> tuple[str, str]:
     """Return the two lines before the values of a metric."""
     return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
 
 
-def labels(values: Mapping[str, str]) -> str:
+def _labels(values: Mapping[str, str]) -> str:
     """Return labels after the name of a metric."""
     escaped = {
         name: value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for name, value in values.items()

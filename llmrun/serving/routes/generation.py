@@ -29,7 +29,7 @@ from llmrun.serving.protocol.anthropic.answers import (
     anthropic_model,
     anthropic_models,
 )
-from llmrun.serving.protocol.anthropic.requests import parse_count, parse_message
+from llmrun.serving.protocol.anthropic.requests import parse_message
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.infill import InfillAnswer, parse_infill
 from llmrun.serving.protocol.openai.options import seed_from
@@ -215,23 +215,4 @@ async def no_stored_response(request: HttpRequest) -> Response:
 
 
 MESSAGE = Call("msg_", parse_message, MessageAnswer, ANTHROPIC)
-
-
-class CountRoute:
-    """POST /v1/messages/count_tokens."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def count_tokens(self, request: HttpRequest) -> Response:
-        """Return the number of tokens of the prompt that /v1/messages would make of the same body."""
-        body, large = await self._service.bodies.read_json(request.scope, request.receive)
-        async with self._service.models.lease(body.get("model")) as lease:
-            ready = await lease.ready()
-            parsed = await off_the_loop(large, lambda: parse_count(body, ready.facts))
-            asked = replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
-            tokens = await ready.model.count_prompt(asked)
-        return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored_header))
-
-
 INFILL = Call("infill-", parse_infill, InfillAnswer, LLAMA_SERVER)

@@ -16,11 +16,11 @@ from llmrun.engine.requests import ModelFacts
 from llmrun.serving.exchanges import exchange_of
 from llmrun.serving.models.known import KnownModel, digest_of, glance_at, header_of
 from llmrun.serving.models.registry import Models, Ready
-from llmrun.serving.protocol.fields import Fields
 from llmrun.serving.protocol.ollama.answers import (
     OLLAMA,
     UNLOADED,
     LoadedModel,
+    OllamaAnswer,
     OllamaModel,
     Write,
     abilities_of,
@@ -28,7 +28,6 @@ from llmrun.serving.protocol.ollama.answers import (
     empty_answer,
     generate_fields,
     listed_elsewhere,
-    ollama_answer,
     parameter_label,
     ps_body,
     read_show,
@@ -37,11 +36,11 @@ from llmrun.serving.protocol.ollama.answers import (
     version_body,
 )
 from llmrun.serving.protocol.ollama.requests import (
+    keep_alive_of,
     only_unloads_chat,
     only_unloads_generate,
     parse_generate,
     parse_ollama_chat,
-    read_keep_alive,
 )
 from llmrun.serving.protocol.openapi import MISSING
 from llmrun.serving.protocol.parsed import ignored_names
@@ -60,24 +59,20 @@ async def _unloaded(
     return empty_answer(write, known.name, time.time(), UNLOADED)
 
 
-def _keep_s(body: dict[str, Any]) -> float | None:
-    return read_keep_alive(Fields(body))
-
-
 OLLAMA_CHAT = Call(
     "",
     parse_ollama_chat,
-    partial(ollama_answer, chat_fields),
+    partial(OllamaAnswer, chat_fields),
     OLLAMA,
-    _keep_s,
+    keep_alive_of,
     partial(_unloaded, chat_fields, only_unloads_chat),
 )
 OLLAMA_GENERATE = Call(
     "",
     parse_generate,
-    partial(ollama_answer, generate_fields),
+    partial(OllamaAnswer, generate_fields),
     OLLAMA,
-    _keep_s,
+    keep_alive_of,
     partial(_unloaded, generate_fields, only_unloads_generate),
 )
 

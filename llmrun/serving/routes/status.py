@@ -9,48 +9,30 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 
 from llmrun import __version__
 from llmrun.serving import metrics
-from llmrun.serving.processes.served_model import State
+from llmrun.serving.processes.served_model import ServedModel, State
 from llmrun.serving.protocol.openapi import document
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
 
-if TYPE_CHECKING:
-    from llmrun.serving.upstreams.upstream import Upstream
-
 _NO_UPSTREAM = "no_upstream"
-_UPSTREAM_METRICS: Final[Sequence[tuple[str, str, str, Callable[[Upstream], int]]]] = (
-    ("up", "gauge", "Whether the upstream is up.", lambda one: int(one.is_up)),
-    ("requests_in_flight", "gauge", "Requests that the upstream is working on.", lambda one: one.in_flight),
-    ("requests_total", "counter", "Requests that were sent to the upstream.", lambda one: one.counts.requests),
-    (
-        "moved_total",
-        "counter",
-        "Requests that moved from this upstream to another one.",
-        lambda one: one.counts.moved,
-    ),
-    (
-        "resumed_total",
-        "counter",
-        "Streams of this upstream that another one continued.",
-        lambda one: one.counts.resumed,
-    ),
-)
 
 
 class StatusRoutes:
-    """GET /health, /metrics and /openapi.json."""
+    """GET /health, /metrics, /openapi.json and /."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._html = files("llmrun.serving").joinpath("page/chat.html").read_text(encoding="utf-8")
+        self._page_headers = {**_HEADERS, "content-security-policy": policy_of(self._html)}
 
     async def health(self, request: HttpRequest) -> Response:
         """Return 200 only if the server takes requests and the engine's heartbeat is recent.
@@ -72,19 +54,29 @@ class StatusRoutes:
         return state if service.models.known.given else _NO_UPSTREAM
 
     async def metrics(self, request: HttpRequest) -> Response:
-        processes = [(managed.known.name, managed.process) for managed in self._service.models.loaded()]
-        loaded = [
-            metrics.LoadedModel(name, process.facts.kv_tokens if process.facts else 0, process.state, process.load)
-            for name, process in processes
-            if process is not None
-        ]
-        text = self._service.metrics.text(__version__, loaded)
-        if self._service.upstreams is not None:
-            text += "\n".join(_upstream_lines(self._service.upstreams.all)) + "\n"
+        loaded = [(managed.known.name, managed.process) for managed in self._service.models.loaded()]
+        models = {name: _figures(process) for name, process in loaded if process is not None}
+        upstreams = (
+            None
+            if self._service.upstreams is None
+            else {
+                each.endpoint.base: {"up": each.is_up, "in_flight": each.in_flight, **asdict(each.counts)}
+                for each in self._service.upstreams.all
+            }
+        )  # URLs of upstreams never contain keys
+        text = self._service.metrics.text(__version__, models, upstreams)
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE, "cache-control": "no-store"})
 
     async def openapi(self, request: HttpRequest) -> Response:
         return json_response(document(__version__))
+
+    async def page(self, request: HttpRequest) -> Response:
+        return HTMLResponse(self._html, headers=self._page_headers)
+
+
+def _figures(process: ServedModel) -> dict[str, float]:
+    kv_tokens = process.facts.kv_tokens if process.facts else 0
+    return {"up": process.state is State.READY, "kv_tokens": kv_tokens, **asdict(process.load)}
 
 
 _HEADERS: Final = {
@@ -94,17 +86,6 @@ _HEADERS: Final = {
     "permissions-policy": "camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()",
     "referrer-policy": "no-referrer",
 }
-
-
-class PageRoute:
-    """GET /."""
-
-    def __init__(self) -> None:
-        self._html = files("llmrun.serving").joinpath("page/chat.html").read_text(encoding="utf-8")
-        self._headers = {**_HEADERS, "content-security-policy": policy_of(self._html)}
-
-    async def page(self, request: HttpRequest) -> Response:
-        return HTMLResponse(self._html, headers=self._headers)
 
 
 def policy_of(html: str) -> str:
@@ -132,12 +113,3 @@ def _hashes(html: str, tag: str) -> str:
     contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     digests = (hashlib.sha256(content.encode()).digest() for content in contents)
     return " ".join(f"'sha256-{b64encode(digest).decode('ascii')}'" for digest in digests)
-
-
-def _upstream_lines(upstreams: Sequence[Upstream]) -> Iterator[str]:
-    """Yield the metrics of upstreams in the format of Prometheus. URLs of upstreams never contain keys."""
-    for name, kind, help_text, value in _UPSTREAM_METRICS:
-        full = f"llmrun_upstream_{name}"
-        yield from metrics.heading(full, kind, help_text)
-        for upstream in upstreams:
-            yield f"{full}{metrics.labels({'upstream': upstream.endpoint.base})} {value(upstream)}"

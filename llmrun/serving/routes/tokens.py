@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from llmrun.base.amounts import counted
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import Presence, exchange_of
 from llmrun.serving.processes.served_model import ServedModel
+from llmrun.serving.protocol.anthropic.requests import parse_count
 from llmrun.serving.protocol.embeddings import (
     Parse,
     Write,
@@ -32,32 +33,18 @@ from llmrun.serving.protocol.embeddings import (
     rerank_body,
 )
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields
 from llmrun.serving.protocol.infill import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
-from llmrun.serving.protocol.ollama.requests import read_keep_alive
+from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
 from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.refusals import ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 
-
-class AdapterRoutes:
-    """GET /lora-adapters, as in llama-server. A query parameter can name the model."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def list_adapters(self, request: HttpRequest) -> Response:
-        async with self._service.models.lease(request.query_params.get("model")) as lease:
-            ready = await lease.ready()
-            return json_response(adapters_body(ready.facts))
-
-
 _MOST_PIECES = 10_000  # each takes a message to the engine's process and back
 
 
 class TokenRoutes:
-    """POST /tokenize and /detokenize."""
+    """POST /tokenize, /detokenize and /v1/messages/count_tokens, and GET /lora-adapters."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -81,6 +68,22 @@ class TokenRoutes:
             text = await ready.model.detokenize(tokens, tenant=exchange_of(request.scope).tenant)
         return json_response(detokenize_body(text))
 
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """Return the number of tokens of the prompt that /v1/messages would make of the same body."""
+        body, large = await self._service.bodies.read_json(request.scope, request.receive)
+        async with self._service.models.lease(body.get("model")) as lease:
+            ready = await lease.ready()
+            parsed = await off_the_loop(large, lambda: parse_count(body, ready.facts))
+            asked = replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
+            tokens = await ready.model.count_prompt(asked)
+        return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored_header))
+
+    async def list_adapters(self, request: HttpRequest) -> Response:
+        """Return the LoRA adapters, as in llama-server. A query parameter can name the model."""
+        async with self._service.models.lease(request.query_params.get("model")) as lease:
+            ready = await lease.ready()
+            return json_response(adapters_body(ready.facts))
+
 
 async def _pieces(model: ServedModel, tokens: list[int], tenant: str) -> list[bytes]:
     """Return the bytes of each token. Raises InvalidField if there are too many."""
@@ -101,14 +104,10 @@ class EmbeddingKind:
     keep_s: Callable[[dict[str, Any]], float | None] = lambda body: None
 
 
-def _keep_alive(body: dict[str, Any]) -> float | None:
-    return read_keep_alive(Fields(body))
-
-
 EMBEDDINGS: Final = EmbeddingKind(parse_embeddings, embeddings_body)
 RERANK: Final = EmbeddingKind(parse_rerank, rerank_body)
-OLLAMA_EMBED: Final = EmbeddingKind(parse_ollama_embed, ollama_embed_body, _keep_alive)
-OLLAMA_EMBEDDINGS: Final = EmbeddingKind(parse_ollama_embeddings, ollama_embeddings_body, _keep_alive)
+OLLAMA_EMBED: Final = EmbeddingKind(parse_ollama_embed, ollama_embed_body, keep_alive_of)
+OLLAMA_EMBEDDINGS: Final = EmbeddingKind(parse_ollama_embeddings, ollama_embeddings_body, keep_alive_of)
 
 
 class EmbeddingRoute:

@@ -20,7 +20,6 @@ from llmrun.serving.protocol.errors import ApiError
 from llmrun.serving.protocol.fields import Fields, agreed, missing
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openai.responses import FOREVER_S, ChatAnswer, created_of
-from llmrun.serving.protocol.parsed import Answer
 from llmrun.serving.protocol.wire import WireFormat, json_bytes, json_line
 
 PREFIX: Final = "/api/"  # all paths of this API begin with it
@@ -66,7 +65,10 @@ def timestamp(seconds: float) -> str:
 
 
 class OllamaAnswer:
-    """The answer to one call: that of a chat completion, in another form."""
+    """The answer to one call: that of a chat completion, in another form.
+
+    Calls that only load a model have no request and no events.
+    """
 
     def __init__(self, write: Write, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         self._write = write
@@ -92,7 +94,8 @@ class OllamaAnswer:
 
     def whole(self) -> dict[str, Any]:
         """See Answer."""
-        assert self._end is not None
+        if self._end is None:
+            return {**self._chunk({}, done=True), "done_reason": LOADED}
         body = self._chat.whole()
         choice = body["choices"][0]
         message, logprobs = choice["message"], choice["logprobs"]
@@ -118,32 +121,6 @@ class OllamaAnswer:
         message = {name: value for name, value in {"content": "", **fields}.items() if value or name == "content"}
         tokens = {"logprobs": logprobs} if logprobs else {}
         return {**self._head, **self._write(message), **tokens, "done": done}
-
-
-class _Loaded:
-    """The answer to a call without a request, which only loads the model."""
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        self._body = body
-
-    def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """See Answer."""
-        raise RuntimeError("a call without requests has no events")
-
-    def finish(self) -> list[dict[str, Any]]:
-        """See Answer."""
-        return [dict(self._body)]
-
-    def whole(self) -> Mapping[str, Any]:
-        """See Answer."""
-        return self._body
-
-
-def ollama_answer(write: Write, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> Answer:
-    """Return the answer to a call. `write` returns the fields of its route."""
-    if parsed.requests:
-        return OllamaAnswer(write, parsed, facts, answer_id, created)
-    return _Loaded(empty_answer(write, facts.name, created, LOADED))
 
 
 def _counts(body: Mapping[str, Any], end: Finished) -> dict[str, Any]:

@@ -167,6 +167,11 @@ def read_keep_alive(fields: Fields) -> float | None:
     return seconds
 
 
+def keep_alive_of(body: Mapping[str, Any]) -> float | None:
+    """Return `keep_alive` in a body in seconds, or None. Raises InvalidField."""
+    return read_keep_alive(Fields(body))
+
+
 def _seconds(value: Any) -> float | None:
     """Return a duration in seconds, or None if it is not valid."""
     try:

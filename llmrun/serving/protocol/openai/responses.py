@@ -398,7 +398,7 @@ class ChatAnswer(_Answer):
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
-        prompt = parsed.requests[0].prompt
+        prompt = parsed.requests[0].prompt if parsed.requests else None
         known = call_ids(prompt.messages) if isinstance(prompt, ChatPrompt) else ()
         self._choices = [ChatChoice(known) for _ in parsed.requests]
 
