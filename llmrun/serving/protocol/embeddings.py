@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -175,14 +175,13 @@ def _usage(found: Embedded) -> dict[str, int]:
     return {"prompt_tokens": sum(found.tokens), "total_tokens": sum(found.tokens)}
 
 
-EMBEDDING_NAMES: Final[Mapping[str, Any]] = {"ENCODINGS": (FLOAT, BASE64), "MOST_INPUTS": MOST_INPUTS}
 EMBEDDING_SCHEMAS: Final = """
 default_model = string // A model's name. If it is missing, the server's first model answers.
 dimensions = integer(1..) // Keep only the first dimensions, for models trained for this.
 EmbeddingRequest = {
   model?: default_model
   input: string | string[](..MOST_INPUTS) | count[] | count[][] // A text, texts, a list of token IDs, or such lists.
-  encoding_format?: ENCODINGS // Numbers, or little-endian float32 in Base64.
+  encoding_format?: FLOAT | BASE64 // Numbers, or little-endian float32 in Base64.
   dimensions?: dimensions
   truncate?: boolean // Leave out the end of inputs that are too long, instead of an error.
 }

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llmrun.serving.protocol.anthropic.schemas import ANTHROPIC_NAMES, ANTHROPIC_SCHEMAS
-from llmrun.serving.protocol.embeddings import EMBEDDING_NAMES, EMBEDDING_SCHEMAS
+from llmrun.serving.protocol import embeddings, infill
+from llmrun.serving.protocol.anthropic import answers as anthropic_answers
+from llmrun.serving.protocol.anthropic import requests as anthropic_requests
+from llmrun.serving.protocol.anthropic.schemas import ANTHROPIC_SCHEMAS
+from llmrun.serving.protocol.embeddings import EMBEDDING_SCHEMAS
+from llmrun.serving.protocol.ollama import requests as ollama_requests
 from llmrun.serving.protocol.ollama.answers import MEDIA_TYPE
-from llmrun.serving.protocol.ollama.schemas import OLLAMA_NAMES, OLLAMA_SCHEMAS
-from llmrun.serving.protocol.openai.schemas import OPENAI_SCHEMAS, openai_names
-from llmrun.serving.protocol.openai_responses.schemas import RESPONSES_NAMES, RESPONSES_SCHEMAS
-from llmrun.serving.protocol.schema_notation import read_schemas
+from llmrun.serving.protocol.ollama.schemas import OLLAMA_SCHEMAS
+from llmrun.serving.protocol.openai import messages, options
+from llmrun.serving.protocol.openai.schemas import OPENAI_SCHEMAS, sampling_parameters
+from llmrun.serving.protocol.openai_responses import requests as responses_requests
+from llmrun.serving.protocol.openai_responses.schemas import RESPONSES_SCHEMAS
+from llmrun.serving.protocol.schema_notation import Schema, read_schemas
 
 # The errors of routes that use the model
 _ERRORS: Final = {
@@ -61,9 +67,6 @@ MISSING: Final[Mapping[str, str]] = {
 
 def document(version: str) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. `version` is llmrun's version."""
-    # The later texts use types of the earlier ones.
-    texts = (OPENAI_SCHEMAS, RESPONSES_SCHEMAS, ANTHROPIC_SCHEMAS, OLLAMA_SCHEMAS, EMBEDDING_SCHEMAS)
-    names = {**openai_names(), **RESPONSES_NAMES, **ANTHROPIC_NAMES, **OLLAMA_NAMES, **EMBEDDING_NAMES}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -76,9 +79,32 @@ def document(version: str) -> dict[str, Any]:
         "paths": {**_paths(), **_ollama_paths()},
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": read_schemas("\n".join(texts), names),
+            "schemas": _schemas(),
         },
     }
+
+
+def _schemas() -> dict[str, Schema]:
+    """Return the schemas by name. The later texts use types of the earlier ones, and the constants of parsers."""
+    known: dict[str, Any] = {
+        "parameters": {"properties": sampling_parameters()},
+        "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}},
+        "num_predict": {"type": "integer", "minimum": -2, "not": {"const": 0}},
+        "time": {"type": "string", "format": "date-time"},
+        "duration": r"-?([0-9]+(\.[0-9]+)?(ms|s|m|h|d|))+",
+    }
+    found: dict[str, Schema] = {}
+    for text, modules in (
+        (OPENAI_SCHEMAS, (infill, messages, options)),
+        (RESPONSES_SCHEMAS, (responses_requests,)),
+        (ANTHROPIC_SCHEMAS, (anthropic_requests, anthropic_answers)),
+        (OLLAMA_SCHEMAS, (ollama_requests,)),
+        (EMBEDDING_SCHEMAS, (embeddings,)),
+    ):
+        for module in modules:
+            known |= {name: value for name, value in vars(module).items() if name.isupper()}
+        found |= read_schemas(text, known)
+    return found
 
 
 def _paths() -> dict[str, Any]:

@@ -38,10 +38,10 @@ _LIMITS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def read_schemas(text: str, known: Mapping[str, Any]) -> dict[str, Schema]:
-    """Return the schemas that a text defines, by name, without those whose names begin with a small letter.
+def read_schemas(text: str, known: dict[str, Any]) -> dict[str, Schema]:
+    """Return the schemas that a text defines by names with capitals, and add its other types to `known`.
 
-    known  the values of names in the text: a schema, a number in limits, a pattern, or a tuple of the possible values
+    known  the values of names in the text: a schema, a literal, a tuple of literals, a number in limits, or a pattern
     """
     reader = _Reader(text.strip(), known)
     found = dict[str, Schema]()
@@ -56,8 +56,8 @@ def read_schemas(text: str, known: Mapping[str, Any]) -> dict[str, Schema]:
 class _Reader:
     """Reads a text token by token. `next` is the next token, or "" at the end."""
 
-    def __init__(self, text: str, known: Mapping[str, Any]) -> None:
-        self.known = {**_BASIC, **known}
+    def __init__(self, text: str, known: dict[str, Any]) -> None:
+        self.known = known
         self._tokens = iter(_TOKEN.findall(text))
         self.next = next(self._tokens, "")
 
@@ -106,10 +106,14 @@ class _Reader:
             return found
         if token[0] == '"' or token.lstrip("-").isdecimal():
             return {"const": json.loads(token)}
+        if token in _BASIC:
+            return _BASIC[token]
         if token[0].isupper() and token not in self.known:
             return {"$ref": f"#/components/schemas/{token}"}
         value = self.known[token]
-        return {"enum": [*value]} if isinstance(value, tuple) else value
+        if isinstance(value, tuple):
+            return {"enum": [*value]}
+        return value if isinstance(value, dict) else {"const": value}
 
     def _read_object(self) -> Schema:
         required, properties = list[str](), dict[str, Schema]()
@@ -133,18 +137,19 @@ class _Reader:
         return {"type": "object", **({"required": required} if required else {}), "properties": properties}
 
     def _read_limits(self, kind: str) -> Schema:
-        limits = ["", ""]
-        limits[0] = "" if self.next == ".." else self.take()
+        low = "" if self.next == ".." else self.take()
         if self.accept(")"):
-            return {"pattern": f"^{self.known[limits[0]]}$"}
+            return {"pattern": f"^{self.known[low]}$"}
         self.expect("..")
-        limits[1] = "" if self.next == ")" else self.take()
+        high = "" if self.next == ")" else self.take()
         self.expect(")")
-        return {
-            keyword: self.known[limit] if limit in self.known else int(limit)
-            for keyword, limit in zip(_LIMITS[kind], limits, strict=True)
-            if limit
-        }
+        limits = zip(_LIMITS[kind], (low, high), strict=True)
+        return {keyword: self._number(limit) for keyword, limit in limits if limit}
+
+    def _number(self, token: str) -> float:
+        name = token.removeprefix("-")
+        number = int(name) if name.isdecimal() else self.known[name]
+        return -number if name != token else number
 
 
 def _any_of(choices: list[Schema]) -> Schema:

@@ -5,23 +5,8 @@ Tests compare them with the parsers and the bodies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from llmrun.serving.protocol.anthropic.answers import SIGNATURE
-from llmrun.serving.protocol.anthropic.requests import CHOICES, DISPLAYS, EFFORTS, KINDS, KNOWN_EDIT, ROLES
-
-ANTHROPIC_NAMES: Final[Mapping[str, Any]] = {
-    "CHOICES": CHOICES,
-    "DISPLAYS": DISPLAYS,
-    "KINDS": KINDS,
-    "KNOWN_EDIT": (KNOWN_EDIT,),
-    "MESSAGE_EFFORTS": EFFORTS,
-    "MESSAGE_ROLES": ROLES,
-    "SIGNATURE": (SIGNATURE,),
-    "UNSIGNED_OR_SIGNATURE": ("", SIGNATURE),
-    "time": {"type": "string", "format": "date-time"},
-}
 ANTHROPIC_SCHEMAS: Final = """
 cacheable = {
   cache_control?: any // Accepted for compatibility. It has no effect on the answer.
@@ -36,7 +21,7 @@ output_format = {type: "json_schema"; schema: object}
 
 question = {
   model: string(1..) // The name of a model or preset.
-  messages: {role: MESSAGE_ROLES; content: string | input_block[]}[](1..)
+  messages: {role: ROLES; content: string | input_block[]}[](1..)
   system?: texts // The system prompt.
   tools?: {
     type?: "custom"
@@ -48,7 +33,7 @@ question = {
   tool_choice?: {type: CHOICES; name?: string; disable_parallel_tool_use?: boolean}
   thinking?: {type: KINDS; budget_tokens?: integer(1..); display?: DISPLAYS}
     // Without it, the model does not think, if its thinking can be turned off.
-  output_config?: {format?: output_format; effort?: MESSAGE_EFFORTS}
+  output_config?: {format?: output_format; effort?: EFFORTS}
     // The format of the answer, which cannot be combined with tools, and how much to think.
   output_format?: output_format // An older name for output_config.format.
   context_management?: {
@@ -81,7 +66,7 @@ message = {
 }
 AnthropicMessage = {...message; stop_reason: stop_reason}
 ContentBlock = {type: "text"; text: string}
-  | {type: "thinking"; thinking: string; signature: UNSIGNED_OR_SIGNATURE}
+  | {type: "thinking"; thinking: string; signature: "" | SIGNATURE}
   | {type: "tool_use"; id: string; name: string; input: object}
 delta = {type: "text_delta"; text: string}
   | {type: "thinking_delta"; thinking: string}

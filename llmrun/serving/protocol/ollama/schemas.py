@@ -5,16 +5,8 @@ Tests compare them with the parsers and the bodies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from llmrun.serving.protocol.ollama.requests import LEVELS
-
-OLLAMA_NAMES: Final[Mapping[str, Any]] = {
-    "DURATION": r"-?([0-9]+(\.[0-9]+)?(ms|s|m|h|d|))+",
-    "LEVELS": LEVELS,
-    "num_predict": {"type": "integer", "minimum": -2, "not": {"const": 0}},
-}
 OLLAMA_SCHEMAS: Final = """
 nanoseconds = count // In nanoseconds.
 no_images = array(..0) // Only an empty list is supported.
@@ -24,7 +16,7 @@ ollama_common = {
   think?: boolean | LEVELS // Turn thinking on or off. An error if it is on and the model does not think.
   format?: "json" | "" | object // JSON, or a JSON schema.
   options?: OllamaOptions
-  keep_alive?: number | string(DURATION)
+  keep_alive?: number | string(duration)
     // How long the model stays loaded: seconds, a duration such as 5m, or -1 for forever.
   logprobs?: boolean // Return the log-probability of every token.
   top_logprobs?: integer(0..MOST_LOGPROBS)

@@ -6,47 +6,14 @@ Tests compare the schemas of requests with the parsers, and those of answers wit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from llmrun.base.types import LARGEST_SCALE
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter
 from llmrun.serving.protocol.fields import MOST_INTEGER
-from llmrun.serving.protocol.infill import MOST_FILES, MOST_RESPONSE_FIELDS
-from llmrun.serving.protocol.openai.messages import MOST_TOOLS, NAME, ROLES
-from llmrun.serving.protocol.openai.options import (
-    EFFORTS,
-    LARGEST_SEED,
-    LONGEST_STOP,
-    MOST_CHOICES,
-    MOST_LOGPROBS,
-    MOST_STOPS,
-)
 from llmrun.serving.protocol.schema_notation import Schema
 
 
-def openai_names() -> Mapping[str, Any]:
-    """Return the values of names in the schemas of all APIs."""
-    return {
-        "EFFORTS": EFFORTS,
-        "LARGEST_SEED": LARGEST_SEED,
-        "LONGEST_STOP": LONGEST_STOP,
-        "MOST_CHOICES": MOST_CHOICES,
-        "MOST_FILES": MOST_FILES,
-        "MOST_INTEGER": MOST_INTEGER,
-        "MOST_LOGPROBS": MOST_LOGPROBS,
-        "MOST_RESPONSE_FIELDS": MOST_RESPONSE_FIELDS,
-        "MOST_STOPS": MOST_STOPS,
-        "MOST_TOOLS": MOST_TOOLS,
-        "NAME": NAME,
-        "ROLES": ROLES,
-        "parameters": {"properties": _parameters()},
-        "scale": {"type": "number", "minimum": -LARGEST_SCALE, "maximum": LARGEST_SCALE},
-        "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}},
-    }
-
-
-def _parameters() -> dict[str, Schema]:
+def sampling_parameters() -> dict[str, Schema]:
     """Return the schemas of the sampling parameters."""
     found = {field: _parameter(parameter) for parameter in SAMPLING.values() for field in parameter.wire}
     found["top_k"] |= {"minimum": -1, "description": "Keep only the K most likely tokens; 0 or -1 disables."}
@@ -90,7 +57,7 @@ shared = {
   lora?: {
     id?: integer(0..MOST_INTEGER) // The number of an adapter in /lora-adapters.
     name?: string
-    scale: scale
+    scale: number(-LARGEST_SCALE..LARGEST_SCALE)
   }[] // The LoRA adapters to use. By default, those of `--lora` with their scales.
   stop?: stops
   ...sampling

@@ -5,12 +5,8 @@ Tests compare them with the parser and the bodies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from llmrun.serving.protocol.openai_responses.requests import ITEM_TYPES, ROLES
-
-RESPONSES_NAMES: Final[Mapping[str, Any]] = {"ITEM_TYPES": ITEM_TYPES, "INPUT_ROLES": ROLES}
 RESPONSES_SCHEMAS: Final = """
 parts = string | {type: "input_text" | "output_text" | "refusal" | "reasoning_text"; text?: string}[]
 optional_count = integer | null
@@ -47,7 +43,7 @@ ResponseRequest = {
 }
 ResponseInputItem = {
   type?: ITEM_TYPES // message by default.
-  role?: INPUT_ROLES // developer means the same as system.
+  role?: ROLES // developer means the same as system.
   content?: parts // The content of a message, or past thinking.
   call_id?: string // The ID of a call.
   name?: string // The name of the function that was called.
