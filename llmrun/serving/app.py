@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -24,6 +25,7 @@ from llmrun.serving.routes.generation import (
     INFILL,
     MESSAGE,
     RESPONSE,
+    Call,
     Generation,
     ModelRoutes,
     OrForwarded,
@@ -77,28 +79,37 @@ class _Route(Route):
 
 
 def _routes(service: Service) -> list[_Route]:
-    chat, completion = Generation(service, CHAT), Generation(service, COMPLETION)
-    response = Generation(service, RESPONSE)
+    generated: dict[str, Call[Any]] = {
+        "/v1/chat/completions": CHAT,
+        "/chat/completions": CHAT,  # as in llama-server, for clients without /v1
+        "/v1/completions": COMPLETION,
+        "/completions": COMPLETION,
+        "/v1/responses": RESPONSE,
+        "/responses": RESPONSE,
+        "/v1/messages": MESSAGE,
+        "/infill": INFILL,
+        "/api/chat": ollama.OLLAMA_CHAT,
+        "/api/generate": ollama.OLLAMA_GENERATE,
+    }
+    embedded = {
+        **dict.fromkeys(EMBEDDING_PATHS, EMBEDDINGS),
+        **dict.fromkeys(RERANK_PATHS, RERANK),
+        OLLAMA_EMBED_PATH: OLLAMA_EMBED,
+        OLLAMA_EMBEDDINGS_PATH: OLLAMA_EMBEDDINGS,
+    }
     models, tokens, status = ModelRoutes(service), TokenRoutes(service), StatusRoutes(service)
+    of_ollama = ollama.OllamaModelRoutes(service)
     return [
-        _Route("/v1/chat/completions", chat, methods=["POST"]),
-        _Route("/chat/completions", chat, methods=["POST"]),  # as in llama-server, for clients without /v1
-        _Route("/v1/completions", completion, methods=["POST"]),
-        _Route("/completions", completion, methods=["POST"]),
-        _Route("/v1/responses", response, methods=["POST"]),
-        _Route("/responses", response, methods=["POST"]),
+        *(_Route(path, Generation(service, call), methods=["POST"]) for path, call in generated.items()),
+        *(_Route(path, EmbeddingRoute(service, kind), methods=["POST"]) for path, kind in embedded.items()),
         _Route("/v1/responses/{id}", no_stored_response, methods=["GET", "DELETE"]),
         _Route("/v1/responses/{id}/cancel", no_stored_response, methods=["POST"]),
         _Route("/v1/responses/{id}/input_items", no_stored_response),
-        _Route("/v1/messages", Generation(service, MESSAGE), methods=["POST"]),
         _Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
         _Route("/v1/models", models.list_models),
         _Route("/v1/models/", models.list_models),  # otherwise, the next line would take it for a model without a name
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
-        *(_Route(path, EmbeddingRoute(service, EMBEDDINGS), methods=["POST"]) for path in EMBEDDING_PATHS),
-        *(_Route(path, EmbeddingRoute(service, RERANK), methods=["POST"]) for path in RERANK_PATHS),
-        _Route("/infill", Generation(service, INFILL), methods=["POST"]),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
         _Route("/detokenize", tokens.detokenize, methods=["POST"]),
         _Route("/lora-adapters", tokens.list_adapters),
@@ -106,20 +117,9 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/health", status.health),
         _Route("/metrics", status.metrics),
         _Route("/openapi.json", status.openapi),
-        *_ollama_routes(service),
-    ]
-
-
-def _ollama_routes(service: Service) -> list[_Route]:
-    models = ollama.OllamaModelRoutes(service)
-    return [
-        _Route("/api/chat", Generation(service, ollama.OLLAMA_CHAT), methods=["POST"]),
-        _Route("/api/generate", Generation(service, ollama.OLLAMA_GENERATE), methods=["POST"]),
-        _Route(OLLAMA_EMBED_PATH, EmbeddingRoute(service, OLLAMA_EMBED), methods=["POST"]),
-        _Route(OLLAMA_EMBEDDINGS_PATH, EmbeddingRoute(service, OLLAMA_EMBEDDINGS), methods=["POST"]),
-        _Route("/api/tags", models.tags),
-        _Route("/api/ps", models.ps),
-        _Route("/api/show", models.show, methods=["POST"]),
+        _Route("/api/tags", of_ollama.tags),
+        _Route("/api/ps", of_ollama.ps),
+        _Route("/api/show", of_ollama.show, methods=["POST"]),
         _Route("/api/version", ollama.version),
     ]
 

@@ -43,7 +43,7 @@ from llmrun.serving.processes.request import (
     replay_order,
     sort_out,
 )
-from llmrun.serving.processes.served_model import Accepted, Load, State
+from llmrun.serving.processes.served_model import Load, State
 from llmrun.serving.processes.supervisor import ServingLimits, Supervisor
 
 if TYPE_CHECKING:
@@ -361,18 +361,14 @@ class ModelProcess:
         self._end_all(LlmrunError(f"bug in llmrun: {type(error).__name__}: {error}"))
 
     def _check_available(self) -> None:
-        supervisor = self._supervisor
-        if self._draining or not (supervisor.state is State.READY or supervisor.ready_soon):
-            raise self._unavailable()
-
-    def _unavailable(self) -> Unavailable:
         if self._draining:
-            return Unavailable("the server is shutting down", state="draining")
-        state = self._supervisor.state
-        words = {State.LOADING: "is being loaded", State.RESTARTING: "is being restarted"}.get(state, "cannot be used")
-        return Unavailable(
-            f"the model {words}: {self._name}", state=state.value, retry_after=max(1.0, self._supervisor.expected_s)
-        )
+            raise Unavailable("the server is shutting down", state="draining")
+        supervisor = self._supervisor
+        if not (supervisor.state is State.READY or supervisor.ready_soon):
+            state, wait_s = supervisor.state, max(1.0, supervisor.expected_s)
+            known = {State.LOADING: "is being loaded", State.RESTARTING: "is being restarted"}
+            words = f"the model {known.get(state, 'cannot be used')}: {self._name}"
+            raise Unavailable(words, state=state.value, retry_after=wait_s)
 
     def _send(self, request: ServedRequest, message: bytes) -> None:
         request.phase = Phase.SENT
@@ -386,7 +382,7 @@ class ModelProcess:
         request = self._requests.get(taken.id)
         if request is not None:
             request.phase = Phase.QUEUED
-            request.accept(Accepted(taken.prompt_tokens, taken.wait_s))
+            request.accept(taken)
 
     def _begin(self, ids: Sequence[int]) -> None:
         begun = [request for request_id in ids if (request := self._requests.get(request_id)) is not None]

@@ -20,8 +20,8 @@ from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Tex
 from llmrun.serving.processes.served_model import Arrival
 
 if TYPE_CHECKING:
+    from llmrun.engine.child.messages import Taken
     from llmrun.engine.requests import Request
-    from llmrun.serving.processes.served_model import Accepted
 
 # All fields but the id, which is the same in a replay.
 _content = attrgetter("text", "tokens", "logprobs", "reasoning", "unopened", "tentative", "tool_calls")
@@ -113,7 +113,7 @@ class ServedRequest:
     deaths: int = 0
     unprepared: int = 0
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
-    accepted: Accepted | None = None
+    accepted: Taken | None = None
     _arrived: list[Arrival] = field(default_factory=list)
     _is_read: bool = False
     _unread: int = 0  # bytes
@@ -125,12 +125,12 @@ class ServedRequest:
         """True until the first step, if the request is not over."""
         return not self.over and not self.has_begun
 
-    def accept(self, accepted: Accepted) -> None:
+    def accept(self, accepted: Taken) -> None:
         """Note that the engine has accepted the request."""
         self.accepted = self.accepted or accepted
         self.news.set()
 
-    async def acceptance(self) -> Accepted:
+    async def acceptance(self) -> Taken:
         """Wait until the engine has accepted the request. Raises its error, and Cancelled if it was cancelled."""
         while self.accepted is None:
             if self.over:
@@ -203,7 +203,7 @@ class AskedRequest:
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
 
-    async def accepted(self) -> Accepted:
+    async def accepted(self) -> Taken:
         """See `Asked.accepted`."""
         return await self._served.acceptance()
 

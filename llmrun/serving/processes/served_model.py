@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from llmrun.engine.child.messages import Embed, Embedded
+    from llmrun.engine.child.messages import Embed, Embedded, Taken
     from llmrun.engine.requests import Event, ModelFacts, Request
 
 
@@ -21,17 +21,6 @@ class State(StrEnum):
     RESTARTING = "restarting"  # its process ended or was stuck
     DRAINING = "draining"  # running requests finish, new ones are refused
     FAILED = "failed"  # it could not be opened
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The engine has accepted a request. It may still wait in the queue.
-
-    wait_s  the predicted time in the queue in seconds
-    """
-
-    prompt_tokens: int
-    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +59,8 @@ class Arrival(NamedTuple):
 class Asked(Protocol):
     """One request in progress."""
 
-    async def accepted(self) -> Accepted:
-        """Wait until the engine has accepted the request.
+    async def accepted(self) -> Taken:
+        """Wait until the engine has accepted the request, which may still wait in the queue.
 
         Raises its error if it is invalid, and Overloaded or Unavailable if the server cannot take it now.
         """

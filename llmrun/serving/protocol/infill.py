@@ -113,13 +113,11 @@ REFUSED_IN_INFILL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
 class ParsedInfill(Parsed):
     """The requests of one call of /infill.
 
-    seed             the seed of the first choice
     only_prompt      whether the call only processes the prompt, so the answer is empty
     returns_tokens   whether the answer contains the ids of its tokens
     response_fields  paths of the fields to return, such as "timings/prompt_n"; None for all
     """
 
-    seed: int
     only_prompt: bool
     returns_tokens: bool
     response_fields: tuple[str, ...] | None

@@ -22,12 +22,19 @@ class Parsed:
 
     requests  one for each choice of the answer
     stream    whether the client wants a stream
+    seed      the seed of the first choice
     ignored   the names of fields that have no effect, with their places
     """
 
     requests: tuple[Request, ...]
     stream: bool
+    seed: int = 0
     ignored: tuple[str, ...] = ()
+
+    @property
+    def request(self) -> Request:
+        """The first request, which is the only one in most APIs."""
+        return self.requests[0]
 
     @property
     def ignored_header(self) -> str:

@@ -41,7 +41,8 @@ def json_bytes(value: Any) -> bytes:
 
 def data_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
     """Return a server-sent event without a type."""
-    return _id_line(event_id) + b"data: " + json_bytes(chunk) + b"\n\n"
+    id_line = b"id: " + event_id.encode("ascii") + b"\n" if event_id else b""
+    return id_line + b"data: " + json_bytes(chunk) + b"\n\n"
 
 
 def typed_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
@@ -53,10 +54,6 @@ def typed_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
 def json_line(chunk: Mapping[str, Any], event_id: str) -> bytes:
     """Return a chunk as a line of JSON, which has no place for the ID of an event."""
     return json_bytes(chunk) + b"\n"
-
-
-def _id_line(event_id: str) -> bytes:
-    return b"id: " + event_id.encode("ascii") + b"\n" if event_id else b""
 
 
 OPENAI: Final = WireFormat(EVENT_STREAM, data_event, PING, b"data: [DONE]\n\n", openai_body, openai_body)

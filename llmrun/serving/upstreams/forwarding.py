@@ -262,32 +262,6 @@ _RETRY: Final = {"retry-after": "5"}
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A request to forward.
-
-    path      the path of the route, which is the same at the upstream
-    model     the name of the model
-    content   the JSON body
-    headers   the only headers to send
-    expected  the content type of the answer, without parameters
-    tenant    whose request it is
-    hashes    the hashes of its prefixes, see `prefix_hashes`
-    choices   the number of answers that it asks for
-    last_id   the ID of the last event that the client has seen; "" unless it continues a stream
-    """
-
-    path: str
-    model: str
-    content: bytes
-    headers: Mapping[str, str]
-    expected: str
-    tenant: str
-    hashes: Sequence[bytes]
-    choices: int = 1
-    last_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Refusal:
     """A response with an error that an upstream gave."""
 
@@ -324,12 +298,29 @@ class _Failed(Exception):
 
 @dataclass(slots=True)
 class Forwarding:
-    """One request on its way."""
+    """One request on its way.
+
+    path      the path of the route, which is the same at the upstream
+    model     the name of the model
+    content   the JSON body
+    headers   the only headers to send
+    expected  the content type of the answer, without parameters
+    hashes    the hashes of its prefixes, see `prefix_hashes`
+    choices   the number of answers that it asks for
+    last_id   the ID of the last event that the client has seen; "" before the first one
+    """
 
     pool: Pool
-    out: Outgoing
     reply: Reply
     exchange: Exchange
+    path: str
+    model: str
+    content: bytes
+    headers: Mapping[str, str]
+    expected: str
+    hashes: Sequence[bytes]
+    choices: int = 1
+    last_id: str = ""
     _moves: int = _MOVES
     _is_lost: bool = False  # whether the last attempt failed in a way that may be over in a few seconds
     _problem: str = ""  # why the last attempt failed
@@ -337,11 +328,7 @@ class Forwarding:
     _excluded: set[int] = field(default_factory=set)
     _refusals: list[_Refusal] = field(default_factory=list)
     _told: StreamEvent | None = None  # the error event of an upstream
-    _last_id: str = field(init=False)  # the ID of the last event that the client has seen
     _begun_by: Mapping[str, Any] | None = None  # the model that began the answer, as it was listed
-
-    def __post_init__(self) -> None:
-        self._last_id = self.out.last_id
 
     async def run(self) -> None:
         """Forward the request until it is answered. Raises Refused if nothing was sent to the client so far."""
@@ -361,9 +348,9 @@ class Forwarding:
         is_full = any(refusal.status == _FULL for refusal in self._refusals)
         until = asyncio.get_running_loop().time() + (_PATIENCE_S if self._is_lost and not is_full else 0.0)
         while self._moves >= 0:
-            among = [one for one in self.pool.having(self.out.model) if self._can_answer(one)]
+            among = [one for one in self.pool.having(self.model) if self._can_answer(one)]
             if among:
-                return self.pool.choose(among, self.out.tenant, self.out.hashes)
+                return self.pool.choose(among, self.exchange.tenant, self.hashes)
             if not self._can_go_on() or not await self.pool.changed(until):
                 break
         return None
@@ -372,7 +359,7 @@ class Forwarding:
         """Return whether another upstream might answer. Only answers of llmrun can be continued."""
         if not self.reply.begun:
             return True
-        return bool(self._last_id) and self._begun_by is not None and self._begun_by.get("owned_by") == OWNER
+        return bool(self.last_id) and self._begun_by is not None and self._begun_by.get("owned_by") == OWNER
 
     def _can_answer(self, upstream: Upstream) -> bool:
         """Return whether an upstream can answer the request, or continue the answer if the client has seen a part.
@@ -380,10 +367,10 @@ class Forwarding:
         The upstream itself checks whether it has the same model, and lists the fingerprint only after loading it.
         Comparing fingerprints here only saves a request.
         """
-        listed = upstream.models[self.out.model]
+        listed = upstream.models[self.model]
         if upstream.number in self._excluded or not self._can_go_on():
             return False
-        if not self._last_id:
+        if not self.last_id:
             return True
         known = [one for each in (listed, self._begun_by or {}) if (one := each.get("system_fingerprint")) is not None]
         return listed.get("owned_by") == OWNER and all(one == known[0] for one in known)
@@ -409,15 +396,15 @@ class Forwarding:
         return False
 
     async def _send(self, upstream: Upstream) -> bool:
-        headers = dict(self.out.headers)
-        if self._last_id:
-            headers["last-event-id"] = self._last_id
+        headers = dict(self.headers)
+        if self.last_id:
+            headers["last-event-id"] = self.last_id
         if not self.reply.begun:
-            self._begun_by = upstream.models[self.out.model]
-        async with upstream.answering("POST", self.out.path, self.out.content, headers) as answering:
+            self._begun_by = upstream.models[self.model]
+        async with upstream.answering("POST", self.path, self.content, headers) as answering:
             if answering.status != 200:
                 return await self._refused(upstream, answering)
-            kind, expected = answering.kind, self.out.expected
+            kind, expected = answering.kind, self.expected
             # Ollama's API streams answers of models by default, but no other answers.
             if kind != expected and not (kind == WHOLE and expected != _EVENT_STREAM):
                 raise Misbehaved(f"content type {upstream.shown(kind)[:60]}, expected {expected}")
@@ -432,8 +419,8 @@ class Forwarding:
 
     async def _pass_events(self, upstream: Upstream, answering: Answering) -> None:
         """Pass on the events of a stream. Raises Cut if it ends before the answer does."""
-        splitter = EventSplitter(json_lines=self.out.expected != _EVENT_STREAM)
-        held, progress, continues, finished = _Held(), Progress.EARLY, bool(self._last_id), 0
+        splitter = EventSplitter(json_lines=self.expected != _EVENT_STREAM)
+        held, progress, continues, finished = _Held(), Progress.EARLY, bool(self.last_id), 0
         while (piece := await self._piece(answering, progress)) is not None:
             try:
                 events = splitter.feed(piece)
@@ -445,7 +432,7 @@ class Forwarding:
                 if event.progress is Progress.ERROR and _another_may_do_better(event):
                     await self._pass_on(answering, held)
                     raise _Failed(event)
-                if continues and not (event.progress is Progress.LAST or follows(event.id, self._last_id)):
+                if continues and not (event.progress is Progress.LAST or follows(event.id, self.last_id)):
                     raise Misbehaved("the stream does not continue where the last one ended")
                 continues = False
                 held.add(event)
@@ -453,7 +440,7 @@ class Forwarding:
                 finished += event.progress is Progress.FINISH
             if self.reply.begun or progress > Progress.EARLY or len(held.raw) > _MOST_HELD:
                 await self._pass_on(answering, held)
-        if progress < Progress.FINISH or (progress is Progress.FINISH and finished < self.out.choices):
+        if progress < Progress.FINISH or (progress is Progress.FINISH and finished < self.choices):
             raise Cut("the answer ended early", sent=True)
         await self.reply.end()
 
@@ -471,7 +458,7 @@ class Forwarding:
         """Send the events that are held back, unless nothing has been generated yet."""
         if held.raw and (self.reply.begun or held.progress > Progress.EARLY or len(held.raw) > _MOST_HELD):
             await self.reply.events(answering.headers, bytes(held.raw))
-            self._last_id = held.last_id or self._last_id
+            self.last_id = held.last_id or self.last_id
             self._moves = _MOVES  # the answer makes progress, so this request does not crash its upstreams
             held.raw.clear()
 
@@ -519,7 +506,7 @@ class Forwarding:
         """Tell the client that no upstream can answer. Raises Refused if nothing was sent to it so far."""
         self.exchange.outcome = "failed"
         if self._told is not None and not self.pool.is_stopped:
-            await self.reply.events({"content-type": self.out.expected}, self._told.raw)
+            await self.reply.events({"content-type": self.expected}, self._told.raw)
             await self.reply.end()
         elif self._refusals and not self.reply.begun:
             await self._refuse(min(self._refusals, key=lambda one: (one.status != _FULL, one.retry_after_s)))
@@ -533,7 +520,7 @@ class Forwarding:
         if self.pool.is_stopped:
             return Refused(503, "the server is shutting down", kind=SERVER, code="draining", headers=_RETRY)
         if not self._problem:
-            return no_upstream(self.out.model)
+            return no_upstream(self.model)
         if self.reply.begun:
             words = f"the upstream failed in the middle of the answer: {self._problem}"
             return Refused(502, words, kind=SERVER, code="upstream_lost")

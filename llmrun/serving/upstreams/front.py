@@ -19,7 +19,7 @@ from llmrun.serving.protocol.embeddings import EMBEDDING_PATHS, OLLAMA_EMBED_PAT
 from llmrun.serving.protocol.wire import WireFormat, json_bytes
 from llmrun.serving.streams import HEADER as LAST_EVENT
 from llmrun.serving.streams import read_last_event
-from llmrun.serving.upstreams.forwarding import WHOLE, Forwarding, Outgoing, Reply, no_upstream
+from llmrun.serving.upstreams.forwarding import WHOLE, Forwarding, Reply, no_upstream
 from llmrun.serving.upstreams.pool import PACE, Hops, Pace, Pool, prefix_hashes
 from llmrun.serving.upstreams.upstream import Upstream
 
@@ -142,20 +142,22 @@ class Upstreams:
         content, hashes = await off_the_loop(large, partial(_written, body))
         hold(len(content))
         streamed = _wants_stream(scope["path"], body)
-        out = Outgoing(
+        reply = Reply(send, exchange.wire, streamed=streamed)
+        forwarding = Forwarding(
+            self._pool,
+            reply,
+            exchange,
             path=scope["path"],
             model=str(body["model"]),
             content=content,
             headers=fields,
             expected=_kind(exchange.wire) if streamed else WHOLE,
-            tenant=exchange.tenant,
             hashes=hashes,
             choices=_choices(body),
             last_id=headers.get(LAST_EVENT, ""),
         )
-        reply = Reply(send, exchange.wire, streamed=streamed)
         async with Presence(receive) as presence, reply.pinging(self._ping_s):
-            await presence.during(self._run(Forwarding(self._pool, out, reply, exchange)))
+            await presence.during(self._run(forwarding))
 
     async def _run(self, forwarding: Forwarding) -> None:
         task = asyncio.current_task()

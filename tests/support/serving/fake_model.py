@@ -13,10 +13,10 @@ import numpy as np
 
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.base.types import FinishReason, ModelInfo, Timings
-from llmrun.engine.child.messages import Embed, Embedded
+from llmrun.engine.child.messages import Embed, Embedded, Taken
 from llmrun.engine.requests import Event, Finished, ModelFacts, PrefillProgress, Request, TextDelta, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
-from llmrun.serving.processes.served_model import Accepted, Arrival, Load, State
+from llmrun.serving.processes.served_model import Arrival, Load, State
 
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
 HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled
@@ -84,12 +84,12 @@ class FakeAsked:
         self._arrived: list[Arrival] = []
         self.begun = self.over = False
 
-    async def accepted(self) -> Accepted:
+    async def accepted(self) -> Taken:
         if isinstance(refusal := self._model.refusal, LlmrunError):
             raise refusal
         self._model.count("accepted")
         self._running = asyncio.create_task(self._run())
-        return Accepted(prompt_tokens=3, wait_s=self._model.wait_s)
+        return Taken(0, prompt_tokens=3, wait_s=self._model.wait_s)
 
     def take(self) -> list[Arrival]:
         arrived, self._arrived = self._arrived, []

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.backends.base import OpenOptions
-from llmrun.engine.child.messages import Open
+from llmrun.engine.child.messages import Open, Taken
 from llmrun.engine.child.opening import portable_options
 from llmrun.engine.requests import ChatPrompt, Event, Finished, Request, TextDelta
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.processes.model_process import ModelProcess
 from llmrun.serving.processes.request import ServedRequest
-from llmrun.serving.processes.served_model import Accepted
 from llmrun.serving.processes.supervisor import ServingLimits
 
 PATIENCE_S = 30.0
@@ -71,7 +70,7 @@ class Listening:
     def served(self) -> ServedRequest:
         return self._asked._served
 
-    async def accepted(self) -> Accepted:
+    async def accepted(self) -> Taken:
         return await self._asked.accepted()
 
     def cancel(self) -> None:

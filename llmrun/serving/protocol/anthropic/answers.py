@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, PrefillProgress, TextDelta
@@ -28,18 +28,11 @@ SIGNATURE: Final = "unsigned"
 StreamEvent = dict[str, Any]
 
 
-class _Form(NamedTuple):
-    """How the text of a block is written: its field in the block, the type of its deltas, and its field in them."""
-
-    field: str
-    delta: str
-    delta_field: str
-
-
-_FORMS: Final[Mapping[str, _Form]] = {
-    "thinking": _Form("thinking", "thinking_delta", "thinking"),
-    "text": _Form("text", "text_delta", "text"),
-    "tool_use": _Form("input", "input_json_delta", "partial_json"),
+# The type of the deltas of each kind of block, and the field of their text
+_DELTAS: Final[Mapping[str, tuple[str, str]]] = {
+    "thinking": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "tool_use": ("input_json_delta", "partial_json"),
 }
 
 
@@ -60,7 +53,7 @@ class _Block:
         text = "".join(self.texts)
         if self.kind == "tool_use":
             return {**self.head, "input": _parsed(text)}
-        return {**self.head, _FORMS[self.kind].field: text}
+        return {**self.head, self.kind: text}
 
 
 class ContentBlocks:
@@ -127,8 +120,8 @@ class ContentBlocks:
             return []
         block = self._blocks[number]
         block.texts.append(text)
-        form = _FORMS[block.kind]
-        return [_delta(number, {"type": form.delta, form.delta_field: text})]
+        kind, field_name = _DELTAS[block.kind]
+        return [_delta(number, {"type": kind, field_name: text})]
 
 
 def _event(kind: str, number: int, **fields: Any) -> StreamEvent:

@@ -294,18 +294,9 @@ KNOWN_EDIT: Final = "clear_thinking_20251015"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedMessage(Parsed):
-    """The request for one message.
+    """The request for one message. `shows_thinking` says whether the answer has the text of the thinking."""
 
-    seed            the seed of the answer
-    shows_thinking  whether the answer has the text of the thinking
-    """
-
-    seed: int
     shows_thinking: bool
-
-    @property
-    def request(self) -> Request:
-        return self.requests[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +314,7 @@ class _Question:
 
 
 def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedMessage:
-    """Convert the body of /v1/messages. Raises InvalidField.
-
-    seed  the seed if the body has none
-    """
+    """Convert the body of /v1/messages. Raises InvalidField. `seed` is used if the body has none."""
     fields = Fields(body)
     question = _read_question(fields, facts)
     max_tokens = needed(fields, "max_tokens", fields.integer("max_tokens", 1))

@@ -196,13 +196,13 @@ class OllamaModel:
     """
 
     name: str
-    size: int
-    modified: float
-    digest: str
-    family: str
-    parameters: str
-    quantization: str
-    context: int
+    size: int = 0
+    modified: float = 0.0
+    digest: str = ""
+    family: str = ""
+    parameters: str = ""
+    quantization: str = ""
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +222,7 @@ class LoadedModel:
 def listed_elsewhere(model: Mapping[str, Any]) -> OllamaModel:
     """Return a model of another server. Its entry in /v1/models has only a few of these facts."""
     context = model.get("max_model_len")
-    return OllamaModel(
-        name=model["id"],
-        size=0,
-        modified=created_of(model),
-        digest="",
-        family="",
-        parameters="",
-        quantization="",
-        context=context if type(context) is int else 0,
-    )
+    return OllamaModel(model["id"], modified=created_of(model), context=context if type(context) is int else 0)
 
 
 def version_body(own: str) -> dict[str, Any]:

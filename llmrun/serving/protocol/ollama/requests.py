@@ -230,7 +230,7 @@ _NO_TEMPLATE: Final = "this model has no chat template"
 def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
     """Convert the body of /api/chat, which has no request if it only loads the model. Raises InvalidField.
 
-    seed  the seed if the body has none
+    `seed` is used if the body has none.
     """
     fields = Fields(body)
     options, unread_options = read_ollama_options(fields, facts, seed)
@@ -248,7 +248,7 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
 def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
     """Convert the body of /api/generate, which has no request if it only loads the model. Raises InvalidField.
 
-    seed  the seed if the body has none
+    `seed` is used if the body has none.
     """
     fields = Fields(body)
     options, unread = read_ollama_options(fields, facts, seed)

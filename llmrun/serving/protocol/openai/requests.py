@@ -31,22 +31,18 @@ from llmrun.serving.protocol.parsed import Parsed
 class ParsedCompletion(Parsed):
     """The requests of one chat completion or completion: those of the first prompt, then those of the second one, etc.
 
-    n         the number of choices for each prompt
-    seed      the seed of the first choice of each prompt
-    echoed    the texts that precede the answers to each prompt; () if they are not wanted
+    n       the number of choices for each prompt
+    seed    the seed of the first choice of each prompt
+    echoed  the texts that precede the answers to each prompt; () if they are not wanted
     """
 
     n: int
-    seed: int
     include_usage: bool
     echoed: tuple[str, ...] = ()
 
 
 def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
-    """Convert the body of a chat completion. Raises InvalidField.
-
-    seed  the seed if the body has none
-    """
+    """Convert the body of a chat completion. Raises InvalidField. `seed` is used if the body has none."""
     fields = Fields(body)
     options = read_options(fields, facts, seed)
     require_chats(facts)
@@ -81,7 +77,7 @@ def chat_request(
 def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
     """Convert the body of a completion. Raises InvalidField and ContextExceeded.
 
-    seed  the seed if the body has none
+    `seed` is used if the body has none.
     """
     fields = Fields(body)
     options = read_options(fields, facts, seed)

@@ -197,19 +197,11 @@ class ParsedResponse(Parsed):
     settings  the settings that the answer repeats, with defaults for missing fields
     """
 
-    seed: int
     settings: Mapping[str, Any]
-
-    @property
-    def request(self) -> Request:
-        return self.requests[0]
 
 
 def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedResponse:
-    """Convert the body of a call. Raises InvalidField.
-
-    seed  the seed if the body has none
-    """
+    """Convert the body of a call. Raises InvalidField. `seed` is used if the body has none."""
     fields = Fields(body)
     fields.text("model")  # already used to find the model
     refuse_values(fields, REFUSED_IN_RESPONSES)
