@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from llmrun.serving.protocol.anthropic import requests as anthropic_requests
 from llmrun.serving.protocol.anthropic.schemas import ANTHROPIC_SCHEMAS
 from llmrun.serving.protocol.embeddings import EMBEDDING_SCHEMAS
 from llmrun.serving.protocol.ollama import requests as ollama_requests
-from llmrun.serving.protocol.ollama.answers import MEDIA_TYPE
+from llmrun.serving.protocol.ollama.answers import MEDIA_TYPE, PREFIX
 from llmrun.serving.protocol.ollama.schemas import OLLAMA_SCHEMAS
 from llmrun.serving.protocol.openai import messages, options
 from llmrun.serving.protocol.openai.schemas import OPENAI_SCHEMAS, sampling_parameters
@@ -76,7 +77,7 @@ def document(version: str) -> dict[str, Any]:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "security": [{"key": []}, {}],
-        "paths": {**_paths(), **_ollama_paths()},
+        "paths": _paths(),
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _schemas(),
@@ -107,55 +108,71 @@ def _schemas() -> dict[str, Schema]:
     return found
 
 
+# The routes whose answers are JSON, with their requests, their answers, and the chunks of their streams
+_ROUTES: Final = """
+POST /v1/chat/completions (ChatRequest): ChatCompletion, ChatCompletionChunk // Answer a conversation
+POST /v1/completions (CompletionRequest): Completion, CompletionChunk // Continue a text
+POST /v1/responses (ResponseRequest): Response, ResponseEvent // Answer a conversation, as items
+POST /infill (InfillRequest): Infill, InfillChunk // Fill in the middle of a text
+POST /v1/messages (MessageRequest): AnthropicMessage, MessageEvent // Answer a conversation, as in Anthropic's API
+POST /v1/messages/count_tokens (MessageCountRequest): MessageCount // Count the tokens of a conversation
+POST /v1/embeddings (EmbeddingRequest): Embeddings // Compute embeddings of texts
+POST /v1/rerank (RerankRequest): Ranking // Rank documents for a query
+POST /tokenize (TokenizeRequest): Tokens // Turn a text into tokens
+POST /detokenize (DetokenizeRequest): Text // Turn tokens into a text
+GET /lora-adapters: Adapters // List the LoRA adapters that requests may use
+POST /api/chat (OllamaChatRequest): OllamaChat, OllamaChat // Answer a conversation, as in Ollama's API
+POST /api/generate (OllamaGenerateRequest): OllamaText, OllamaText // Continue a prompt, as in Ollama's API
+POST /api/embed (OllamaEmbedRequest): OllamaEmbeddings // Compute embeddings, as in Ollama's API
+POST /api/embeddings (OllamaEmbeddingsRequest): OllamaEmbedding // Compute an embedding that is not normalized
+GET /api/tags: OllamaModels // List the models that requests may name
+GET /api/ps: OllamaLoadedModels // List the models in memory
+POST /api/show (OllamaShowRequest): OllamaModelFacts // Describe a model
+GET /api/version: OllamaVersion // Return the version of Ollama whose API this is
+"""
+_ROUTE: Final = re.compile(r"(\w+) (\S+?)(?: \((\w+)\))?: (\w+)(?:, (\w+))? // (.*)")
+
+
 def _paths() -> dict[str, Any]:
     anything = {"application/json": {"schema": {"type": "object"}}}
-    model_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-    return {
-        "/v1/chat/completions": _post("Answer a conversation", "ChatRequest", "ChatCompletion", "ChatCompletionChunk"),
-        "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", "CompletionChunk"),
-        "/v1/responses": _post("Answer a conversation, as items", "ResponseRequest", "Response", "ResponseEvent"),
-        "/infill": _post("Fill in the middle of a text", "InfillRequest", "Infill", "InfillChunk"),
-        "/v1/messages": _post(
-            "Answer a conversation, as in Anthropic's API",
-            "MessageRequest",
-            "AnthropicMessage",
-            "MessageEvent",
-            "AnthropicError",
-        ),
-        "/v1/messages/count_tokens": _post(
-            "Count the tokens of a conversation", "MessageCountRequest", "MessageCount", error="AnthropicError"
-        ),
-        "/v1/embeddings": _post("Compute embeddings of texts", "EmbeddingRequest", "Embeddings"),
-        "/v1/rerank": _post("Rank documents for a query", "RerankRequest", "Ranking"),
+    found = {path: _route(path, *rest) for _, path, *rest in _ROUTE.findall(_ROUTES)}
+    found |= {
         "/v1/models": _get("List the models that requests may name", _json("Models", "AnthropicModels")),
         "/v1/models/{id}": {
             **_get("Get a model", _json("Model", "AnthropicModel"), "404"),
-            "parameters": [model_id],
+            "parameters": [_in_path("id")],
         },
-        "/tokenize": _post("Turn a text into tokens", "TokenizeRequest", "Tokens"),
-        "/detokenize": _post("Turn tokens into a text", "DetokenizeRequest", "Text"),
-        "/lora-adapters": _get("List the LoRA adapters that requests may use", _json("Adapters")),
         "/": _get("Show the chat page", {"text/html": {"schema": {"type": "string"}}}, security=[]),
         "/health": _get("Report whether the server is ready", anything, "503", security=[]),
         "/metrics": _get("Report counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
         "/openapi.json": _get("Return this document", anything),
     }
+    for path, words in MISSING.items():
+        method = "delete" if path == "/api/delete" else "post"
+        parameters = {"parameters": [_in_path("digest")]} if "{digest}" in path else {}
+        answer = {"501": {"description": words, "content": _json("OllamaError")}}
+        found[path] = {method: {"summary": f"Not supported: {words}", **parameters, "responses": answer}}
+    return found
 
 
-def _post(summary: str, body: str, answer: str, chunk: str = "", error: str = "Error") -> dict[str, Any]:
-    """Return the description of a route whose answer may be a stream of chunks if `chunk` is not empty."""
-    content = {**_json(answer), **(_stream("text/event-stream", chunk) if chunk else {})}
-    return {
-        "post": {
-            "summary": summary,
-            **({"parameters": [_LAST_EVENT]} if chunk else {}),
-            "requestBody": {"required": True, "content": _json(body)},
-            "responses": {
-                "200": {"description": "The answer", "headers": _ANSWERED, "content": content},
-                **{status: _error(status, error) for status in _ERRORS},
-            },
-        }
-    }
+def _route(path: str, body: str, answer: str, chunk: str, summary: str) -> dict[str, Any]:
+    """Return the description of a route in _ROUTES. `body` and `chunk` may be empty."""
+    is_ollama, content = path.startswith(PREFIX), _json(answer)
+    if chunk:
+        media_type = MEDIA_TYPE if is_ollama else "text/event-stream"
+        content[media_type] = {"schema": {"type": "string", "contentSchema": _ref(chunk)}}
+    route = _get(summary, content)["get"]
+    if is_ollama:
+        route["responses"]["default"] = {"description": _OLLAMA_ERROR, "content": _json("OllamaError")}
+    elif body:
+        error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
+        route["responses"]["200"] |= {"description": "The answer", "headers": _ANSWERED}
+        route["responses"] |= {status: _error(status, error) for status in _ERRORS}
+        if chunk:
+            route["parameters"] = [_LAST_EVENT]
+    if not body:
+        return {"get": route}
+    return {"post": {**route, "requestBody": {"required": True, "content": _json(body)}}}
 
 
 def _get(summary: str, content: dict[str, Any], *errors: str, **more: Any) -> dict[str, Any]:
@@ -168,41 +185,8 @@ def _error(status: str, body: str = "Error") -> dict[str, Any]:
     return {"description": _ERRORS[status], **headers, "content": _json(body)}
 
 
-def _ollama_paths() -> dict[str, Any]:
-    chat = _ollama("post", "Answer a conversation, as in Ollama's API", "OllamaChat", "OllamaChatRequest")
-    found = {
-        "/api/chat": chat,
-        "/api/generate": _ollama(
-            "post", "Continue a prompt, as in Ollama's API", "OllamaText", "OllamaGenerateRequest"
-        ),
-        "/api/embed": _ollama(
-            "post", "Compute embeddings, as in Ollama's API", "OllamaEmbeddings", "OllamaEmbedRequest"
-        ),
-        "/api/embeddings": _ollama(
-            "post", "Compute an embedding that is not normalized", "OllamaEmbedding", "OllamaEmbeddingsRequest"
-        ),
-        "/api/tags": _ollama("get", "List the models that requests may name", "OllamaModels"),
-        "/api/ps": _ollama("get", "List the models in memory", "OllamaLoadedModels"),
-        "/api/show": _ollama("post", "Describe a model", "OllamaModelFacts", "OllamaShowRequest"),
-        "/api/version": _ollama("get", "Return the version of Ollama whose API this is", "OllamaVersion"),
-    }
-    digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
-    for path, words in MISSING.items():
-        method = "delete" if path == "/api/delete" else "post"
-        parameters = {"parameters": [digest]} if "{digest}" in path else {}
-        answer = {"501": {"description": words, "content": _json("OllamaError")}}
-        found[path] = {method: {"summary": f"Not supported: {words}", **parameters, "responses": answer}}
-    return found
-
-
-def _ollama(method: str, summary: str, answer: str, body: str = "") -> dict[str, Any]:
-    content = _json(answer)
-    if answer in ("OllamaChat", "OllamaText"):
-        content |= _stream(MEDIA_TYPE, answer)
-    request = {"requestBody": {"required": True, "content": _json(body)}} if body else {}
-    errors = {"description": _OLLAMA_ERROR, "content": _json("OllamaError")}
-    answers = {"200": {"description": summary, "content": content}, "default": errors}
-    return {method: {"summary": summary, **request, "responses": answers}}
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _json(name: str, anthropic: str = "") -> dict[str, Any]:
@@ -212,10 +196,6 @@ def _json(name: str, anthropic: str = "") -> dict[str, Any]:
         words = "Requests with a header anthropic-version get the second form."
         schema = {"anyOf": [schema, _ref(anthropic)], "description": words}
     return {"application/json": {"schema": schema}}
-
-
-def _stream(media_type: str, chunk: str) -> dict[str, Any]:
-    return {media_type: {"schema": {"type": "string", "contentSchema": _ref(chunk)}}}
 
 
 def _ref(name: str) -> dict[str, str]:
