@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from llmrun.base.errors import LlmrunError
 from llmrun.serving.protocol.errors import ApiError, api_error
+from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.protocol.wire import WireFormat, json_bytes
 
 INVALID = "invalid_request_error"
@@ -68,9 +69,9 @@ def _list_bytes(items: Sequence[Any]) -> bytes:
     return b"[" + b",".join(map(json_bytes, items)) + b"]"
 
 
-def ignored_header(names: str) -> Mapping[str, str]:
+def ignored_header(ignored: Sequence[str]) -> Mapping[str, str]:
     """Return the header that names the fields of a request that have no effect, so that none vanishes silently."""
-    return {"x-llmrun-ignored": names} if names else {}
+    return {"x-llmrun-ignored": ignored_names(ignored)} if ignored else {}
 
 
 def error_response(error: BaseException, wire: WireFormat) -> Response:

@@ -36,11 +36,6 @@ class Parsed:
         """The first request, which is the only one in most APIs."""
         return self.requests[0]
 
-    @property
-    def ignored_header(self) -> str:
-        """The ignored names as the value of the header x-llmrun-ignored."""
-        return ignored_names(self.ignored)
-
 
 def ignored_names(ignored: Sequence[str]) -> str:
     """Return the names of fields without effect as the value of the header x-llmrun-ignored; "" if there are none.

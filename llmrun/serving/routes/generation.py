@@ -131,7 +131,7 @@ class Generation(Generic[P]):
             async with Choices(ready.model, requests, service.metrics) as choices:
                 try:
                     await presence.during(choices.accepted())
-                    headers = {**ignored_header(parsed.ignored_header), "x-llmrun-wait": f"{choices.wait_s:.3f}"}
+                    headers = {**ignored_header(parsed.ignored), "x-llmrun-wait": f"{choices.wait_s:.3f}"}
                     if not parsed.stream:
                         await presence.during(_collect(choices, answer))
                     else:

@@ -43,7 +43,6 @@ from llmrun.serving.protocol.ollama.requests import (
     parse_ollama_chat,
 )
 from llmrun.serving.protocol.openapi import MISSING
-from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.refusals import Refused, ignored_header, json_response
 from llmrun.serving.routes.generation import Call
 from llmrun.serving.service import Service
@@ -116,7 +115,7 @@ class OllamaModelRoutes:
         shown = show_body(listed, header.values, header.template, abilities, facts)
         if known.preset is not None and known.preset.system:
             shown["system"] = known.preset.system
-        return json_response(shown, headers=ignored_header(ignored_names(unread)))
+        return json_response(shown, headers=ignored_header(unread))
 
     def _listed(self, known: KnownModel) -> OllamaModel:
         facts, glanced = self._facts(known), glance_at(known)

@@ -36,7 +36,6 @@ from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.infill import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
-from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.refusals import ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 
@@ -76,7 +75,7 @@ class TokenRoutes:
             parsed = await off_the_loop(large, lambda: parse_count(body, ready.facts))
             asked = replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
             tokens = await ready.model.count_prompt(asked)
-        return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored_header))
+        return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored))
 
     async def list_adapters(self, request: HttpRequest) -> Response:
         """Return the LoRA adapters, as in llama-server. A query parameter can name the model."""
@@ -129,4 +128,4 @@ class EmbeddingRoute:
         whole = await off_the_loop(
             len(found.data) > _MANY_BYTES, lambda: json_bytes_in_parts(self._kind.write(call, found, name, seconds))
         )
-        await json_response(whole, headers=ignored_header(ignored_names(call.ignored)))(scope, receive, send)
+        await json_response(whole, headers=ignored_header(call.ignored))(scope, receive, send)

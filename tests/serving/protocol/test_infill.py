@@ -14,6 +14,7 @@ from llmrun.engine.requests import ContextFile, Event, FillPrompt, PrefillProgre
 from llmrun.serving.protocol.errors import InvalidField, api_error, llama_server_body
 from llmrun.serving.protocol.infill import parse_infill
 from llmrun.serving.protocol.openai.options import choice_seed
+from llmrun.serving.protocol.parsed import ignored_names
 from tests.support.protocol.answers import FACTS, SEED, chosen, ended, infill, infill_answer, run, said, sent
 from tests.support.protocol.mutated import COMPLETION, mutated
 
@@ -175,6 +176,6 @@ def test_random_bodies_are_accepted_or_refused(body: dict[str, Any]) -> None:
         assert llama_server_body(api_error(error))["error"]["code"] == 400
         return
     parsed = parse_infill(sent(body), FACTS, SEED)
-    assert parsed.ignored_header.isascii()
+    assert ignored_names(parsed.ignored).isascii()
     for request in parsed.requests:
         check_request(request, FACTS.info.vocabulary_size)

@@ -12,6 +12,7 @@ from llmrun.base.errors import InvalidAnswer
 from llmrun.engine.requests import Event, check_request
 from llmrun.serving.protocol.ollama.requests import parse_generate, parse_ollama_chat
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
+from llmrun.serving.protocol.parsed import ignored_names
 from tests.support.protocol.answers import FACTS, SEED, TOOL, USER, ended, said, sent
 from tests.support.protocol.events import chats
 from tests.support.protocol.mutated import mutated
@@ -55,7 +56,7 @@ def check(parse: Callable[..., ParsedCompletion], body: dict[str, Any]) -> None:
     """Assert that a request is valid, or refused with a clear error."""
     if accepted(lambda: parse(sent(body), FACTS, SEED)):
         parsed = parse(sent(body), FACTS, SEED)
-        assert parsed.ignored_header.isascii()
+        assert ignored_names(parsed.ignored).isascii()
         for request in parsed.requests:
             check_request(request, FACTS.info.vocabulary_size)
 

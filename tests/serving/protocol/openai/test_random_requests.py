@@ -9,6 +9,7 @@ from hypothesis import given
 from llmrun.engine.requests import check_request
 from llmrun.serving.protocol.infill import parse_detokenize, parse_tokenize
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
+from llmrun.serving.protocol.parsed import ignored_names
 from tests.support.protocol.answers import FACTS, SEED, sent
 from tests.support.protocol.mutated import CHAT, COMPLETION, mutated
 from tests.support.protocol.refusals import accepted
@@ -16,7 +17,7 @@ from tests.support.protocol.refusals import accepted
 
 def check(parsed: ParsedCompletion) -> None:
     assert len(parsed.requests) % parsed.n == 0
-    assert parsed.ignored_header.isascii()
+    assert ignored_names(parsed.ignored).isascii()
     for request in parsed.requests:
         check_request(request, FACTS.info.vocabulary_size)
 

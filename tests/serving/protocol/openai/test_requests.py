@@ -12,6 +12,7 @@ from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt, 
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.openai.options import choice_seed
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
+from llmrun.serving.protocol.parsed import ignored_names
 from tests.support.protocol.answers import FACTS, TOOL, USER, chat, completion
 from tests.support.protocol.refusals import refused
 
@@ -33,7 +34,12 @@ def test_the_smallest_chat_uses_the_defaults() -> None:
     parsed = chat()
     (request,) = parsed.requests
     assert request == Request(ChatPrompt((USER,)), sampling=replace(FACTS.default_sampling, seed=parsed.seed))
-    assert (parsed.stream, parsed.include_usage, parsed.ignored, parsed.ignored_header) == (False, False, (), "")
+    assert (parsed.stream, parsed.include_usage, parsed.ignored, ignored_names(parsed.ignored)) == (
+        False,
+        False,
+        (),
+        "",
+    )
 
 
 def test_each_choice_has_its_own_seed() -> None:
@@ -176,22 +182,22 @@ def test_fields_that_never_matter_are_not_named() -> None:
 
 def test_the_header_of_ignored_names_is_short() -> None:
     """Proxies and clients have limits of 4 to 8 KB for a header."""
-    assert len(chat(**{"\U0001f600" * 60 + str(number): 1 for number in range(40)}).ignored_header) < 2_500
+    assert len(ignored_names(chat(**{"\U0001f600" * 60 + str(number): 1 for number in range(40)}).ignored)) < 2_500
 
 
 def test_the_header_of_ignored_names_is_safe() -> None:
-    header = chat(**{"a\r\nset-cookie: x": 1, "é\u2028": 1, "z" * 500: 1}).ignored_header
+    header = ignored_names(chat(**{"a\r\nset-cookie: x": 1, "é\u2028": 1, "z" * 500: 1}).ignored)
     assert header.isascii()
     assert header.isprintable()
     assert len(header) < 300
-    many = chat(**{f"field{number}": 1 for number in range(1000)}).ignored_header
+    many = ignored_names(chat(**{f"field{number}": 1 for number in range(1000)}).ignored)
     assert many.endswith("field31, and 968 more")
 
 
 @pytest.mark.parametrize(("name", "shown"), [("", "''"), (" ", "''"), (" a ", "a")])
 def test_the_header_of_ignored_names_never_ends_in_a_space(name: str, shown: str) -> None:
     """HTTP forbids it, so the connection would break off."""
-    assert chat(**{"invented": 1, name: 1}).ignored_header == f"invented, {shown}"
+    assert ignored_names(chat(**{"invented": 1, name: 1}).ignored) == f"invented, {shown}"
 
 
 @pytest.mark.parametrize(
