@@ -19,7 +19,6 @@ from llmrun.serving.models.registry import Models, Ready
 from llmrun.serving.protocol.ollama.answers import (
     OLLAMA,
     UNLOADED,
-    LoadedModel,
     OllamaAnswer,
     OllamaModel,
     Write,
@@ -28,8 +27,8 @@ from llmrun.serving.protocol.ollama.answers import (
     empty_answer,
     generate_fields,
     listed_elsewhere,
+    loaded_body,
     parameter_label,
-    ps_body,
     read_show,
     show_body,
     tags_body,
@@ -94,11 +93,11 @@ class OllamaModelRoutes:
         loaded = [(managed, managed.process.facts) for managed in self._models.loaded() if managed.process is not None]
         listed = await asyncio.to_thread(lambda: [self._listed(managed.known) for managed, _ in loaded])
         bodies = [
-            LoadedModel(model, facts, managed.memory, self._models.expires_in(managed))
+            loaded_body(model, facts, managed.memory, time.time() + self._models.expires_in(managed))
             for model, (managed, facts) in zip(listed, loaded, strict=True)
             if facts is not None
         ]
-        return json_response(ps_body(bodies, time.time()))
+        return json_response({"models": bodies})
 
     async def show(self, request: HttpRequest) -> Response:
         body, _ = await self._service.bodies.read_json(request.scope, request.receive)

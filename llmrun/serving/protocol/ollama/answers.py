@@ -205,20 +205,6 @@ class OllamaModel:
     context: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory.
-
-    memory     bytes of main memory that it may take at most
-    keep_s     seconds until it is unloaded, or infinity
-    """
-
-    model: OllamaModel
-    facts: ModelFacts
-    memory: int
-    keep_s: float
-
-
 def listed_elsewhere(model: Mapping[str, Any]) -> OllamaModel:
     """Return a model of another server. Its entry in /v1/models has only a few of these facts."""
     context = model.get("max_model_len")
@@ -235,9 +221,22 @@ def tags_body(models: Sequence[OllamaModel]) -> dict[str, Any]:
     return {"models": [{**_named(model), "modified_at": timestamp(model.modified)} for model in models]}
 
 
-def ps_body(models: Sequence[LoadedModel], now: float) -> dict[str, Any]:
-    """Return the body of /api/ps. `now` is a Unix time in seconds."""
-    return {"models": [_loaded(model, now) for model in models]}
+def loaded_body(model: OllamaModel, facts: ModelFacts, memory: int, expires: float) -> dict[str, Any]:
+    """Return the entry of a loaded model in the list of /api/ps.
+
+    memory   bytes of main memory that it may take at most
+    expires  when it is unloaded, in seconds since 1970, or infinity
+    """
+    info = facts.info
+    on_gpus, _, layers = info.gpu_layers.partition("/")
+    on_gpu = info.file_bytes * int(on_gpus) // int(layers) if layers else 0
+    return {
+        **_named(model),
+        "size": memory + on_gpu,
+        "size_vram": on_gpu,
+        "expires_at": timestamp(min(expires, FOREVER_S)),
+        _CONTEXT: info.context_size,
+    }
 
 
 def show_body(
@@ -306,19 +305,6 @@ def _details(model: OllamaModel) -> dict[str, Any]:
         "parameter_size": model.parameters,
         "quantization_level": model.quantization,
         _CONTEXT: model.context,
-    }
-
-
-def _loaded(loaded: LoadedModel, now: float) -> dict[str, Any]:
-    info = loaded.facts.info
-    on_gpus, _, layers = info.gpu_layers.partition("/")
-    on_gpu = info.file_bytes * int(on_gpus) // int(layers) if layers else 0
-    return {
-        **_named(loaded.model),
-        "size": loaded.memory + on_gpu,
-        "size_vram": on_gpu,
-        "expires_at": timestamp(min(now + loaded.keep_s, FOREVER_S)),
-        _CONTEXT: info.context_size,
     }
 
 

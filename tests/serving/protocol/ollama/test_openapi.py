@@ -14,10 +14,9 @@ from llmrun.serving.protocol.errors import InvalidField, api_error
 from llmrun.serving.protocol.fields import Fields
 from llmrun.serving.protocol.ollama.answers import (
     OLLAMA,
-    LoadedModel,
     OllamaModel,
     abilities_of,
-    ps_body,
+    loaded_body,
     read_show,
     show_body,
     tags_body,
@@ -105,7 +104,7 @@ def test_models_whose_file_names_a_pooling_only_embed() -> None:
 
 def test_facts_about_models_match_their_schemas() -> None:
     validate(tags_body([MODEL]), "OllamaModels")
-    validate(ps_body([LoadedModel(MODEL, FACTS, 100, 3.5)], 1_700_000_000), "OllamaLoadedModels")
+    validate({"models": [loaded_body(MODEL, FACTS, 100, 1_700_000_003.5)]}, "OllamaLoadedModels")
     header = {"general.license": "mit", "llama.rope.freq_base": float("inf")}
     for facts in (None, FACTS):
         body = show_body(
