@@ -148,7 +148,7 @@ def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
 def _draft_head(file: GGUFFile) -> str:
     """Say what the layer for multi-token prediction can gain on the CPU engine."""
     from llmrun.backends.fitting import draft_shares
-    from llmrun.engine.drafting.costs import ASSUMED_ROW
+    from llmrun.engine.costs import ASSUMED_ROW
     from llmrun.engine.drafting.pace import reachable_speedup
     from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
 

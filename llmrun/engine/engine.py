@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from llmrun.base.errors import Cancelled, KVFull, UsageError
 from llmrun.engine.answer import Answer
 from llmrun.engine.base import EngineStatus
+from llmrun.engine.costs import MOST_ROWS, StepCosts
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling.admission import Admission
-from llmrun.engine.scheduling.predicting import MOST_ROWS, StepPredictor
 from llmrun.engine.scheduling.scheduler import Scheduler, begun_by
 from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
@@ -77,10 +77,9 @@ class Engine:
         """
         self._backend = backend
         self._sampler = Sampler(backend.info.threads)
-        self._speculation = Speculation(drafts)
-        self._scheduler = Scheduler(
-            rows_per_step, self._speculation, StepPredictor(), by_seconds=backend.info.batch_invariant
-        )
+        costs = StepCosts()
+        self._speculation = Speculation(drafts, costs)
+        self._scheduler = Scheduler(rows_per_step, self._speculation, costs, by_seconds=backend.info.batch_invariant)
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self._requests = Admission(
             backend.kv,

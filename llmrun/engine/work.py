@@ -13,8 +13,8 @@ import numpy as np
 from llmrun.base.types import HIDDEN, LOGITS, Batch
 from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer
+from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
-from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.pace import Acceptance, AnswerPace, AssumedRates, StepPlan
 from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.slots import Slot
@@ -164,14 +164,15 @@ class Speculation:
     """Drafts tokens for the steps of an engine, and keeps the statistics that decide how many.
 
     sources  the sources of drafts; those whose drafts take no time come first
+    costs    tells how long steps take
     """
 
-    def __init__(self, sources: Sequence[DraftSource]) -> None:
+    def __init__(self, sources: Sequence[DraftSource], costs: StepCosts) -> None:
         self._sources = sources
         expected: dict[Kind, float] = {}
         for source in sources:
             expected |= source.expected
-        self._costs = StepCosts()
+        self._costs = costs
         self._acceptance = Acceptance(AssumedRates(expected))
         self._plan: StepPlan | None = None  # the plan of the step that is running
         self._stopped = not sources
@@ -209,7 +210,6 @@ class Speculation:
             draft = part.draft
             if self._plan is not None and (draft.tokens or draft.seconds):
                 part.answer.pace.observe_loss(self._plan.loss(draft, len(draft.tokens) / n_drafted, seconds))
-        self._costs.observe(size_of(work), seconds)
 
     def observe_hidden(self, work: Sequence[Work], hidden: NDArray[np.float32]) -> None:
         """Pass the hidden states of a step to the drafters that take them. Call this before the answers change."""

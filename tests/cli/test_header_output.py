@@ -9,7 +9,7 @@ import pytest
 
 from llmrun.backends.fitting import draft_shares
 from llmrun.cli.show_output import _model, _sections
-from llmrun.engine.drafting.costs import ASSUMED_ROW
+from llmrun.engine.costs import ASSUMED_ROW
 from llmrun.engine.drafting.pace import reachable_speedup
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import Tensor
@@ -54,7 +54,7 @@ def test_heads_that_are_not_used_are_told(tmp_path: Path, without: str, words: s
 
 
 def test_drafts_that_do_not_pay_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.engine.drafting.costs.ASSUMED_ROW", 1.0)
+    monkeypatch.setattr("llmrun.engine.costs.ASSUMED_ROW", 1.0)
     found = shown(tiny_architecture(tmp_path, HEAD))
     assert found is not None
     assert found.endswith("drafts do not pay off")

@@ -9,6 +9,7 @@ import pytest
 
 from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.answer import Answer
+from llmrun.engine.costs import StepCosts
 from llmrun.engine.requests import Failed, Request, TokenPrompt
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.thinking import ThinkingDecoder
@@ -21,7 +22,7 @@ LOGITS = np.eye(4, 300, 70, dtype=np.float32)  # the likeliest tokens of the row
 def begun_answer() -> Answer:
     request = Request(TokenPrompt((65, 66)), sampling=SamplingParams(temperature=0))
     tokenizer, decoder = ScriptedTokenizer(), ThinkingDecoder(())
-    speculation = Speculation([]).begin(request)
+    speculation = Speculation([], StepCosts()).begin(request)
     return Answer(0, request, tokenizer, [65, 66], decoder, (), 100, 0.0, 0.0, 0, Sampler(), *speculation)
 
 

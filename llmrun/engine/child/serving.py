@@ -42,10 +42,10 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
+from llmrun.engine.costs import MOST_ROWS
 from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, TextPrompt
-from llmrun.engine.scheduling.predicting import MOST_ROWS
 
 _BEAT_S = 0.5  # the longest time between two beats
 _STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps

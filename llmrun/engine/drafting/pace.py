@@ -12,8 +12,8 @@ from itertools import accumulate, repeat
 from operator import mul, truediv
 from typing import Final, Protocol
 
+from llmrun.engine.costs import LARGEST_DEVIATION, StepCosts, StepSize
 from llmrun.engine.drafting.base import ANY, LONGEST_DRAFT, Draft, Drafter, Kind
-from llmrun.engine.drafting.costs import LARGEST_DEVIATION, StepCosts, StepSize
 
 _KEPT: Final = 0.98  # weight of older counts of a kind after each new one
 _ASSUMED_COUNT: Final = 4.0  # weight of the assumed rates, in draft tokens

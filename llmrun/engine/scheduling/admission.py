@@ -215,7 +215,7 @@ class Admission:
 
     def _order(self, requests: list[Answer]) -> list[Answer]:
         with self._ordering:
-            return self._shares.order(requests, time.perf_counter(), self._scheduler.predictor.row_seconds)
+            return self._shares.order(requests, time.perf_counter(), self._scheduler.costs.row_seconds)
 
     @property
     def _n_free_slots(self) -> int:

@@ -89,7 +89,7 @@ class FairShares:
         """Return all waiting requests in the order of admission.
 
         now          the time on the clock of `queued_at`
-        row_seconds  the seconds that a prompt token takes (`StepPredictor.row_seconds`)
+        row_seconds  the seconds that a prompt token takes (`StepCosts.row_seconds`)
 
         The requests of a tenant are in the order in which their prompts would be complete if each had run alone since
         it arrived. A short prompt can therefore overtake a long one, but only if it arrived at most LONGEST_HEAD_START

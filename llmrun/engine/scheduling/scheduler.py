@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from llmrun.engine.answer import Answer, PrefixWait
-from llmrun.engine.drafting.costs import StepSize
+from llmrun.engine.costs import EMPTY, MOST_ROWS, StepCosts, StepSize
 from llmrun.engine.scheduling.fairness import prompt_order
-from llmrun.engine.scheduling.predicting import EMPTY, MOST_ROWS, StepPredictor, with_chunk
 from llmrun.engine.slots import common_prefix
 from llmrun.engine.work import Work, size_of
 
@@ -148,15 +147,15 @@ class Scheduler:
     rows_per_step  the maximum number of prompt tokens in a step
     by_seconds     whether the predicted time of a step limits its prompt tokens, too. Only backends whose results do
                    not depend on the batch may be scheduled by measured times
-    predictor      learns how long steps take
+    costs          learns how long steps take
     """
 
-    def __init__(self, rows_per_step: int, speculation: Speculation, predictor: StepPredictor, *, by_seconds: bool):
+    def __init__(self, rows_per_step: int, speculation: Speculation, costs: StepCosts, *, by_seconds: bool):
         self._rows_per_step = rows_per_step
         self._speculation = speculation
         self._by_seconds = by_seconds
         self._step = 0
-        self.predictor = predictor
+        self.costs = costs
 
     def pick(self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room) -> list[Work]:
         """Choose the next tokens of each running request: those of an answer and a draft, or a chunk of a prompt.
@@ -193,7 +192,7 @@ class Scheduler:
         if not depths or not self._by_seconds:
             return MOST_ROWS
         answers = StepSize(len(depths), len(depths), sum(depths), sum(depths))
-        return self.predictor.rows_within(self.budget(answers), EMPTY, 0)
+        return self.costs.rows_within(self.budget(answers), EMPTY, 0)
 
     def observe(self, work: Sequence[Work], seconds: float, tokens: int) -> None:
         """Record the duration of a step that has been run, and the number of tokens that it has generated."""
@@ -202,14 +201,14 @@ class Scheduler:
         n_prompt_rows = sum(part.rows for part in work if not part.decodes)
         if not n_prompt_rows:
             self._speculation.observe_step(work, seconds)
-            self.predictor.observe_tokens(size_of(work), tokens)
-        self.predictor.observe(size_of(work), n_prompt_rows, seconds)
+            self.costs.observe_tokens(size_of(work), tokens)
+        self.costs.observe(size_of(work), n_prompt_rows, seconds)
 
     def budget(self, answers: StepSize) -> float:
         """Return the seconds that a step with prompts may take beside these answers."""
         if not answers.answers:
             return _SECONDS_WITHOUT_ANSWERS
-        return max(_SECONDS_BESIDE_ANSWERS, _STEPS_BESIDE_ANSWERS * self.predictor.of_step(answers, 0))
+        return max(_SECONDS_BESIDE_ANSWERS, _STEPS_BESIDE_ANSWERS * self.costs.of_step(answers))
 
     def _chunks(
         self, prompts: Sequence[_Prompt], waiting: Sequence[Answer], room: Room, left: int, size: StepSize
@@ -228,7 +227,7 @@ class Scheduler:
                 continue
             part = Work.next_of(answer, slot, rows)
             if _has_room(part, room):
-                size = with_chunk(size, part.rows, depth)
+                size = size.with_chunk(part.rows, depth)
                 left -= part.rows
                 least = 0
                 yield part
@@ -243,10 +242,10 @@ class Scheduler:
         """
         if not self._by_seconds:
             return rows
-        # The predictor is careful with sizes that it has not seen. That is needed only if answers wait.
-        if not size.answers and self.predictor.of_step(with_chunk(size, rows, depth), rows) <= seconds:
+        # `rows_within` is careful with sizes that are new. That is needed only if answers wait.
+        if not size.answers and self.costs.of_step(size.with_chunk(rows, depth), rows) <= seconds:
             return rows
-        return self.predictor.rows_within(seconds, size, depth, least)
+        return self.costs.rows_within(seconds, size, depth, least)
 
 
 def _has_room(part: Work, room: Room) -> bool:

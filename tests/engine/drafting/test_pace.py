@@ -9,8 +9,8 @@ import statistics
 
 import pytest
 
+from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
-from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.drafting.pace import AnswerPace, AssumedRates, StepPlan
 from tests.support.engine.simulated_steps import MACHINES, Phase, Simulation, size_with_draft
@@ -103,7 +103,7 @@ def test_an_answer_that_begins_to_copy_is_noticed() -> None:
 
 def test_right_tokens_that_were_not_run_restore_the_allowance() -> None:
     costs, size = StepCosts(), StepSize(1, 1, 100, 100)
-    costs.observe(size, 1.0)
+    costs.observe(size, 0, 1.0)
     copying, chatting = AnswerPace(ASSUMED), AnswerPace(ASSUMED)
     for pace, n_missed in ((copying, 1), (chatting, 0)):
         pace.observe_loss(5.0)
@@ -118,10 +118,10 @@ def test_a_slower_machine_changes_no_length() -> None:
     costs = StepCosts()
     size = StepSize(1, 1, 100, 100)
     for rows in [1, 8] * 20:
-        costs.observe(size_with_draft(size, rows - 1, 100), 1 + 0.1 * rows)
+        costs.observe(size_with_draft(size, rows - 1, 100), 0, 1 + 0.1 * rows)
     before = costs.of_row(size, 100) / costs.of_step(size)
     for rows in [1, 8] * 40:
-        costs.observe(size_with_draft(size, rows - 1, 100), 2 + 0.2 * rows)
+        costs.observe(size_with_draft(size, rows - 1, 100), 0, 2 + 0.2 * rows)
     assert costs.of_row(size, 100) / costs.of_step(size) == pytest.approx(before, rel=0.25)
 
 
@@ -141,7 +141,7 @@ def test_a_draft_model_is_not_asked_if_it_takes_too_long() -> None:
 
     costs = StepCosts()
     size = StepSize(1, 1, 100, 100)
-    costs.observe(size, 1.0)
+    costs.observe(size, 0, 1.0)
     pace = AnswerPace(AssumedRates({("model", ANY): 0.8}))
     plan = StepPlan(costs, size)
     slow, quick = Timed(0.9), Timed(0.05)

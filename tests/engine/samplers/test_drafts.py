@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer
 from llmrun.engine import samplers
 from llmrun.engine.answer import Answer
+from llmrun.engine.costs import StepCosts
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TokenPrompt
@@ -118,7 +119,7 @@ def test_any_combination_has_the_same_answers_with_drafts(
 
 def begun_answer(params: SamplingParams) -> Answer:
     request, tokenizer = Request(TokenPrompt((65, 66)), sampling=params), ScriptedTokenizer()
-    speculation = Speculation([]).begin(request)
+    speculation = Speculation([], StepCosts()).begin(request)
     return Answer(
         0,
         request,

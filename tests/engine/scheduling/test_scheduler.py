@@ -8,10 +8,9 @@ from __future__ import annotations
 import pytest
 
 from llmrun.backends.scripted import ScriptedBackend
-from llmrun.engine.drafting.costs import StepSize
+from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextDelta
-from llmrun.engine.scheduling.predicting import StepPredictor
 from tests.support.engine.scripted_models import endless, random_prompt
 
 BASE, ROW, ATTENDED = 0.01, 0.001, 1e-7  # seconds of a step, of each row, and of each row for each token before it
@@ -21,7 +20,7 @@ def seconds_of(size: StepSize) -> float:
     return BASE + ROW * size.rows + ATTENDED * size.attended
 
 
-class Told(StepPredictor):
+class Told(StepCosts):
     """A predictor that knows what steps take, and records the sizes of those that were run."""
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Told(StepPredictor):
 
 def told_engine(max_sequences: int) -> tuple[Engine, Told]:
     engine = Engine(ScriptedBackend(None, max_sequences=max_sequences, context_size=40_000))
-    engine._scheduler.predictor = told = Told()
+    engine._scheduler.costs = told = Told()
     return engine, told
 
 
@@ -85,7 +84,7 @@ def test_prompts_take_the_time_that_answers_can_wait(prompts: int) -> None:
 def test_a_deep_prompt_leaves_gaps_for_short_ones() -> None:
     """Without answers that wait, a step takes at most a second."""
     engine = Engine(ScriptedBackend(None, max_sequences=2, context_size=400_000))
-    engine._scheduler.predictor = told = Told()
+    engine._scheduler.costs = told = Told()
     engine.submit(endless(Request(random_prompt(300_000), 2)))
     while not engine.idle:
         engine.step()
@@ -113,7 +112,7 @@ def test_results_that_depend_on_the_batch_are_not_scheduled_by_time() -> None:
 
     backend = Dependent()
     engine = Engine(backend)
-    engine._scheduler.predictor = Told()
+    engine._scheduler.costs = Told()
     engine.submit(endless(Request(random_prompt(10), 1000)))
     engine.step()
     engine.submit(endless(Request(random_prompt(1000, 1), 1)))

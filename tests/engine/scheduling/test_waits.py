@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.drafting.costs import StepSize
-from llmrun.engine.scheduling.predicting import StepPredictor
+from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.scheduling.waits import AnswerLengths, Load, predicted_wait
 from tests.support.engine.simulated_server import MACHINES, SimulatedServer, random_job
 
@@ -27,21 +26,21 @@ def known_lengths(*lengths: int, limit: int = 200) -> AnswerLengths:
     return known
 
 
-def known_predictor() -> StepPredictor:
-    """Return a predictor for which every step takes 0.1 s."""
-    predictor = StepPredictor()
+def known_costs() -> StepCosts:
+    """Return costs with which every step takes 0.1 s."""
+    costs = StepCosts()
     for n in range(1, 30):
-        predictor.observe(StepSize(n, n, 100 * n, 100 * n), 0, 0.1)
-        predictor.observe(StepSize(n, n + 30, 100 * n, 130 * n), 30, 0.1)
-    return predictor
+        costs.observe(StepSize(n, n, 100 * n, 100 * n), 0, 0.1)
+        costs.observe(StepSize(n, n + 30, 100 * n, 130 * n), 30, 0.1)
+    return costs
 
 
 def test_drafts_shorten_the_wait() -> None:
     """Two of three drafted tokens are right, so three tokens take the time of one step."""
-    predictor = known_predictor()
+    costs = known_costs()
     for _ in range(300):
-        predictor.observe_tokens(StepSize(4, 16, 400, 1600), 12)
-    plain, drafted = (wait(NEW, [], [BUSY] * 4, predictor=used) for used in (known_predictor(), predictor))
+        costs.observe_tokens(StepSize(4, 16, 400, 1600), 12)
+    plain, drafted = (wait(NEW, [], [BUSY] * 4, costs=used) for used in (known_costs(), costs))
     assert drafted == pytest.approx(plain / 3, rel=0.05)
 
 
@@ -53,7 +52,7 @@ def wait(
     free_slots: int = 0,
     free_blocks: int = 0,
     lengths: AnswerLengths | None = None,
-    predictor: StepPredictor | None = None,
+    costs: StepCosts | None = None,
     budget: float = 0.2,
 ) -> float:
     return predicted_wait(
@@ -62,7 +61,7 @@ def wait(
         running,
         free_slots=free_slots,
         free_blocks=free_blocks,
-        predictor=predictor or known_predictor(),
+        costs=costs or known_costs(),
         lengths=lengths or known_lengths(*[50] * 20),
         budget=budget,
     )
@@ -88,7 +87,7 @@ def test_predicted_waits_agree_with_a_simulated_server(name: str, slots: int, bl
     queue = 0  # the length that the queue is kept at
     asked: list[tuple[float, float]] = []  # predicted and true seconds
     for _ in range(10):
-        for _ in range(50):  # steps during which the predictor learns, and the queue changes
+        for _ in range(50):  # steps during which the costs learns, and the queue changes
             queue = chance.randint(5, 40) if chance.random() < 0.1 or not queue else queue
             while len(server.waiting) < queue:
                 server.waiting.append(random_job(chance, longest_prompt=longest_prompt))
@@ -148,20 +147,20 @@ def test_prompts_share_the_rows_of_each_step() -> None:
 
 
 def test_deep_prompts_take_longer() -> None:
-    seconds, predictor = MACHINES["135M, one thread"], StepPredictor()
+    seconds, costs = MACHINES["135M, one thread"], StepCosts()
     for depth in [*range(0, 20_000, 200)] * 2:
         size = StepSize(1, 100, depth, 100 * depth)
-        predictor.observe(size, 100, seconds(size))
-    running = [Load(missing=1000, depth=0, generated=0, limit=1, blocks=10), Load(1000, 19_000, 0, 1, 20)]
-    first, both = (
-        wait(Load(50, 0, 0, 1, blocks=blocks), [], running, predictor=predictor, budget=math.inf) for blocks in (10, 30)
+        costs.observe(size, 100, seconds(size))
+    shallow, deep = (
+        wait(Load(0, 0, 0, 1, 10), [], [Load(1000, depth, 0, 1, 10)], costs=costs, budget=math.inf)
+        for depth in (0, 19_000)
     )
-    assert first < 0.45 * both
+    assert shallow < 0.45 * deep
 
 
 def test_a_prediction_needs_no_observation() -> None:
     loads = [Load(1000, 0, 0, 4096, 40)] * 5
-    found = wait(NEW, loads, [BUSY] * 4, free_blocks=1000, predictor=StepPredictor(), lengths=AnswerLengths())
+    found = wait(NEW, loads, [BUSY] * 4, free_blocks=1000, costs=StepCosts(), lengths=AnswerLengths())
     assert 0 < found < math.inf
 
 
@@ -184,7 +183,7 @@ def test_lengths_are_learnt_for_each_order_of_magnitude() -> None:
         lengths.observe(1000, 300)
     assert lengths.remaining(12, 0, 0.5) == 5
     assert lengths.remaining(1000, 0, 0.5) == 300
-    assert lengths.remaining(200, 0, 0.9) == 200  # of an unknown class, so that all lengths count, up to the limit
+    assert lengths.remaining(100, 0, 0.9) == 100  # of an unknown class: the assumed length, up to the limit
 
 
 def test_old_lengths_are_forgotten() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.drafting.base import Drafter, DraftSource, Kind
-from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
 from llmrun.engine.engine import Engine
 from llmrun.engine.work import Speculation
@@ -29,8 +29,8 @@ class EagerSpeculation(Speculation):
     """Drafts from the first step on."""
 
     def __init__(self, sources: Sequence[DraftSource]) -> None:
-        super().__init__(sources)
-        self._costs.observe(StepSize(1, 1, 0, 0), 0.001)
+        super().__init__(sources, StepCosts())
+        self._costs.observe(StepSize(1, 1, 0, 0), 0, 0.001)
 
     def _new_plan(self, size: StepSize) -> StepPlan:
         return EagerPlan(self._costs, size)

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llmrun.base.errors import Cancelled
 from llmrun.base.types import FinishReason
+from llmrun.engine.costs import StepCosts
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, Request, TextDelta, TokenPrompt
-from llmrun.engine.scheduling.predicting import StepPredictor
 from llmrun.options.sampling_params import SamplingParams
 from tests.support import tiers
 from tests.support.backends.seam_contract import batch_of, rows
@@ -26,7 +26,7 @@ from tests.support.engine.drafts import Adversary, Propose, drafting_engine
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
-    from llmrun.engine.drafting.costs import StepSize
+    from llmrun.engine.costs import StepSize
 
 
 @dataclass
@@ -40,12 +40,12 @@ class Expected:
     last: Event | None = None
 
 
-class Timeless(StepPredictor):
+class Timeless(StepCosts):
     """A predictor for which all steps take equally long, so that examples can be repeated."""
 
     row_seconds = 0.0
 
-    def of_step(self, size: StepSize, prompt_rows: int) -> float:
+    def of_step(self, size: StepSize, prompt_rows: int = 0) -> float:
         return 0.01
 
 
@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
         self.engine = Engine(backend, **self.options)
         if propose is not None:
             self.engine = drafting_engine(backend, Adversary(backend, propose, self.sequence), **self.options)
-        self.engine._scheduler.predictor = Timeless()
+        self.engine._scheduler.costs = Timeless()
         self.requests: dict[int, Expected] = {}
         self.generated_tokens = 0  # as of the last step
 

@@ -1,7 +1,7 @@
 """A server that runs random requests step by step, without a model and without a clock.
 
 It schedules like the engine does: requests are admitted in order of arrival when a slot and their blocks are free, and
-prompts get the rows that the predictor allows.
+prompts get the rows that the costs allow.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from llmrun.engine.drafting.costs import StepSize
+from llmrun.engine.costs import LEAST_ROWS, StepCosts, StepSize
 from llmrun.engine.scheduling.fairness import prompt_order
-from llmrun.engine.scheduling.predicting import LEAST_ROWS, StepPredictor, with_chunk
 from llmrun.engine.scheduling.waits import AnswerLengths, Load, predicted_wait
 
 BLOCK = 32  # tokens
@@ -92,7 +91,7 @@ class SimulatedServer:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.now = 0.0
-        self.predictor, self.lengths = StepPredictor(), AnswerLengths()
+        self.costs, self.lengths = StepCosts(), AnswerLengths()
         self.shares: list[float] = []
 
     def predicted_wait(self, job: Job) -> float:
@@ -103,7 +102,7 @@ class SimulatedServer:
             [each.load for each in self.running],
             free_slots=self._slots - len(self.running),
             free_blocks=self._free_blocks,
-            predictor=self.predictor,
+            costs=self.costs,
             lengths=self.lengths,
             budget=self._budget,
         )
@@ -121,11 +120,11 @@ class SimulatedServer:
         size = StepSize(len(answers), len(answers), depth, depth)
         chunks = dict(self._chunks(size, self._budget if answers else math.inf))
         for job, rows in chunks.items():
-            size = with_chunk(size, rows, job.depth)
+            size = size.with_chunk(rows, job.depth)
         seconds = self._seconds(size) * (1 + 0.05 * self._random.expovariate(1.0))
         if self._random.random() < 0.01:
             seconds *= 6
-        self.predictor.observe(size, sum(chunks.values()), seconds)
+        self.costs.observe(size, sum(chunks.values()), seconds)
         self._take(answers, chunks)
         self.now += seconds
 
@@ -133,11 +132,11 @@ class SimulatedServer:
         prompts = prompt_order((job for job in self.running if job.missing), self._steps)
         left, least = 256, LEAST_ROWS
         for job in prompts:
-            allowed = min(self.predictor.rows_within(budget, size, job.depth, least), left)
+            allowed = min(self.costs.rows_within(budget, size, job.depth, least), left)
             rows = min(job.missing, allowed)
             if not rows:
                 return
-            size = with_chunk(size, rows, job.depth)
+            size = size.with_chunk(rows, job.depth)
             left -= rows
             if LEAST_ROWS < rows == allowed and left and math.isfinite(budget):
                 self.shares.append(self._seconds(size) / budget)

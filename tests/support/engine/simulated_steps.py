@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.drafting.base import LONGEST_DRAFT, Draft, Kind
-from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.pace import Acceptance, AnswerPace, Rates, StepPlan
 
 Duration = Callable[[StepSize], float]  # seconds of a step
@@ -110,7 +110,7 @@ class Simulation:
     def _run_step(self, size: StepSize, drafted: int, depth: int) -> float:
         size = size_with_draft(size, drafted, depth)
         seconds = self._duration(size) * (1 + self._noise * self._random.expovariate(1.0))
-        self.costs.observe(size, seconds)
+        self.costs.observe(size, 0, seconds)
         return seconds
 
     def _n_right(self, rate: float, drafted: int) -> int:

@@ -1,0 +1,228 @@
+"""Learns how long steps take from their sizes.
+
+These times decide how many rows of a prompt run beside answers, how long drafts are, and which wait servers predict.
+They affect only the speed, never the text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float64]
+
+# Prompt rows in a step beside which no answer waits. They are enough to keep the kernels busy, and few enough that
+# other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
+MOST_ROWS: Final = 256
+LEAST_ROWS: Final = 8  # prompt rows in any step with prompts, so that prompts always progress
+# The initial limits on draft tokens in a step, on prompt rows beside running answers, and on the product of rows and
+# depth. Later limits are twice the largest values so far, because the time of larger steps is unknown.
+_FIRST_DRAFT: Final = 3
+_FIRST_ROWS: Final = 32
+_FIRST_ATTENDED: Final = 32 * 1024
+
+_KEPT: Final = 0.98  # weight of older steps of the same class after each step: half of the weight is on the last 34
+_DRIFT: Final = 0.1  # fraction of a step's relative deviation that is applied to all older times
+LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
+_SHORTEST: Final = 1e-6  # seconds; a coarse clock can measure 0
+_RECORDED_TOGETHER: Final = 8  # steps without prompts and drafts, which have almost the same size
+_SMALLEST: Final = 0.02  # lower bound of each cost, relative to its assumption
+_FITTED_FIRST: Final = 16  # records
+_FITTED_EVERY: Final = 4  # later records; a fit takes longer than a record
+_ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
+_POSITIONS: Final = 1024.0  # tokens; the unit of the features `cached` and `attended`
+
+# The time of an additional row divided by the time of a step of one row, until it has been measured. With 2 threads and
+# models of 135M and 1.24B parameters, the second row took 0.06 to 0.2, depending on weight type and instruction set.
+ASSUMED_ROW: Final = 0.12
+_SMALLEST_ROW: Final = 0.01  # lower bound of this ratio
+
+
+class StepSize(NamedTuple):
+    """The sizes that decide how long a step takes.
+
+    answers   requests in the step, each of which has at least one row
+    rows      rows of all requests, including those of drafts
+    cached    tokens in the KV cache of all requests
+    attended  the sum over the rows of the tokens in the KV cache that the row attends to
+    """
+
+    answers: int
+    rows: int
+    cached: int
+    attended: int
+
+    def with_chunk(self, rows: int, depth: int) -> StepSize:
+        """Return the size of a step after a chunk of a prompt is added to it.
+
+        depth  tokens in the cache before the chunk
+        """
+        return StepSize(self.answers + 1, self.rows + rows, self.cached + depth, self.attended + rows * depth)
+
+
+EMPTY: Final = StepSize(0, 0, 0, 0)
+
+
+class _Fit:
+    """The duration of one kind of step: c0 + c1 rows + c2 cached + c3 attended.
+
+    c0 is the time that reading the weights takes, c1 is a row's share of the products, c2 is the time to read 1024
+    cached tokens, which all rows of a request share, and c3 a row's products with them. Least squares of the relative
+    errors, because sizes differ by a factor of 100.
+
+    assumed  the four costs in a common unit, which is fitted, too, until they have been measured. For a long time, all
+             steps may have about the same size, so the costs stay near them as far as the steps do not contradict
+             (ridge regression)
+    trust    the weights of these assumptions, in steps with one unit of the feature
+    classes  the number of classes of steps. Each step reduces only the weight of older steps of its own class, so that
+             frequent ones do not outweigh rare ones, from which alone some of the costs can be learnt
+    """
+
+    def __init__(self, assumed: tuple[float, ...], trust: tuple[float, ...], classes: int) -> None:
+        self._assumed, self._trust = np.array(assumed), np.diag(trust)
+        # For each class, sums over the steps of the products of features over seconds, and of these with 1.
+        self._sums = np.zeros((classes, 4, 5))
+        self._n_recorded = 0
+        self.costs: list[float] = []  # empty until a step has been observed
+
+    def of_step(self, size: StepSize) -> float:
+        """Return the expected seconds of a step."""
+        c0, c1, c2, c3 = self.costs
+        return c0 + c1 * size.rows + (c2 * size.cached + c3 * size.attended) / _POSITIONS
+
+    def plausible(self, size: StepSize, seconds: float) -> float:
+        """Return the duration of a step, or the nearest that is no larger deviation than LARGEST_DEVIATION."""
+        seconds = max(seconds, _SHORTEST)
+        if not self.costs:
+            return seconds
+        expected = self.of_step(size)
+        return min(max(seconds, expected / LARGEST_DEVIATION), LARGEST_DEVIATION * expected)
+
+    def record(self, steps: list[tuple[StepSize, float]], kind: int = 0) -> None:
+        """Record plausible durations of steps of one class, which all count as steps of their mean size and duration.
+
+        The clock rate and the load of the machine affect all durations. Each step therefore scales the older durations
+        of all classes towards its own, so that a slower machine changes the level but not the ratios of the costs.
+        """
+        n = len(steps)
+        _, rows, cached, attended = (sum(column) / n for column in zip(*(size for size, _ in steps), strict=True))
+        seconds = sum(seconds for _, seconds in steps) / n
+        features = np.array((1.0, rows, cached / _POSITIONS, attended / _POSITIONS, seconds)) / seconds
+        if self.costs:
+            factor = 1 + _DRIFT * (1 / float(features[:4] @ self.costs) - 1)
+            self._sums /= (factor**2, factor**2, factor**2, factor**2, factor)
+        self._sums[kind] *= _KEPT**n
+        self._sums[kind] += n * features[:4, None] * features
+        self._n_recorded += 1
+        if self._n_recorded < _FITTED_FIRST or self._n_recorded % _FITTED_EVERY == 0:
+            self.costs = self._fitted()
+
+    def _fitted(self) -> list[float]:
+        """Return the four costs, of which none is below _SMALLEST of its assumption."""
+        sums, assumed = self._sums.sum(0), self._assumed
+        products, features = sums[:, :4], sums[:, 4]
+        unit = assumed @ features / (assumed @ products @ assumed)  # if all assumptions were right
+        products += self._trust / unit**2
+        features += self._trust @ assumed / unit
+        lowest = _SMALLEST * assumed * unit
+        costs: Vector = np.linalg.solve(products, features)
+        low = costs < lowest
+        while (costs < lowest).any():  # rare: solve for the others, with the bounds instead of those that are too low
+            low |= costs < lowest
+            costs = lowest.copy()
+            costs[~low] = np.linalg.solve(products[~low][:, ~low], (features - products @ (lowest * low))[~low])
+        return [float(cost) for cost in costs]
+
+
+_PLAIN, _DRAFTED = 0, 1  # classes of steps without prompts
+
+
+class StepCosts:
+    """The seconds of a step, learnt separately for steps with and without prompt rows.
+
+    The two kinds differ: additional rows are nearly free in small steps, where reading the weights takes most of the
+    time, and proportional to the rows in large ones. Each kind is close to a line in the range of sizes that it has.
+
+    Other threads may ask for predictions while one thread calls `observe`. A call takes 2 us, and about 20 us for steps
+    with prompts or drafts and for every eighth of the others.
+
+    most_drafted  the largest number of draft tokens in a step whose time is estimated
+    """
+
+    def __init__(self) -> None:
+        # In small steps, until it has been measured, a row takes ASSUMED_ROW of a step, and the depth nothing.
+        self._answers = _Fit((1 - ASSUMED_ROW, ASSUMED_ROW, 0.0, 0.0), (0.01, 1.0, 0.3, 0.3), 2)
+        # In units of a row of a prompt. The costs differ between models and machines by factors of 3 to 10. The trust
+        # is the squared relative noise of a step, 0.1, over the squared error of the assumption.
+        self._prompts = _Fit((8.0, 1.0, 0.5, 0.1), (0.0003, 0.03, 0.03, 0.5), 1)
+        self._unrecorded: list[tuple[StepSize, float]] = []  # the last steps without prompts and drafts
+        self._rows_per_answer = self._tokens_per_answer = 1.0  # in steps without prompts, which can have drafts
+        self.most_drafted = _FIRST_DRAFT
+        self._most_rows, self._most_attended = _FIRST_ROWS, _FIRST_ATTENDED
+
+    @property
+    def known(self) -> bool:
+        """True once a step without prompts has been observed."""
+        return bool(self._answers.costs)
+
+    def observe(self, size: StepSize, prompt_rows: int, seconds: float) -> None:
+        """Record the duration of a step, of whose rows `prompt_rows` belong to prompts."""
+        if prompt_rows:
+            self._prompts.record([(size, self._prompts.plausible(size, seconds))])
+            self._most_rows = max(self._most_rows, 2 * prompt_rows)
+            self._most_attended = max(self._most_attended, 2 * size.attended)
+            return
+        step = size, self._answers.plausible(size, seconds)
+        if size.rows > size.answers:
+            self.most_drafted = max(self.most_drafted, 2 * (size.rows - size.answers))
+            self._answers.record([step], _DRAFTED)
+            return
+        self._unrecorded.append(step)
+        if len(self._unrecorded) == _RECORDED_TOGETHER or not self.known:
+            self._answers.record(self._unrecorded, _PLAIN)
+            self._unrecorded = []
+
+    def observe_tokens(self, size: StepSize, tokens: int) -> None:
+        """Record how many tokens a step without prompts has generated."""
+        self._rows_per_answer += (1 - _KEPT) * (size.rows / size.answers - self._rows_per_answer)
+        self._tokens_per_answer += (1 - _KEPT) * (tokens / size.answers - self._tokens_per_answer)
+
+    def per_token(self, size: StepSize) -> float:
+        """Return the expected seconds until each answer has one more token, in steps without prompts.
+
+        size  the answers without drafts. As many of the tokens are assumed to be drafted as in the last steps
+        """
+        rows, attended = (round(self._rows_per_answer * number) for number in (size.rows, size.attended))
+        return self.of_step(StepSize(size.answers, rows, size.cached, attended)) / self._tokens_per_answer
+
+    def of_step(self, size: StepSize, prompt_rows: int = 0) -> float:
+        """Return the expected seconds of a step, of whose rows `prompt_rows` belong to prompts."""
+        fits = (self._prompts, self._answers) if prompt_rows else (self._answers, self._prompts)
+        return next((fit.of_step(size) for fit in fits if fit.costs), _ASSUMED_STEP)
+
+    def of_row(self, size: StepSize, depth: int) -> float:
+        """Return the seconds that each draft token adds to a step, in an answer with `depth` tokens in the cache."""
+        step, (_, row, _, attended) = self.of_step(size), self._answers.costs
+        return min(max(row + attended * depth / _POSITIONS, _SMALLEST_ROW * step), step)
+
+    @property
+    def row_seconds(self) -> float:
+        """The seconds of a prompt token in a large step at the beginning of a prompt."""
+        return self.of_step(EMPTY.with_chunk(MOST_ROWS, 0), MOST_ROWS) / MOST_ROWS
+
+    def rows_within(self, seconds: float, size: StepSize, depth: int, least: int = LEAST_ROWS) -> int:
+        """Return how many rows of a prompt a step can have that should take at most `seconds`.
+
+        size     the rest of the step
+        depth    tokens in the cache before the rows
+        least    the smallest result, whatever the rows take; 0 for a prompt that need not progress in this step
+        """
+        one, most = (self.of_step(size.with_chunk(rows, depth), rows) for rows in (1, MOST_ROWS))
+        row = (most - one) / (MOST_ROWS - 1)
+        rows = MOST_ROWS if most <= seconds else 1 + (seconds - one) / row if row > 0 else 0
+        known = min(self._most_rows, (self._most_attended - size.attended) / max(depth, 1))
+        return max(int(min(rows, known, MOST_ROWS)), least)
