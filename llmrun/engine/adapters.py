@@ -1,6 +1,6 @@
 """Determines which LoRA adapters apply to which tokens of a request.
 
-The keys and values of a token depend on the adapters of all tokens up to it. In the tree of cached prefixes and in
+The keys and values of a token depend on the adapters of all tokens up to it. In slots and in
 saved states, tokens with adapters therefore have other numbers than tokens without (`AdaptedTokens.marked`). A prefix
 that was computed with other adapters, or with another scale, never matches. Tokens before an "activated LoRA" becomes
 active have their usual numbers, so the prefix is shared with requests that use no adapter.
