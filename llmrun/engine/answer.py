@@ -140,16 +140,6 @@ class Answer:
         return self.request.tenant
 
     @property
-    def queued_at(self) -> float:
-        """When the request was submitted (scheduling/fairness.py)."""
-        return self.submitted
-
-    @property
-    def missing(self) -> int:
-        """An upper bound of the prompt tokens that a waiting request must compute (scheduling/fairness.py)."""
-        return self.prompt_tokens
-
-    @property
     def in_prefill(self) -> bool:
         """True until the first token has been generated."""
         return not self.generated_tokens

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
@@ -41,15 +41,8 @@ _CURRENT_FILE: Final = "filename\n"
 _BETWEEN_FILES: Final = "\n\n--- snippet ---\n\n"
 
 
-class Filled(NamedTuple):
-    """The tokens of a prompt, and how many tokens of its texts were left out."""
-
-    tokens: list[int]
-    cut: int
-
-
-def encode_fill(prompt: FillPrompt, tokenizer: Tokenizer, context: int) -> Filled:
-    """Return the tokens of a prompt for a context of this many tokens.
+def encode_fill(prompt: FillPrompt, tokenizer: Tokenizer, context: int) -> tuple[list[int], int]:
+    """Return the tokens of a prompt for a context of this many tokens, and how many of its texts were left out.
 
     Raises UsageError if the vocabulary has no tokens for filling in the middle.
     """
@@ -70,7 +63,7 @@ def encode_fill(prompt: FillPrompt, tokenizer: Tokenizer, context: int) -> Fille
     kept = [prefix, suffix, others if prompt.files else []]
     bos = [] if special.bos is None else [special.bos]
     before, after = [special.prefix, *prefix, *line], [special.suffix, *suffix]
-    return Filled([*others, *bos, *before, *after, special.middle], sum(map(len, texts)) - sum(map(len, kept)))
+    return [*others, *bos, *before, *after, special.middle], sum(map(len, texts)) - sum(map(len, kept))
 
 
 def _other_files(prompt: FillPrompt, special: FillTokens, tokenizer: Tokenizer) -> list[int]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.sampling_texts import parse_breakers
-from llmrun.engine import sampling
-from llmrun.engine.samplers import SamplerState, initial_state
+from llmrun.engine import samplers, sampling
+from llmrun.engine.samplers import Breakers, SamplerState, initial_state
 from llmrun.engine.sampling import needs_samplers, uses_dry
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts import tokens as layout
@@ -26,7 +26,6 @@ from llmrun.formats.layouts.arena import address_of, allocate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.engine.samplers import Breakers
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
     from llmrun.options.sampling_params import SamplingParams
 
@@ -122,15 +121,12 @@ class Sampler:
 
     def _sample_in_order(self, rows: SequenceRows) -> Drawn:
         """Draw the tokens of a sequence with the samplers in samplers.py."""
-        from llmrun.engine import samplers  # few requests need it
-        from llmrun.engine.samplers import Place
-
         tokens: list[int] = []
         states = [rows.state or initial_state(rows.params)]
         known, breakers = list(rows.history), self._breakers_for(rows)
         masks = [None] * len(rows.logits) if rows.masks is None else rows.masks
         for row, mask, draft in zip(rows.logits, masks, [*rows.draft, None], strict=False):
-            place = Place(known, rows.params, rows.position + len(tokens), len(row), breakers, rows.tokenizer)
+            place = samplers.Place(known, rows.params, rows.position + len(tokens), len(row), breakers, rows.tokenizer)
             try:
                 token, state = samplers.sample(row, place, states[-1], mask)
             except LlmrunError as error:
@@ -144,13 +140,11 @@ class Sampler:
 
     def _breakers_for(self, rows: SequenceRows) -> Breakers:
         """Return DRY's sequence breakers, which takes a fraction of a second for a new list of them."""
-        from llmrun.engine.samplers import NO_BREAKERS, find_breakers
-
         texts = rows.params.dry_sequence_breakers
         if rows.tokenizer is None or not uses_dry(rows.params):
-            return NO_BREAKERS
+            return samplers.NO_BREAKERS
         if texts not in self._breakers:
-            self._breakers[texts] = find_breakers(parse_breakers(texts), rows.tokenizer)
+            self._breakers[texts] = samplers.find_breakers(parse_breakers(texts), rows.tokenizer)
         return self._breakers[texts]
 
     def _sample_with_kernel(self, sequences: Sequence[SequenceRows]) -> list[Drawn]:

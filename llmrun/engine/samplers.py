@@ -212,26 +212,19 @@ _SEED = 0x585443  # "XTC"; separates the random numbers of XTC from those of the
 
 
 def xtc(candidates: Candidates, place: Place) -> Candidates:
-    """Remove the top choices, but only with probability `xtc_probability`. `without_top_choices` defines them.
+    """Remove the top choices, but only with probability `xtc_probability`.
 
-    The idea is from text-generation-webui, pull request 6335. At least one token always stays.
+    They are the tokens with a probability of at least `xtc_threshold`, except for the least likely of them. If several
+    are equally unlikely, the last of them stays. The idea is from text-generation-webui, pull request 6335.
     """
     params = place.params
     if not uses_xtc(params):
         return candidates
     if uniform(params.seed ^ _SEED, place.position) > params.xtc_probability:
         return candidates
-    return without_top_choices(candidates, params.xtc_threshold)
-
-
-def without_top_choices(candidates: Candidates, threshold: float) -> Candidates:
-    """Remove the tokens with a probability of at least `threshold`, except for the least likely of them.
-
-    If several are equally unlikely, the last of them stays.
-    """
     ids, logits = candidates
     weights = exp(logits - logits.max())
-    top = np.flatnonzero((weights >= threshold * ordered_sum(weights)) & (logits > -np.inf))
+    top = np.flatnonzero((weights >= params.xtc_threshold * ordered_sum(weights)) & (logits > -np.inf))
     if len(top) < 2:
         return candidates
     stays = top[len(top) - 1 - int(np.argmin(logits[top][::-1]))]

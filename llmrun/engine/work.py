@@ -15,7 +15,7 @@ from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer
 from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
-from llmrun.engine.drafting.pace import Acceptance, AnswerPace, AssumedRates, StepPlan
+from llmrun.engine.drafting.pace import Acceptance, AnswerPace, StepPlan
 from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.slots import Slot
 
@@ -173,7 +173,7 @@ class Speculation:
         for source in sources:
             expected |= source.expected
         self._costs = costs
-        self._acceptance = Acceptance(AssumedRates(expected))
+        self._acceptance = Acceptance(expected.__getitem__)
         self._plan: StepPlan | None = None  # the plan of the step that is running
         self._stopped = not sources
 
@@ -184,7 +184,7 @@ class Speculation:
 
     def begin(self, request: Request) -> tuple[Sequence[Drafter], AnswerPace]:
         """Return the drafters of a new answer, and the pace that decides how long its drafts are."""
-        return [source.drafter(request) for source in self._sources], AnswerPace(self._acceptance)
+        return [source.drafter(request) for source in self._sources], AnswerPace(self._acceptance.rate)
 
     def with_drafts(self, work: Sequence[Work], room: int) -> list[Work]:
         """Add drafts with at most `room` rows in total to a step that has one row for each of its answers."""

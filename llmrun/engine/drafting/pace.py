@@ -7,10 +7,10 @@ choices affect only the speed, never the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
 from operator import mul, truediv
-from typing import Final, Protocol
+from typing import Final
 
 from llmrun.engine.costs import LARGEST_DEVIATION, StepCosts, StepSize
 from llmrun.engine.drafting.base import ANY, LONGEST_DRAFT, Draft, Drafter, Kind
@@ -19,21 +19,8 @@ _KEPT: Final = 0.98  # weight of older counts of a kind after each new one
 _ASSUMED_COUNT: Final = 4.0  # weight of the assumed rates, in draft tokens
 
 
-class Rates(Protocol):
-    """The expected acceptance of each kind of draft token."""
-
-    def rate(self, kind: Kind) -> float:
-        """Return the probability that a token of this kind is right if all draft tokens before it are right."""
-
-
-class AssumedRates:
-    """Constant rates, which draft sources provide."""
-
-    def __init__(self, expected: Mapping[Kind, float]) -> None:
-        self._expected = expected
-
-    def rate(self, kind: Kind) -> float:
-        return self._expected[kind]
+# Returns the probability that a token of a kind is right if all draft tokens before it are right.
+Rates = Callable[[Kind], float]
 
 
 class Acceptance:
@@ -56,7 +43,7 @@ class Acceptance:
                 self._tried[counted] = self._tried.get(counted, 0.0) * _KEPT + 1
 
     def rate(self, kind: Kind) -> float:
-        right = self._right.get(kind, 0.0) + _ASSUMED_COUNT * self._assumed.rate(kind)
+        right = self._right.get(kind, 0.0) + _ASSUMED_COUNT * self._assumed(kind)
         return right / (self._tried.get(kind, 0.0) + _ASSUMED_COUNT)
 
 

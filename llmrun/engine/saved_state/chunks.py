@@ -85,8 +85,7 @@ class SavedChunks:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = StateFile(path, self._key)
-            if self._budget.make_room(path, state.added_bytes(parts, parts)):
-                state.save(tokens[first:end], parts, parts)
+            if state.save(tokens[first:end], parts, partial(self._budget.make_room, path)):
                 self._kept.clear()  # more of the sequences with this chunk may be usable now
                 return len(missing) > 1
             self._report("prefixes are not saved: another chunk exceeds state_gb or the free disk space")

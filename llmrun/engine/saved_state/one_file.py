@@ -66,9 +66,7 @@ class SavedFile:
                 self._is_damaged = False
             state = StateFile(self.path, self._key)
             parts = [part for part in kv.save(seq, n) if part.end <= len(tokens)]
-            new = state.lacks(tokens, parts)
-            if new and self._has_room(state.added_bytes(parts, new)):
-                state.save(tokens, parts, new)
+            state.save(tokens, parts, self._has_room)
         except OSError as error:
             self._has_failed = True  # one note is enough
             self._report(f"state is not saved: {self.path}: {error.strerror}")

@@ -16,7 +16,7 @@ import hashlib
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,7 +144,7 @@ class StateFile:
             if not self._take(record):
                 break
 
-    def lacks(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> list[SavedPart]:
+    def _lacking(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> list[SavedPart]:
         """Return those of a sequence's parts that the file does not have."""
         common = common_prefix(self.tokens, list(tokens))
         blocks = {part.start: part for part in self.parts if part.kind == BLOCK_PART}
@@ -162,28 +162,27 @@ class StateFile:
 
         return [part for part in parts if not has(part)]
 
-    def added_bytes(self, parts: Sequence[SavedPart], new: Sequence[SavedPart]) -> int:
-        """Return the number of bytes by which `save` will grow the file. It can be negative."""
-        if self._becomes_too_large(parts, new):
-            return HEADER_BYTES + sum(map(record_size, parts)) - self.whole_bytes
-        return sum(map(record_size, new))
+    def save(self, tokens: Sequence[int], parts: Sequence[SavedPart], has_room: Callable[[int], bool]) -> bool:
+        """Append those of a sequence's parts that the file lacks, or write all parts into a new file.
 
-    def save(self, tokens: Sequence[int], parts: Sequence[SavedPart], new: Sequence[SavedPart]) -> None:
-        """Append `new`, those of a sequence's parts that the file lacks, or write all parts into a new file.
+        has_room  called with the number of bytes by which the file will grow, which can be negative. If it returns
+                  False, nothing is saved, and the result is False
 
         A process that is killed meanwhile loses nothing that had been saved before. Raises OSError, and then the
         file is what it was before.
         """
-        if self._becomes_too_large(parts, new):
+        new = self._lacking(tokens, parts)
+        if not new:
+            return True
+        added, useful = sum(map(record_size, new)), sum(map(record_size, parts))
+        becomes_too_large = not self.whole_bytes or self.whole_bytes + added > 2 * useful + _SLACK
+        if not has_room(HEADER_BYTES + useful - self.whole_bytes if becomes_too_large else added):
+            return False
+        if becomes_too_large:
             self._write_anew(tokens, parts)
         else:
             self._append(tokens, new)
-
-    def _becomes_too_large(self, parts: Sequence[SavedPart], new: Sequence[SavedPart]) -> bool:
-        if not self.whole_bytes:
-            return True
-        useful = sum(map(record_size, parts))
-        return self.whole_bytes + sum(map(record_size, new)) > 2 * useful + _SLACK
+        return True
 
     def _append(self, tokens: Sequence[int], new: Iterable[SavedPart]) -> None:
         with self.path.open("r+b", buffering=0) as file:

@@ -119,7 +119,7 @@ class Admission:
         self._is_held_up = held
 
     def predicted_wait(self, new: Answer) -> float:
-        """Return the predicted seconds until a new request runs its first row. Thread-safe."""
+        """Return the predicted seconds until a new request is admitted. Thread-safe."""
         order = self._order([*self.waiting, new])
         return self._outlook.wait(new, order[: order.index(new)], dict(list(self.running.items())))
 

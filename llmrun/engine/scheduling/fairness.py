@@ -6,7 +6,7 @@ These orders affect only the times of answers, never their text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final, Protocol, TypeVar
 
@@ -16,39 +16,16 @@ LONGEST_HEAD_START: Final = 10.0  # seconds by which a short prompt may be later
 
 
 class Queued(Protocol):
-    """A request that has not been admitted.
+    """The attributes of an Answer on which the order of admission depends."""
 
-    tenant     who pays for its tokens
-    missing    tokens of its prompt that are not in the cache
-    queued_at  when it arrived, in seconds of the clock that `FairShares.order` gets
-    """
+    prompt_tokens: int
+    submitted: float
 
     @property
     def tenant(self) -> str: ...
 
-    @property
-    def missing(self) -> int: ...
-
-    @property
-    def queued_at(self) -> float: ...
-
-
-class Prompt(Protocol):
-    """A running request whose prompt is not complete.
-
-    missing    tokens of its prompt that are not in the cache
-    last_step  the number of the last step in which it had rows; at first, of the step in which it was admitted
-    """
-
-    @property
-    def missing(self) -> int: ...
-
-    @property
-    def last_step(self) -> int: ...
-
 
 Q = TypeVar("Q", bound=Queued)
-P = TypeVar("P", bound=Prompt)
 
 
 class FairShares:
@@ -88,7 +65,7 @@ class FairShares:
     def order(self, waiting: Iterable[Q], now: float, row_seconds: float) -> list[Q]:
         """Return all waiting requests in the order of admission.
 
-        now          the time on the clock of `queued_at`
+        now          the time on the clock of `submitted`
         row_seconds  the seconds that a prompt token takes (`StepCosts.row_seconds`)
 
         The requests of a tenant are in the order in which their prompts would be complete if each had run alone since
@@ -97,7 +74,7 @@ class FairShares:
         """
 
         def rank(request: Q) -> float:
-            return request.queued_at + min(request.missing * row_seconds, LONGEST_HEAD_START)
+            return request.submitted + min(request.prompt_tokens * row_seconds, LONGEST_HEAD_START)
 
         queues: dict[str, list[Q]] = {}
         for request in waiting:
@@ -116,7 +93,7 @@ class FairShares:
             used, _, index, queue = heads[0]
             order.append(queue.pop())
             if queue:
-                heapreplace(heads, (used + max(order[-1].missing, 1), rank(queue[-1]), index, queue))
+                heapreplace(heads, (used + max(order[-1].prompt_tokens, 1), rank(queue[-1]), index, queue))
             else:
                 heappop(heads)
         return order
@@ -128,23 +105,26 @@ class FairShares:
         """
         for tenant, queue in queues.items():
             used = self.used(tenant)
-            returned = min(request.queued_at for request in queue) > self._ordered_at
+            returned = min(request.submitted for request in queue) > self._ordered_at
             self._used[tenant] = max(used, self._virtual_time) if returned else used
         self._used = {
             tenant: used for tenant, used in self._used.items() if tenant in queues or used > self._virtual_time
         }
 
 
-def prompt_order(prompts: Iterable[P], step: int) -> list[P]:
-    """Return the running prompts in the order in which they get the rows of a step.
+def prompt_order(prompts: Sequence[tuple[int, int]], step: int) -> list[int]:
+    """Return the indexes of the running prompts in the order in which they get the rows of a step.
 
-    step  the number of the step; consecutive steps have consecutive numbers
+    prompts  for each prompt, how many of its tokens are not in the cache, and the number of the last step in which it
+             had rows; at first, of the step in which it was admitted
+    step     the number of the step; consecutive steps have consecutive numbers
 
     The shortest prompt goes first. Every TURNS-th step, the one whose last rows are longest ago goes first, so that k
     prompts all run at least once in k * TURNS steps.
     """
-    order = sorted(prompts, key=lambda prompt: prompt.missing)
+    order = sorted(range(len(prompts)), key=lambda i: prompts[i][0])
     if order and step % TURNS == 0:
-        index = min(range(len(order)), key=lambda i: order[i].last_step)
-        order.insert(0, order.pop(index))
+        first = min(order, key=lambda i: prompts[i][1])
+        order.remove(first)
+        order.insert(0, first)
     return order

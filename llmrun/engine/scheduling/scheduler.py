@@ -125,22 +125,6 @@ _STEPS_BESIDE_ANSWERS: Final = 2.5
 _SECONDS_WITHOUT_ANSWERS: Final = 1.0  # bounds how long a short prompt waits for the step of a long one
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A running request whose prompt is not complete. See fairness.py."""
-
-    answer: Answer
-    slot: Slot
-
-    @property
-    def missing(self) -> int:
-        return len(self.answer.tokens) - len(self.slot.tokens)
-
-    @property
-    def last_step(self) -> int:
-        return self.answer.last_step
-
-
 class Scheduler:
     """Divides steps among the running requests.
 
@@ -172,10 +156,8 @@ class Scheduler:
     def _divided(self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room) -> list[Work]:
         """Divide a step among these requests."""
         most = max(self._rows_per_step // max(len(running), 1), 1)
-        prompts = [_Prompt(answer, slot) for answer, slot in running.items()]
-        prompts = [prompt for prompt in prompts if prompt.missing > 1]
-        reading = {prompt.answer for prompt in prompts}
-        work = [Work.next_of(answer, slot, most) for answer, slot in running.items() if answer not in reading]
+        prompts = {answer: slot for answer, slot in running.items() if len(answer.tokens) - len(slot.tokens) > 1}
+        work = [Work.next_of(answer, slot, most) for answer, slot in running.items() if answer not in prompts]
         work = [part for part in work if _has_room(part, room)]
         left = max(self._rows_per_step - sum(part.rows for part in work), 1)
         if prompts:
@@ -211,15 +193,17 @@ class Scheduler:
         return max(_SECONDS_BESIDE_ANSWERS, _STEPS_BESIDE_ANSWERS * self.costs.of_step(answers))
 
     def _chunks(
-        self, prompts: Sequence[_Prompt], waiting: Sequence[Answer], room: Room, left: int, size: StepSize
+        self, prompts: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room, left: int, size: StepSize
     ) -> Iterator[Work]:
         """Yield the next chunks of prompts, which take at most `left` rows and the budget's seconds.
 
         size  the size of the step without them
         """
         seconds, least = self.budget(size), 1
-        for prompt in prompt_order(prompts, self._step):
-            answer, slot = prompt.answer, prompt.slot
+        reading = list(prompts.items())
+        lengths = [(len(answer.tokens) - len(slot.tokens), answer.last_step) for answer, slot in reading]
+        for index in prompt_order(lengths, self._step):
+            answer, slot = reading[index]
             depth = len(slot.tokens)
             rows = min(left, rows_until_copy(answer, slot, waiting))
             rows = min(rows, self._rows_in_time(seconds, rows, size, depth, least))

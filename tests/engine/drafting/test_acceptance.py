@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from llmrun.engine.drafting.base import ANY, Draft, Kind
-from llmrun.engine.drafting.pace import Acceptance, AssumedRates
+from llmrun.engine.drafting.pace import Acceptance
 
 ONE: Kind = ("lookup", 2)
 OTHER: Kind = ("lookup", 8)
 EVERY: Kind = ("lookup", ANY)
-ASSUMED = AssumedRates({ONE: 0.4, OTHER: 0.8, EVERY: 0.5})
+ASSUMED = {ONE: 0.4, OTHER: 0.8, EVERY: 0.5}.__getitem__
 DRAFT = Draft((1, 2, 3, 4), (ONE, ONE, OTHER, OTHER))
 
 
@@ -44,7 +44,7 @@ def test_an_answer_begins_with_the_rates_of_the_engine() -> None:
     engine = Acceptance(ASSUMED)
     for _ in range(200):
         engine.observe(DRAFT, 4, found_wrong=False)
-    answer = Acceptance(engine)
+    answer = Acceptance(engine.rate)
     assert answer.rate(ONE) == engine.rate(ONE) > 0.9
     for _ in range(6):
         answer.observe(DRAFT, 0, found_wrong=True)

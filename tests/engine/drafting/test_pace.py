@@ -12,10 +12,10 @@ import pytest
 from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
 from llmrun.engine.drafting.lookup import LookupSource
-from llmrun.engine.drafting.pace import AnswerPace, AssumedRates, StepPlan
+from llmrun.engine.drafting.pace import AnswerPace, StepPlan
 from tests.support.engine.simulated_steps import MACHINES, Phase, Simulation, size_with_draft
 
-ASSUMED = AssumedRates(LookupSource().expected)
+ASSUMED = LookupSource().expected.__getitem__
 NOISE = 0.1
 SEEDS = range(4)
 ANSWERS = 3
@@ -142,7 +142,7 @@ def test_a_draft_model_is_not_asked_if_it_takes_too_long() -> None:
     costs = StepCosts()
     size = StepSize(1, 1, 100, 100)
     costs.observe(size, 0, 1.0)
-    pace = AnswerPace(AssumedRates({("model", ANY): 0.8}))
+    pace = AnswerPace({("model", ANY): 0.8}.__getitem__)
     plan = StepPlan(costs, size)
     slow, quick = Timed(0.9), Timed(0.05)
     assert not plan.promises(slow, 1.0, pace, 100)

@@ -19,8 +19,8 @@ LARGEST = 500  # tokens of a random request: 400 of its prompt and 100 of its an
 @dataclass(eq=False)
 class Request:
     tenant: str
-    missing: int
-    queued_at: float
+    prompt_tokens: int
+    submitted: float
     answer: int = 0
 
 
@@ -48,8 +48,8 @@ class Server:
             self.waiting.remove(request)
             self.running.append(request)
             self.admitted.append(request)
-            self.shares.admit(request.tenant, request.missing)
-            self.used[request.tenant] += request.missing
+            self.shares.admit(request.tenant, request.prompt_tokens)
+            self.used[request.tenant] += request.prompt_tokens
         for request in list(self.running):
             request.answer -= 1
             self.shares.charge(request.tenant, 1)
@@ -143,19 +143,19 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 @given(st.lists(st.tuples(st.integers(1, 30_000), st.integers(0, 60)), max_size=30))
 def test_overtaking_is_bounded(requests: list[tuple[int, int]]) -> None:
     """Only older requests, and shorter ones that are at most LONGEST_HEAD_START younger, go first."""
-    waiting = [Request("only", missing, queued_at) for missing, queued_at in requests]
+    waiting = [Request("only", missing, submitted) for missing, submitted in requests]
     order = FairShares().order(waiting, 60.0, ROW_SECONDS)
     assert sorted(map(id, order)) == sorted(map(id, waiting))
     for index, second in enumerate(order):
         for first in order[:index]:
-            later = first.queued_at - second.queued_at
-            assert later <= 0 or (first.missing < second.missing and later <= LONGEST_HEAD_START)
+            later = first.submitted - second.submitted
+            assert later <= 0 or (first.prompt_tokens < second.prompt_tokens and later <= LONGEST_HEAD_START)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 5000))
 def test_equal_requests_are_first_come_first_served(times: list[int], missing: int) -> None:
     order = FairShares().order([Request("only", missing, at) for at in times], 1000.0, ROW_SECONDS)
-    assert [request.queued_at for request in order] == sorted(times)
+    assert [request.submitted for request in order] == sorted(times)
 
 
 def test_a_long_prompt_is_admitted_beside_a_stream_of_short_ones() -> None:
@@ -170,9 +170,9 @@ def test_a_long_prompt_is_admitted_beside_a_stream_of_short_ones() -> None:
 
 @pytest.mark.parametrize("step", range(2 * TURNS))
 def test_the_shortest_prompt_goes_first(step: int) -> None:
-    prompts = [RunningPrompt(500, 2), RunningPrompt(20, 3), RunningPrompt(90, 1)]
+    prompts = [(500, 2), (20, 3), (90, 1)]
     first = 90 if step % TURNS == 0 else 20
-    assert prompt_order(prompts, step)[0].missing == first
+    assert prompts[prompt_order(prompts, step)[0]][0] == first
 
 
 @given(st.integers(1, 8), st.integers(0, 10), SEEDS)
@@ -180,10 +180,10 @@ def test_every_prompt_runs_within_its_bound(k: int, first_step: int, chance: ran
     """Only the first prompt of each step runs, and each one that ends is replaced by one that is likely to be short."""
     prompts = [RunningPrompt(chance.randint(1, 1000), first_step) for _ in range(k)]
     for step in range(first_step, first_step + 40 * k):
-        order = prompt_order(prompts, step)
-        assert sorted(map(id, order)) == sorted(map(id, prompts))
-        order[0].missing -= 10
-        order[0].last_step = step
+        order = prompt_order([(prompt.missing, prompt.last_step) for prompt in prompts], step)
+        assert sorted(order) == list(range(k))
+        prompts[order[0]].missing -= 10
+        prompts[order[0]].last_step = step
         assert all(step - prompt.last_step < k * TURNS for prompt in prompts)
         prompts = [prompt for prompt in prompts if prompt.missing > 0]
         prompts += [RunningPrompt(chance.choice([1, 15, 1000]), step) for _ in range(k - len(prompts))]

@@ -129,9 +129,10 @@ class SimulatedServer:
         self.now += seconds
 
     def _chunks(self, size: StepSize, budget: float) -> Iterator[tuple[Job, int]]:
-        prompts = prompt_order((job for job in self.running if job.missing), self._steps)
+        prompts = [job for job in self.running if job.missing]
         left, least = 256, LEAST_ROWS
-        for job in prompts:
+        for index in prompt_order([(job.missing, job.last_step) for job in prompts], self._steps):
+            job = prompts[index]
             allowed = min(self.costs.rows_within(budget, size, job.depth, least), left)
             rows = min(job.missing, allowed)
             if not rows:

@@ -71,7 +71,7 @@ class Simulation:
 
     def run(self, phases: Sequence[Phase], prompt: int = 200) -> float:
         """Run one answer with the draft lengths that the pace chooses. Returns its seconds."""
-        pace = AnswerPace(self._acceptance)
+        pace = AnswerPace(self._acceptance.rate)
         depth, seconds = prompt, 0.0
         for phase in phases:
             end = depth + phase.tokens
