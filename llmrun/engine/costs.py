@@ -160,7 +160,6 @@ class StepCosts:
         # is the squared relative noise of a step, 0.1, over the squared error of the assumption.
         self._prompts = _Fit((8.0, 1.0, 0.5, 0.1), (0.0003, 0.03, 0.03, 0.5), 1)
         self._unrecorded: list[tuple[StepSize, float]] = []  # the last steps without prompts and drafts
-        self._rows_per_answer = self._tokens_per_answer = 1.0  # in steps without prompts, which can have drafts
         self.most_drafted = _FIRST_DRAFT
         self._most_rows, self._most_attended = _FIRST_ROWS, _FIRST_ATTENDED
 
@@ -185,19 +184,6 @@ class StepCosts:
         if len(self._unrecorded) == _RECORDED_TOGETHER or not self.known:
             self._answers.record(self._unrecorded, _PLAIN)
             self._unrecorded = []
-
-    def observe_tokens(self, size: StepSize, tokens: int) -> None:
-        """Record how many tokens a step without prompts has generated."""
-        self._rows_per_answer += (1 - _KEPT) * (size.rows / size.answers - self._rows_per_answer)
-        self._tokens_per_answer += (1 - _KEPT) * (tokens / size.answers - self._tokens_per_answer)
-
-    def per_token(self, size: StepSize) -> float:
-        """Return the expected seconds until each answer has one more token, in steps without prompts.
-
-        size  the answers without drafts. As many of the tokens are assumed to be drafted as in the last steps
-        """
-        rows, attended = (round(self._rows_per_answer * number) for number in (size.rows, size.attended))
-        return self.of_step(StepSize(size.answers, rows, size.cached, attended)) / self._tokens_per_answer
 
     def of_step(self, size: StepSize, prompt_rows: int = 0) -> float:
         """Return the expected seconds of a step, of whose rows `prompt_rows` belong to prompts."""

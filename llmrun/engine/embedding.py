@@ -489,7 +489,9 @@ class Embedder:
         if slot is None:
             return None
         used.append(slot)
-        return _Text(number, tokens, self._adapters_of(tokens), slot, slot.tokens)
+        # The adapters of a text have the scales with which they were opened.
+        adapters = adapted_tokens(None, self._backend.info.adapters, list(tokens))
+        return _Text(number, tokens, adapters, slot, slot.tokens)
 
     def _fits(self, tokens: Sequence[int], most: int) -> bool:
         """Return whether a text is computed in one pass, or fits in the cache beside requests and begun texts.
@@ -508,11 +510,6 @@ class Embedder:
             if not self._slots.forget_oldest_idle(used):
                 return False
         return True
-
-    def _adapters_of(self, tokens: Sequence[int]) -> AdaptedTokens | None:
-        """Return the adapters of a text, which have the scales with which they were opened."""
-        adapters = self._backend.info.adapters
-        return adapted_tokens(None, adapters, list(tokens)) if adapters else None
 
     def _run(self, parts: Sequence[_Part]) -> None:
         """Run a pass, and give jobs the results of texts that are complete."""

@@ -300,12 +300,10 @@ class Engine:
         except BaseException:
             requests.drop_failed(work)
             raise
-        tokens = 0
         try:
             self._speculation.observe_hidden(work, outputs.hidden)
             for part, new_events, drawn in take_results(self._sampler, work, outputs.logits):
                 events += new_events
-                tokens += len(drawn) + (len(part.certain) if part.is_last else 0)
                 requests.charge(part.answer, len(drawn))
                 if part.is_last:
                     self._speculation.observe_draft(part, drawn)
@@ -313,7 +311,7 @@ class Engine:
         except BaseException:  # a bug, or Ctrl-C: some slots have been updated, and others have not
             requests.drop_failed(work)
             raise
-        self._scheduler.observe(work, time.perf_counter() - started, tokens)
+        self._scheduler.observe(work, time.perf_counter() - started)
         requests.retire()
         return events
 

@@ -293,19 +293,14 @@ def _found(part: Work, plan: StepPlan, most: int) -> Draft:
         return best
     for drafter in answer.drafters:
         if drafter.token_seconds:
-            if not _is_promising(drafter, best, plan, pace, depth):
+            _, speed = plan.best_length(best.kinds, pace, depth)
+            if not plan.may_ask(drafter, pace) and not plan.promises(drafter, speed, pace, depth):
                 continue
             pace.unasked = 0
         found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
         plan.spend(found.seconds)
         best = _better(best, found, plan, pace, depth)
     return best.first(answer.n_allowed(best.tokens))
-
-
-def _is_promising(drafter: Drafter, best: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> bool:
-    """Return whether to ask a drafter whose tokens take time, given the best draft so far."""
-    _, speed = plan.best_length(best.kinds, pace, depth)
-    return plan.may_ask(drafter, pace) or plan.promises(drafter, speed, pace, depth)
 
 
 def _better(one: Draft, other: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> Draft:

@@ -176,14 +176,13 @@ class Scheduler:
         answers = StepSize(len(depths), len(depths), sum(depths), sum(depths))
         return self.costs.rows_within(self.budget(answers), EMPTY, 0)
 
-    def observe(self, work: Sequence[Work], seconds: float, tokens: int) -> None:
-        """Record the duration of a step that has been run, and the number of tokens that it has generated."""
+    def observe(self, work: Sequence[Work], seconds: float) -> None:
+        """Record the duration of a step that has been run."""
         for part in work:
             part.answer.runs_alone = False
         n_prompt_rows = sum(part.rows for part in work if not part.decodes)
         if not n_prompt_rows:
             self._speculation.observe_step(work, seconds)
-            self.costs.observe_tokens(size_of(work), tokens)
         self.costs.observe(size_of(work), n_prompt_rows, seconds)
 
     def budget(self, answers: StepSize) -> float:
@@ -206,7 +205,10 @@ class Scheduler:
             answer, slot = reading[index]
             depth = len(slot.tokens)
             rows = min(left, rows_until_copy(answer, slot, waiting))
-            rows = min(rows, self._rows_in_time(seconds, rows, size, depth, least))
+            # `rows_within` is careful with sizes that are new. That is needed only if answers wait.
+            fits = not size.answers and self.costs.of_step(size.with_chunk(rows, depth), rows) <= seconds
+            if self._by_seconds and not fits:
+                rows = min(rows, self.costs.rows_within(seconds, size, depth, least))
             if rows < 1:
                 continue
             part = Work.next_of(answer, slot, rows)
@@ -215,21 +217,6 @@ class Scheduler:
                 left -= part.rows
                 least = 0
                 yield part
-
-    def _rows_in_time(self, seconds: float, rows: int, size: StepSize, depth: int, least: int) -> int:
-        """Return how many rows of a prompt fit in a step, at least `least`.
-
-        seconds  how long the step may take
-        rows     the number of rows that the prompt could use
-        size     the size of the step without them
-        depth    tokens in the cache before them
-        """
-        if not self._by_seconds:
-            return rows
-        # `rows_within` is careful with sizes that are new. That is needed only if answers wait.
-        if not size.answers and self.costs.of_step(size.with_chunk(rows, depth), rows) <= seconds:
-            return rows
-        return self.costs.rows_within(seconds, size, depth, least)
 
 
 def _has_room(part: Work, room: Room) -> bool:

@@ -85,13 +85,15 @@ def predicted_wait(
     free_blocks: int,
     costs: StepCosts,
     lengths: AnswerLengths,
+    tokens_per_step: float,
     budget: float,
 ) -> float:
     """Return the seconds until a new request is admitted; math.inf if one before it or itself never can be.
 
-    waiting      the requests that will be admitted before it, in this order
-    free_blocks  blocks that are not reserved, including those of idle prefixes
-    budget       the seconds that a step with prompts may take beside running answers
+    waiting          the requests that will be admitted before it, in this order
+    free_blocks      blocks that are not reserved, including those of idle prefixes
+    tokens_per_step  tokens of each answer in a step without prompts, which can have drafts
+    budget           the seconds that a step with prompts may take beside running answers
 
     Time is counted in steps of one size: each has a token of every answer that is in progress now, and rows of the
     oldest prompt, if there is one. The result is usually within a factor of 1.5 of the truth, which suffices for
@@ -120,7 +122,9 @@ def predicted_wait(
         tokens = lengths.remaining(load.limit, load.generated, index * _GOLDEN % 1)
         heappush(ends, (tokens + (prompts_end if load.missing else step), load.blocks))
     longer = costs.of_step(size.with_chunk(rows, prompt_depth), rows)
-    return longer_steps * longer + (step - longer_steps) * costs.per_token(size)
+    drafted = round(n * tokens_per_step)
+    shorter = costs.of_step(StepSize(n, drafted, n * depth, drafted * depth)) / tokens_per_step
+    return longer_steps * longer + (step - longer_steps) * shorter
 
 
 class Outlook:
@@ -133,11 +137,14 @@ class Outlook:
         self._max_running = max_running
         self._lengths = AnswerLengths()
         self._prompt_tokens = self._computed_tokens = 1
+        self._answer_tokens = self._answer_steps = 1
 
     def observe(self, answer: Answer) -> None:
         """Record a request that has ended."""
         self._prompt_tokens += answer.prompt_tokens
         self._computed_tokens += answer.prompt_tokens - (answer.cached_tokens or 0)
+        self._answer_tokens += answer.generated_tokens
+        self._answer_steps += len(answer.step_times)
         if answer.ended_by is not FinishReason.CANCELLED:
             self._lengths.observe(answer.limit - answer.prompt_tokens, answer.generated_tokens)
 
@@ -154,6 +161,7 @@ class Outlook:
             free_blocks=self._n_blocks - sum(load.blocks for load in loads),
             costs=self._scheduler.costs,
             lengths=self._lengths,
+            tokens_per_step=self._answer_tokens / self._answer_steps,
             budget=self._scheduler.budget(StepSize(len(answers), len(answers), depth, depth)),
         )
 

@@ -36,11 +36,7 @@ def known_costs() -> StepCosts:
 
 
 def test_drafts_shorten_the_wait() -> None:
-    """Two of three drafted tokens are right, so three tokens take the time of one step."""
-    costs = known_costs()
-    for _ in range(300):
-        costs.observe_tokens(StepSize(4, 16, 400, 1600), 12)
-    plain, drafted = (wait(NEW, [], [BUSY] * 4, costs=used) for used in (known_costs(), costs))
+    plain, drafted = (wait(NEW, [], [BUSY] * 4, tokens_per_step=tokens) for tokens in (1.0, 3.0))
     assert drafted == pytest.approx(plain / 3, rel=0.05)
 
 
@@ -53,6 +49,7 @@ def wait(
     free_blocks: int = 0,
     lengths: AnswerLengths | None = None,
     costs: StepCosts | None = None,
+    tokens_per_step: float = 1.0,
     budget: float = 0.2,
 ) -> float:
     return predicted_wait(
@@ -63,6 +60,7 @@ def wait(
         free_blocks=free_blocks,
         costs=costs or known_costs(),
         lengths=lengths or known_lengths(*[50] * 20),
+        tokens_per_step=tokens_per_step,
         budget=budget,
     )
 

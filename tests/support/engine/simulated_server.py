@@ -104,6 +104,7 @@ class SimulatedServer:
             free_blocks=self._free_blocks,
             costs=self.costs,
             lengths=self.lengths,
+            tokens_per_step=1.0,
             budget=self._budget,
         )
 
