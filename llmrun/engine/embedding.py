@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from llmrun.base.errors import ContextExceeded, KVFull, LlmrunError, ModelFileError, UsageError
 from llmrun.base.types import HIDDEN, Batch, Pooling, named_pooling
 from llmrun.engine.adapters import AdaptedTokens, adapted_tokens, scales_of_rows
+from llmrun.engine.costs import MOST_ROWS
+from llmrun.engine.slots import Neighbours
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import Backend, KVCache
+    from llmrun.backends.base import Backend
     from llmrun.base.types import ModelInfo
     from llmrun.engine.slots import SequenceSlots, Slot
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
@@ -293,37 +295,7 @@ class JobTurns:
             queues = [queue for queue in queues if queue]
 
 
-ROWS: Final = 256  # the most rows of a pass, unless it has a longer text that cannot be divided
 LONGEST_WAIT_S: Final = 5.0  # without a result for lack of room, until new requests have to wait
-
-
-class Neighbours(Protocol):
-    """The requests on the same backend."""
-
-    def rows_beside_answers(self, most: int) -> int:
-        """Return how many rows of texts may run before the next step, so that answers in progress hardly wait."""
-
-    def spare_blocks(self) -> int:
-        """Return how many blocks of the cache the requests leave even if all of them grow to their limits."""
-
-    def hold_up(self, held: bool) -> None:
-        """Let new requests wait, or no longer, so that there is room for texts once the running ones have ended."""
-
-
-class NoNeighbours:
-    """The Neighbours on a backend that only computes vectors."""
-
-    def __init__(self, kv: KVCache) -> None:
-        self._kv = kv
-
-    def rows_beside_answers(self, most: int) -> int:
-        return most
-
-    def spare_blocks(self) -> int:
-        return self._kv.capacity // self._kv.block_size
-
-    def hold_up(self, held: bool) -> None:
-        pass
 
 
 @dataclass(slots=True, eq=False)
@@ -379,7 +351,7 @@ class Embedder:
         on_pass  called before a pass with the number of its rows
         """
         self._backend, self._slots = backend, slots
-        self._neighbours, self._on_pass = neighbours or NoNeighbours(backend.kv), on_pass
+        self._neighbours, self._on_pass = neighbours or Neighbours(backend.kv), on_pass
         self.pooling = pooling or pooling_of(backend.info)
         self._divides = backend.info.has_logits  # without a causal mask, rows see those that follow them
         self._turns = JobTurns()
@@ -426,7 +398,7 @@ class Embedder:
         """
         self._forget_lost()
         if not self.idle:
-            parts = self._next_parts(self._neighbours.rows_beside_answers(ROWS))
+            parts = self._next_parts(self._neighbours.rows_beside_answers())
             if parts:
                 self._run(parts)
         since = min(self._waiting.values(), default=math.inf)
@@ -453,7 +425,7 @@ class Embedder:
         blocks, left = 0, most  # blocks of the cache that the pass adds, and rows that it may still have
         used = [text.slot for text in self._begun.values()]
         skipped = set[EmbeddingJob]()  # their other texts must wait, too, because results are in order
-        for job, number in islice(self._turns.next_texts(), ROWS):
+        for job, number in islice(self._turns.next_texts(), MOST_ROWS):
             text = None if job in skipped else self._text(job, number, left, used, alone=not parts)
             part = None if text is None else _Part(job, text, *self._rows_of(text, left))
             needed = 0 if part is None else self._backend.kv.needed(part.text.slot.index, part.end)

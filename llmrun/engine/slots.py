@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from llmrun.base.errors import KVFull
+from llmrun.engine.costs import MOST_ROWS
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
@@ -25,6 +26,24 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     while start < end and a[start : start + _CHUNK] == b[start : start + _CHUNK]:
         start += _CHUNK
     return next((index for index in range(start, end) if a[index] != b[index]), end)
+
+
+class Neighbours:
+    """What an Embedder asks of the requests on the same backend. This class stands for a backend without requests."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+
+    def rows_beside_answers(self) -> int:
+        """Return how many rows of texts may run before the next step, so that answers in progress hardly wait."""
+        return MOST_ROWS
+
+    def spare_blocks(self) -> int:
+        """Return how many blocks of the cache the requests leave even if all of them grow to their limits."""
+        return self._kv.capacity // self._kv.block_size
+
+    def hold_up(self, held: bool) -> None:
+        """Let new requests wait, or no longer, so that there is room for texts once the running ones have ended."""
 
 
 # A saved prefix is not loaded for fewer tokens than a block has.

@@ -15,7 +15,7 @@ from llmrun.engine.requests import Event
 from llmrun.engine.scheduling.fairness import FairShares
 from llmrun.engine.scheduling.scheduler import Room, is_over, wait_for_prefix
 from llmrun.engine.scheduling.waits import Outlook
-from llmrun.engine.slots import SequenceSlots, Slot
+from llmrun.engine.slots import Neighbours, SequenceSlots, Slot
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
     from llmrun.engine.work import Speculation, Work
 
 
-class Admission:
+class Admission(Neighbours):
     """The waiting and the running requests of an engine.
 
     A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, only its prompt
     needs room. If the cache gets full, the newest request returns to the queue and is computed again.
-
-    It is the Neighbours of an Embedder (engine/embedding).
 
     waiting  requests without a slot; other threads may append to it
     running  requests with a slot, in order of admission
@@ -47,7 +45,7 @@ class Admission:
         max_running: int,
         overcommit: bool,
     ) -> None:
-        self._kv = kv
+        super().__init__(kv)
         self._slots = slots
         self._speculation = speculation
         self._scheduler = scheduler
@@ -103,19 +101,16 @@ class Admission:
         with self._ordering:
             self._shares.charge(answer.tenant, tokens)
 
-    def rows_beside_answers(self, most: int) -> int:
-        """See Neighbours."""
-        return min(most, self._scheduler.rows_beside_answers(self.running))
+    def rows_beside_answers(self) -> int:
+        return self._scheduler.rows_beside_answers(self.running)
 
     def spare_blocks(self) -> int:
-        """See Neighbours."""
         if not self.running:
-            return self._kv.capacity // self._kv.block_size
+            return super().spare_blocks()
         running = self.running.items()
         return self._free_blocks - sum(self._kv.needed(slot.index, answer.limit - 1) for answer, slot in running)
 
     def hold_up(self, held: bool) -> None:
-        """See Neighbours."""
         self._is_held_up = held
 
     def predicted_wait(self, new: Answer) -> float:

@@ -14,26 +14,27 @@ from llmrun.backends.base import KVCache
 from llmrun.backends.scripted import HIDDEN_SIZE, ScriptedBackend
 from llmrun.base.errors import ModelFileError, UsageError
 from llmrun.base.types import Adapter, Batch, Outputs, Pooling
-from llmrun.engine.embedding import ROWS, Embedder, EmbeddingJob, NoNeighbours, normalized
+from llmrun.engine.costs import MOST_ROWS
+from llmrun.engine.embedding import Embedder, EmbeddingJob, normalized
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextDelta, TextPrompt, TokenPrompt
-from llmrun.engine.slots import SequenceSlots
+from llmrun.engine.slots import Neighbours, SequenceSlots
 
 texts = st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=40), min_size=1, max_size=8)
 
 
-class Few(NoNeighbours):
+class Few(Neighbours):
     """Neighbours that leave few rows to texts."""
 
     def __init__(self, kv: KVCache, rows: int) -> None:
         super().__init__(kv)
         self.rows = rows
 
-    def rows_beside_answers(self, most: int) -> int:
-        return min(most, self.rows)
+    def rows_beside_answers(self) -> int:
+        return self.rows
 
 
-def embedder(pooling: Pooling | None = None, rows: int = ROWS, **options: int) -> tuple[ScriptedBackend, Embedder]:
+def embedder(pooling: Pooling | None = None, rows: int = MOST_ROWS, **options: int) -> tuple[ScriptedBackend, Embedder]:
     backend = ScriptedBackend(**{"max_sequences": 4, "context_size": 512, **options})  # type: ignore[arg-type]
     return backend, Embedder(
         backend, SequenceSlots(backend.kv, backend.info.max_sequences), pooling, Few(backend.kv, rows)
@@ -82,7 +83,7 @@ def test_each_text_gets_its_own_vector(wanted: list[list[list[int]]], sequences:
 def test_the_mean_has_the_same_bits_in_passes_of_any_size(rows: int) -> None:
     text = [int(token) for token in np.random.default_rng(0).integers(0, 255, 100)]
     results = []
-    for most in (rows, ROWS):
+    for most in (rows, MOST_ROWS):
         _, one = embedder(Pooling.MEAN, rows=most)
         job = job_of([text], [])
         finished(one, job)
@@ -252,7 +253,7 @@ def test_texts_run_few_rows_beside_answers() -> None:
         while not engine.idle:
             engine.step()
         one.step()
-        assert len(backend.batches[-1].tokens) == ROWS
+        assert len(backend.batches[-1].tokens) == MOST_ROWS
 
 
 def test_answers_in_progress_do_not_change() -> None:
