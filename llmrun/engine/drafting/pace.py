@@ -1,8 +1,8 @@
 """Chooses how many draft tokens a step runs, so that even wrong drafts hardly make an answer slower.
 
-The choice depends on the duration of a step of a given size (costs.py) and on how often draft tokens of each kind are
-right (`Acceptance`). Both are estimates, so there is also a limit on the time that an answer may lose to drafts. These
-choices affect only the speed, never the text.
+The choice depends on the duration of a step of a given size (`StepCosts`) and on how often draft tokens of each kind
+are right (`Acceptance`). Both are estimates, so there is also a limit on the time that an answer may lose to drafts.
+These choices affect only the speed, never the text.
 """
 
 from __future__ import annotations
