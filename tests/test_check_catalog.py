@@ -12,10 +12,10 @@ import pytest
 
 import llmrun
 from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.catalog.audit import CatalogFinding, ask_hub, check_entry, with_facts
 from llmrun.hub.catalog.file import CatalogEntry, read_file
 from llmrun.hub.catalog.lookup import read_whole
 from llmrun.hub.names import HubSource, RemoteFile
+from scripts.catalog_audit import CatalogFinding, ask_hub, check_entry, with_facts
 from tests.support.hub.catalog_hub import CatalogHub, Repositories, catalog_hub
 from tests.support.hub.hub_client import refuse_import
 
