@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
 from collections import namedtuple
@@ -158,41 +157,6 @@ def test_udev_tells_everybody_how_fast_the_memory_is(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(UDEV)
     assert memory_facts(tmp_path) == {"memory_modules": 2, "memory_type": "DDR5", "memory_mts": 5200}
-
-
-def memory_device(size: int, kind: int, rated: int, configured: int) -> bytes:
-    body = bytearray(0x22)
-    body[0], body[1] = 17, len(body)
-    struct.pack_into("<H", body, 0x0C, size)
-    body[0x12] = kind
-    struct.pack_into("<H", body, 0x15, rated)
-    struct.pack_into("<H", body, 0x20, configured)
-    return bytes(body) + b"DIMM 0\0\0"
-
-
-def firmware(root: Path, table: bytes) -> Path:
-    path = root / "sys/firmware/dmi/tables/DMI"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(table)
-    return root
-
-
-def test_the_table_of_the_firmware_tells_root(tmp_path: Path) -> None:
-    bios = bytes([0, 8]) + bytes(6) + b"vendor\0" + b"1.0\0\0"
-    table = bios + memory_device(16384, 26, 3200, 2666) + memory_device(0, 26, 0, 0)
-    table += memory_device(16384, 26, 3200, 0) + bytes([127, 4, 0, 0, 0, 0]) + memory_device(1, 34, 100, 100)
-    assert memory_facts(firmware(tmp_path, table)) == {
-        "memory_modules": 2,
-        "memory_type": "DDR4",
-        "memory_mts": 2666,
-    }
-
-
-def test_a_broken_table_tells_what_comes_before_the_break(tmp_path: Path) -> None:
-    good = memory_device(16384, 34, 0xFFFF, 0xFFFF)
-    told = {"memory_modules": 1, "memory_type": "DDR5", "memory_mts": None}
-    for rest in (b"\x11", b"\x11\x02\0\0", b"\x11\xff\0\0", b"\x00\x04\0\0 no end", good[:-20]):
-        assert memory_facts(firmware(tmp_path, good + rest)) == told
 
 
 def quiet_machine(**changed: object) -> dict[str, Any]:
