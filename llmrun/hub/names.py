@@ -3,10 +3,6 @@
 A source need not specify which file of a repository to use, whereas an `Artifact` is fully resolved and contains the
 commit and the path, size and sha256 of every file. A URL of the Hub becomes a HubSource, and a URL of any other .gguf
 file becomes a UrlSource.
-
-RamaLama's short names are a `[shortnames]` table that maps each short name to a model. Such a table in the user's own
-models.toml takes precedence over the catalogue. RamaLama's own files are read only for names that are not in the
-catalogue, so installing RamaLama never changes the meaning of our names.
 """
 
 from __future__ import annotations
@@ -14,8 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -476,45 +471,3 @@ def _is_gguf_file(name: str) -> bool:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):  # the system cannot look up this name, or the file is not readable
         return False
-
-
-def ramalama_folders() -> Iterator[Path]:
-    """Yield the folders that RamaLama reads, in the same order as its `shortnames.py`. Later folders take precedence.
-
-    The folders need not exist.
-    """
-    yield Path(sys.prefix, "share")
-    if sys.platform == "win32":
-        for variable, usual in (("LOCALAPPDATA", "~/AppData/Local"), ("APPDATA", "~/AppData/Roaming")):
-            yield _folder(variable, usual)
-        return
-    for variable, usual in (("XDG_CONFIG_HOME", "~/.config"), ("XDG_DATA_HOME", "~/.local/share")):
-        yield _folder(variable, usual)
-    yield Path(os.path.expanduser("~/.local/pipx/venvs/ramalama/share"))  # noqa: PTH111 (never raises)
-    yield from map(Path, ("/etc", "/usr/share", "/usr/local/share"))
-
-
-def ramalama_target(name: str) -> str | None:
-    """Return the model that a short name refers to in RamaLama's files, or None. Unreadable files are ignored."""
-    found = None
-    for folder in ramalama_folders():
-        found = _read(folder / "ramalama" / "shortnames.conf").get(name.lower(), found)
-    return found
-
-
-def _read(path: Path) -> dict[str, str]:
-    """Read a file as INI and strip quotes, as RamaLama does. Returned names are in lower case."""
-    import configparser
-
-    parser = configparser.ConfigParser(delimiters="=", interpolation=None, strict=False)
-    try:
-        parser.read_string(path.read_text("utf-8"), str(path))
-    except (OSError, ValueError, configparser.Error):
-        return {}
-    if "shortnames" not in parser:
-        return {}
-    return {name.strip("'\""): target.strip("'\"") for name, target in parser["shortnames"].items()}
-
-
-def _folder(variable: str, usual: str) -> Path:
-    return Path(os.path.expanduser(os.environ.get(variable) or usual))  # noqa: PTH111 (never raises)

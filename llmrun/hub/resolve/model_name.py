@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.catalog.lookup import Catalog, load_catalog
 from llmrun.hub.names import (
@@ -92,29 +92,12 @@ def _is_surely_path(text: str) -> bool:
 
 
 def _name(text: str, left: int) -> Wanted | LocalPath:
-    """Look up a name in the user's short names, then in the catalogue, then in RamaLama's short names."""
+    """Look up a name in the user's short names, then in the catalogue."""
     catalog = load_catalog()
     target = catalog.shortnames.get(text.lower())
     if target is None:
-        if any(separator in text for separator in (os.sep, os.altsep) if separator):
-            return _ramalama(text, left) or LocalPath(_expanded(text))
-        try:
-            return catalog.find(text)
-        except ModelNotFound:
-            if (found := _ramalama(text, left)) is None:
-                raise
-            return found
-    return _stands_for(text, target, left)
-
-
-def _ramalama(text: str, left: int) -> Wanted | LocalPath | None:
-    from llmrun.hub.names import ramalama_target
-
-    target = ramalama_target(text)
-    return None if target is None else _stands_for(text, target, left)
-
-
-def _stands_for(text: str, target: str, left: int) -> Wanted | LocalPath:
+        is_path = any(separator in text for separator in (os.sep, os.altsep) if separator)
+        return LocalPath(_expanded(text)) if is_path else catalog.find(text)
     if left == 0:
         raise UsageError(f"model: {text[:300]!r}: short names refer to one another in a loop")
     return _understood(target, left - 1)

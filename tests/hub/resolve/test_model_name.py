@@ -259,19 +259,6 @@ def test_a_short_name_of_the_user_stands_for_anything_and_wins(own: Path) -> Non
     assert "short names refer to one another in a loop" in str(refused("loop"))
 
 
-def test_ramalamas_own_short_names_come_after_the_catalogue(own: Path) -> None:
-    folder = own / "home" / "ramalama"
-    folder.mkdir(parents=True)
-    (folder / "shortnames.conf").write_text(
-        '[shortnames]\n  "qwen3" = "hf://other/repo"\n  "Granite-Lab" = "huggingface://owner/repo/a.gguf"\n'
-        '  "ibm/granite:7b" = "ollama://granite3.1-dense:8b"\n'
-    )
-    assert wanted("qwen3").name == "qwen3:8b"
-    assert wanted("granite-lab").sources == (HubSource("owner/repo", "a.gguf"),)
-    assert wanted("ibm/granite:7b").sources == (HeldSource("ollama", "granite3.1-dense:8b"),)
-    assert understand("ibm/granite:9b") == LocalPath(Path("ibm/granite:9b"))
-
-
 # Arbitrary text
 
 STARTS = (
