@@ -1,9 +1,8 @@
-"""Tests of `llmrun eval` and `llmrun verify --engines` as users type them."""
+"""Tests of `llmrun eval` as users type it."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.backends.fake_llama import fake_llama, without_llama
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, screen_of
 from tests.support.models.downloads import smollm2
 from tests.support.models.prompts import PASSAGES
@@ -160,40 +158,8 @@ def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
     assert body["choices"]["acc"]["value"] == body["choices"]["base"]["acc"]["value"] == 1
 
 
-# --- verify --engines -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.night
-def test_the_engines_agree_on_the_real_model(text: str) -> None:
-    [model] = told("verify", str(smollm2()), "--engines", "--text", text)["models"]
-    found = model["engines"]
-    assert found["agree"]
-    assert found["names"] == ["cpu", "llama"]
-    assert found["kl_divergence"]["mean"] < found["kl_divergence"]["limit"]
-    assert found["same_top"] > 0.8
-
-
-@pytest.mark.night
-def test_an_engine_that_computes_nonsense_is_found(tmp_path: Path, text: str) -> None:
-    """A fake llama_decode computes nothing, so the logits are those of no model."""
-    fake = fake_llama(tmp_path / "fake", when_decoding="pass")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(fake), str(ROOT)])}
-    done = llmrun("verify", str(smollm2()), "--engines", "--text", text, env=env)
-    assert done.returncode != 0
-    assert b"OK: the engines agree" not in done.stdout
-
-
-def test_without_llama_cpp_the_user_is_told_how_to_install_it(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(without_llama(tmp_path / "hidden")), str(ROOT)])}
-    done = llmrun("verify", str(smollm2()), "--engines", env=env)
-    assert done.returncode == 2
-    first, hint = done.stderr.decode().splitlines()[:2]
-    assert first == "error: --engines: llama.cpp is not installed"
-    assert hint.startswith("hint: install it: ")
-
-
-def test_engines_are_compared_only_on_named_models() -> None:
+def test_the_removed_comparison_of_engines_names_its_successor() -> None:
     done = llmrun("verify", "--engines")
     assert done.returncode == 2
-    assert b"--engines: no model is named" in done.stderr
-    assert b"--text: needs --engines" in llmrun("verify", "--text", "x").stderr
+    assert b"--engines: no longer exists" in done.stderr
+    assert b"--against-backend llama" in done.stderr

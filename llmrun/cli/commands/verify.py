@@ -1,18 +1,15 @@
 """Check that models are complete and unchanged.
 
 The command reads every byte and checks that the sha256 matches the expected one, that the header is valid, and that no
-scale of a weight block is NaN or infinite. --engines also runs each model with the CPU engine and with llama.cpp, and
-compares their predictions.
+scale of a weight block is NaN or infinite.
 
 Examples:
     llmrun verify
     llmrun verify ./file.gguf
-    llmrun verify qwen3:4b --engines
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +18,6 @@ from llmrun.base.amounts import counted
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings
-from llmrun.cli.arguments.parsing import STDIN, read_stdin, read_text
 from llmrun.cli.console.output import out
 from llmrun.options.settings import model_named
 
@@ -42,22 +38,16 @@ def command(
             autocompletion=options.models_here_or_files,
         ),
     ] = None,
-    engines: Annotated[
-        bool, typer.Option("--engines", help="Compare the predictions of the CPU engine and llama.cpp.")
-    ] = False,
-    text: Annotated[
-        Path | None,
-        typer.Option("--text", metavar="FILE", help="Text for --engines; - reads stdin.  [default: a built-in text]"),
-    ] = None,
+    engines: Annotated[bool, typer.Option("--engines", hidden=True)] = False,  # removed
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
     del debug
     apply_settings({"quiet": quiet})
-    compared = _compared_text(names, text) if engines else None
-    if text is not None and not engines:
-        raise UsageError("--text: needs --engines")
+    if engines:
+        hint = "llmrun eval NAME --backend cpu --against-backend llama --text FILE"
+        raise UsageError("--engines: no longer exists", hint=hint)
 
     from llmrun.hub.upkeep.inventory import models
 
@@ -73,43 +63,14 @@ def command(
             out.error(str(error), error.hint)
     verdicts = [_told(model, quietly=json_output) for model in chosen.values()]
     damaged = sum(bool(verdict.problems) for verdict in verdicts)
-    bodies = [_as_json(verdict) for verdict in verdicts]
-    if compared is not None:
-        for model, verdict, body in zip(chosen.values(), verdicts, bodies, strict=True):
-            code, body["engines"] = _compare(model, compared, quietly=json_output) if verdict.is_whole else (0, None)
-            exit_code = exit_code or code
     if json_output:
-        out.json({"models": bodies, "damaged": damaged})
+        out.json({"models": [_as_json(verdict) for verdict in verdicts], "damaged": damaged})
     elif len(verdicts) > 1 or not names:
         unread = sum(not (verdict.is_whole or verdict.problems) for verdict in verdicts)
         out.lines(
             [f"{counted(len(verdicts), 'model')}, {damaged} damaged" + (f", {unread} not read" if unread else "")]
         )
     return max((_exit_code(verdict) for verdict in verdicts), default=0) or exit_code
-
-
-def _compared_text(names: list[str] | None, text: Path | None) -> str:
-    """Return the text on which to compare the engines. Raises UsageError, also if llama.cpp is not installed."""
-    if not names:
-        raise UsageError("--engines: no model is named", hint="llmrun verify NAME --engines")
-    from llmrun.cli.engine_check import check_engines_installed, sample_text
-
-    check_engines_installed()
-    if text is None:
-        return sample_text()
-    return read_stdin("the text") if str(text) == STDIN else read_text(text, "--text")
-
-
-def _compare(model: Model, text: str, *, quietly: bool) -> tuple[int, dict[str, Any] | None]:
-    """Compare the engines on a model. Return the exit code and the result for JSON, which is None after an error."""
-    from llmrun.cli.engine_check import check_engines
-
-    try:
-        agrees, body = check_engines(model.name, model.path, text, quietly=quietly)
-    except LlmrunError as error:
-        out.error(f"{model.name}: {error}", error.hint)
-        return error.exit_code, None
-    return 0 if agrees else LlmrunError.exit_code, body
 
 
 def _model(name: str, found: list[Model]) -> Model:

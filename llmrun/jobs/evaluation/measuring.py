@@ -66,7 +66,9 @@ def chunks_of(text: str, tokenizer: Tokenizer, context: int, most: int | None = 
     If the vocabulary requires a BOS, it replaces the first token of each chunk. Raises UsageError if the text does not
     fill a chunk.
     """
-    return [_chunk(tokens, context // 2) for tokens in contexts_of(text, tokenizer, context, most)]
+    first = context // 2
+    contexts = contexts_of(text, tokenizer, context, most)
+    return [Chunk(tokens[:-1].copy(), first, tokens[first + 1 :]) for tokens in contexts]
 
 
 def contexts_of(text: str, tokenizer: Tokenizer, context: int, most: int | None = None) -> NDArray[np.int32]:
@@ -84,11 +86,6 @@ def contexts_of(text: str, tokenizer: Tokenizer, context: int, most: int | None 
     return chunks
 
 
-def one_chunk(tokens: Sequence[int] | NDArray[np.int32]) -> Chunk:
-    """Return a chunk in which every token but the first is scored."""
-    return _chunk(np.asarray(tokens, np.int32), 0)
-
-
 def tokens_of(text: str, tokenizer: Tokenizer) -> NDArray[np.int32]:
     """Tokenize a text as the beginning of a document: with BOS if the vocabulary requires it, but without EOS."""
     tokens = tokenizer.encode(text, add_special=True, parse_special=False)
@@ -99,10 +96,6 @@ def added_bos(tokenizer: Tokenizer) -> int | None:
     """Return the BOS token if the vocabulary requires one at the beginning of a text, or else None."""
     begun = tokenizer.encode("a", add_special=True, parse_special=False)
     return tokenizer.bos_id if len(begun) and begun[0] == tokenizer.bos_id else None
-
-
-def _chunk(tokens: NDArray[np.int32], first: int) -> Chunk:
-    return Chunk(tokens[:-1].copy(), first, tokens[first + 1 :])
 
 
 # The memory for the logits of one forward pass. With a vocabulary of 151,936 tokens, these are 110 rows.
@@ -374,91 +367,3 @@ def opened(model: Source, base: Source | None) -> Iterator[list[Backend]]:
         held.callback(other.close)
         check_same_vocabulary(backend, other)
         yield [backend, other]
-
-
-# The largest mean divergence of two correct engines, in nats. Quantizing an 8B model to Q4_K_M costs about 0.03 and to
-# Q8_0 0.0014. Our engine and llama.cpp differ by 0.0044 for SmolLM2 135M in Q4_1, because both quantize activations.
-MOST_DIVERGENCE: Final = 0.03
-ANSWER_TOKENS: Final = 64  # of the greedy answer
-
-
-class Difference(NamedTuple):
-    """The first position at which two engines prefer different tokens.
-
-    position  the position in the text, or the number of equal tokens in the answers
-    tokens    the token that each engine prefers
-    margins   by how much each engine prefers its token to the other's, as a difference of logits
-    """
-
-    position: int
-    tokens: tuple[int, int]
-    margins: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """The result of comparing two engines.
-
-    scores       the scores of each position of the text; the base is the second engine
-    in_text      the first position of the text at which the greedy tokens differ, or None
-    answer       the greedy tokens after the text on which both engines agree
-    in_answer    where the greedy answers differ, or None if they are the same
-    """
-
-    scores: Scores
-    in_text: Difference | None
-    answer: tuple[int, ...]
-    in_answer: Difference | None
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the divergence is as small as that of two correct engines."""
-        return float(self.scores.divergence.mean()) <= MOST_DIVERGENCE
-
-
-def agreement_of(one: Backend, other: Backend, chunk: Chunk) -> Agreement:
-    """Compare two engines on a text, and on the greedy answer that follows it.
-
-    Both contexts must have room for the text and ANSWER_TOKENS. Raises the errors of `Backend.forward`, and LlmrunError
-    if an engine computes numbers that are not finite.
-    """
-    backends = one, other
-    batch, most = batch_of(chunk.inputs, 0, 0, 0), rows_at_a_time(one.info.vocabulary_size)
-    for backend in backends:
-        backend.kv.free(0)
-    parts: list[Scores] = []
-    in_text, done = None, 0
-    for ours, theirs in zip(*(logits_in_slices(backend, batch, most) for backend in backends), strict=True):
-        scores = scores_of_two(ours, theirs, chunk.following[done : done + len(ours)])
-        differing = np.flatnonzero(~scores.agrees)
-        if in_text is None and differing.size:
-            row = int(differing[0])
-            in_text = _difference(done + row, (ours[row], theirs[row]))
-        parts.append(scores)
-        done += len(ours)
-    scores = Scores.joined(parts)
-    for backend, surprise in zip(backends, (scores.surprise, scores.base), strict=True):
-        check_finite(backend, surprise, "the text")
-    return Agreement(scores, in_text, *_answers(backends, len(chunk.inputs), int(chunk.following[-1])))
-
-
-def _answers(backends: Sequence[Backend], start: int, token: int) -> tuple[tuple[int, ...], Difference | None]:
-    """Continue greedily from `token` at position `start`. Return the tokens that agree, and where the next differs."""
-    answer: list[int] = []
-    while len(answer) < ANSWER_TOKENS:
-        batch = batch_of(np.array([token], np.int32), 0, start + len(answer), 0)
-        logits = [backend.forward(batch).logits[0] for backend in backends]
-        token = int(logits[0].argmax())
-        if token != int(logits[1].argmax()):
-            return tuple(answer), _difference(len(answer), logits)
-        answer.append(token)
-        if token in backends[0].tokenizer.end_of_generation:
-            break
-    return tuple(answer), None
-
-
-def _difference(position: int, logits: Sequence[NDArray[np.float32]]) -> Difference:
-    """Return the difference between two rows of logits, float32[vocabulary]."""
-    ours, theirs = (int(row.argmax()) for row in logits)
-    margins = float(logits[0][ours] - logits[0][theirs]), float(logits[1][theirs] - logits[1][ours])
-    return Difference(position, (ours, theirs), margins)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.jobs.evaluation.measuring import added_bos, chunks_of, one_chunk, tokens_of
+from llmrun.jobs.evaluation.measuring import added_bos, chunks_of, tokens_of
 from tests.support.evaluation.letters import Letters
 
 
@@ -43,8 +42,3 @@ def test_a_text_that_does_not_fill_a_chunk_is_refused(text: str, hint: str) -> N
     with pytest.raises(UsageError, match=f"{len(text)} tokens do not fill a chunk of 16") as refused:
         chunks_of(text, Letters(), 16)
     assert refused.value.hint.endswith(hint)
-
-
-def test_one_chunk_scores_everything_but_the_first_token() -> None:
-    chunk = one_chunk(np.array([5, 6, 7, 8], np.int32))
-    assert (chunk.inputs.tolist(), chunk.first, chunk.following.tolist()) == ([5, 6, 7], 0, [6, 7, 8])
