@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
+from typer.core import TyperOption
 
 from llmrun.base.errors import UsageError
+from llmrun.cli.arguments.options import DEBUG_HELP
 from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 
 _FOLDER = Path(__file__).with_name("commands")
@@ -106,6 +108,8 @@ def load(name: str) -> Any:
         alone.command(cls=SingleCommand)(made)
         made = alone
     command: Any = typer.main.get_command(made)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        _accept_debug(each)
     page = page_of(name)
     command.name, command.help, command.epilog = name, page.help, page.examples
     command.extra_hint = page.extra
@@ -113,3 +117,11 @@ def load(name: str) -> Any:
         also = ", ".join(f"llmrun {alias}" for alias in page.aliases)
         command.help += f"\n\nAlso: {also}."
     return command
+
+
+def _accept_debug(command: Any) -> None:
+    """Add --debug, which `main` reads from the arguments, unless the command has declared it to read its value."""
+    if all(parameter.name != "debug" for parameter in command.params):
+        command.params.append(
+            TyperOption(param_decls=["--debug"], is_flag=True, default=False, expose_value=False, help=DEBUG_HELP)
+        )

@@ -31,7 +31,6 @@ class ModelFlags:
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
-    debug: options.Debug = False
 
     def settings(self, model: str) -> Settings:
         """Load the settings for this run and configure `out` with them. Raises UsageError."""

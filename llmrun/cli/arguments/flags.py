@@ -113,7 +113,6 @@ class AnswerFlags:
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
-    debug: options.Debug = False
     template: options.PromptTemplate = None
 
     def given(self) -> dict[str, object]:

@@ -251,7 +251,8 @@ Choice = Annotated[
     str | None, typer.Option("--choice", metavar="A,B,C", help="Answer with one of these texts, separated by commas.")
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only local files; do not access the network.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback if the command fails.")]
+DEBUG_HELP = "Show a traceback if the command fails."
+Debug = Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed without removing it.")]
 
 

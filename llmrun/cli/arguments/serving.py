@@ -130,7 +130,6 @@ class ServeFlags:
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
-    debug: options.Debug = False
 
     def settings(self, names: Sequence[str]) -> tuple[Settings, Sequence[str]]:
         """Load the settings for this run and configure `out` with them. Raises UsageError.

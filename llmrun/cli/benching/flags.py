@@ -170,7 +170,6 @@ class BenchFlags:
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
-    debug: options.Debug = False
 
     def settings(self) -> Settings:
         """Load the settings, which provide defaults for some flags, and configure the output. Raises UsageError."""

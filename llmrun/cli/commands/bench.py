@@ -256,10 +256,8 @@ def history(
         Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts of RUN.")
     ] = None,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
     """List the runs saved with --save, or show one of them."""
-    del debug
     flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
     from llmrun.cli.benching.run_output import show_document, show_history, write_page
@@ -313,10 +311,8 @@ def compare(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
     """Compare two runs from the history or from results files, including llama-bench's JSON."""
-    del debug
     BenchFlags(quiet=quiet).settings()
     from llmrun.cli.benching.comparing import compare_runs
 

@@ -19,7 +19,6 @@ from typing import Annotated
 import typer
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import one_of
 from llmrun.cli.console.output import out
 
@@ -45,9 +44,7 @@ def command(
         ),
     ] = None,
     complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # called by the scripts
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     words = words or []
     if complete:
         _complete(context, words)

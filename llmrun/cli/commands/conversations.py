@@ -51,12 +51,11 @@ def conversations(
     context: typer.Context,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
     if context.invoked_subcommand is not None:
         refuse_early_flags(context)
         return 0
-    return list_all(json_output=json_output, quiet=quiet, debug=debug)
+    return list_all(json_output=json_output, quiet=quiet)
 
 
 @command.command(
@@ -67,9 +66,9 @@ llmrun conversations list
 llmrun conversations list --json""",
     short_help="List all conversations, newest first.",
 )
-def list_all(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
+def list_all(json_output: options.Json = False, quiet: options.Quiet = False) -> int:
     """List all conversations, newest first, and the copies that /save made."""
-    store = _store(quiet, debug)
+    store = _store(quiet)
     from llmrun.cli.chatting import archive
     from llmrun.cli.chatting.store import reporting_file_errors
 
@@ -94,11 +93,9 @@ llmrun conversations show why-is-the-sky-blue
 llmrun conversations show why-is --json""",
     short_help="Show the questions and answers of a conversation.",
 )
-def show(
-    name: Name, json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
-) -> int:
+def show(name: Name, json_output: options.Json = False, quiet: options.Quiet = False) -> int:
     """Show the questions and answers of a conversation."""
-    found = _found(_store(quiet, debug), name, "conversations show")
+    found = _found(_store(quiet), name, "conversations show")
     from llmrun.cli.chatting.archive import model_name, to_json
 
     conversation = found.conversation
@@ -143,13 +140,12 @@ def search(
     ],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
     """Find questions and answers that contain all the words. The exit code is 1 if nothing is found."""
     words = [word for word in words if word.strip()]
     if not words:
         raise UsageError("conversations search: no words to search for")
-    store = _store(quiet, debug)
+    store = _store(quiet)
     from llmrun.cli.chatting.archive import hit_as_json, hit_lines, search_store
     from llmrun.cli.chatting.store import reporting_file_errors
     from llmrun.cli.console.terminal import room
@@ -188,12 +184,11 @@ def export(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The file to write.  [default: stdout]")
     ] = None,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
     """Export a conversation as Markdown, or as JSON with messages in the format of OpenAI's API."""
     if form not in FORMATS:
         raise UsageError(f"--format: {form!r}: unknown format", hint="use markdown or json")
-    found = _found(_store(quiet, debug), name, "conversations export")
+    found = _found(_store(quiet), name, "conversations export")
     from llmrun.cli.chatting.archive import to_json, to_markdown
 
     if FORMATS[form] == "json":
@@ -231,10 +226,9 @@ def remove(
     ],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
     """Remove conversations. Like `llmrun rm`, it does not ask for confirmation."""
-    store = _store(quiet, debug)
+    store = _store(quiet)
     from llmrun.cli.chatting.store import reporting_file_errors
 
     told: list[dict[str, Any]] = []
@@ -261,8 +255,7 @@ def remove(
     return exit_code
 
 
-def _store(quiet: bool, debug: bool) -> Store:
-    del debug
+def _store(quiet: bool) -> Store:
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
     from llmrun.cli.chatting.store import Store

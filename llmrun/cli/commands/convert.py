@@ -34,9 +34,7 @@ def command(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write; must not exist.")],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     settings = apply_settings({"quiet": quiet})
     out.quiet = settings.quiet
     check_gguf_name(output)

@@ -67,9 +67,7 @@ def command(
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
     given |= {"rpc": rpc, "rpc_anyway": rpc_anyway}
     settings = apply_settings(given)

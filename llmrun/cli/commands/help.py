@@ -14,8 +14,6 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.arguments import options
-
 LISTING = {"place": 170}
 
 
@@ -25,9 +23,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[COMMAND]...", help="Command, and its subcommand if any."),
     ] = None,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     top = context.find_root()
     with top.command.make_context(top.info_name, [*(names or ()), "--help"]) as asked:
         top.command.invoke(asked)

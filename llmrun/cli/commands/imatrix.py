@@ -60,9 +60,7 @@ def command(
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     settings = apply_settings({"quiet": quiet, "offline": offline, "threads": threads})
     model = model_named(model)
     if is_endpoint(model):

@@ -36,8 +36,7 @@ _RIGHT = ("SIZE", "CONTEXT")
 _DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # columns to drop on narrow terminals; most names include QUANT
 
 
-def command(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
-    del debug
+def command(json_output: options.Json = False, quiet: options.Quiet = False) -> int:
     apply_settings({"quiet": quiet})
 
     from llmrun.cli import preset_output

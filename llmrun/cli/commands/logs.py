@@ -52,9 +52,7 @@ def command(
     clear: Annotated[bool, typer.Option("--clear", help="Delete the log without confirmation.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the entries as a JSON array.")] = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
     if clear and (words or count is not None or full or path or json_output):

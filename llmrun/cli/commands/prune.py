@@ -43,9 +43,7 @@ def command(
     dry_run: options.DryRun = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     apply_settings({"quiet": quiet})
 
     from llmrun.hub.upkeep import removal

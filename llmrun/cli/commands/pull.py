@@ -62,12 +62,10 @@ def command(
     offline: options.Offline = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    debug: options.Debug = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per model instead of paths.")
     ] = False,
 ) -> int:
-    del debug  # main() reads this flag from the arguments
     settings = apply_settings({"offline": offline, "quiet": quiet})
     out.verbose = verbose
     if locked and (lock or revision is not None):

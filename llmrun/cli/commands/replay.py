@@ -47,9 +47,7 @@ def command(
     offline: options.Offline = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     given: dict[str, object] = {"threads": threads, "speculate": speculate, "backend": "cpu"}
     settings = load_settings(given | {name: True for name, on in (("offline", offline), ("quiet", quiet)) if on})
     out.quiet, out.color = settings.quiet, settings.color

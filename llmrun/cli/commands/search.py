@@ -55,9 +55,7 @@ def command(
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     settings = apply_settings({"quiet": quiet, "offline": offline})
     if hub:
         _search_hub(words or (), limit or _MOST_FROM_HUB, offline=settings.offline, as_json=json_output)

@@ -44,9 +44,7 @@ def command(
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     settings = apply_settings({"quiet": quiet, "offline": offline})
     parts = [
         flag for flag, given in (("--template", template), ("--metadata", metadata), ("--tensors", tensors)) if given

@@ -41,9 +41,7 @@ def command(
     engines: Annotated[bool, typer.Option("--engines", hidden=True)] = False,  # removed
     json_output: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
-    del debug
     apply_settings({"quiet": quiet})
     if engines:
         hint = "llmrun eval NAME --backend cpu --against-backend llama --text FILE"
