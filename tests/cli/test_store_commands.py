@@ -389,8 +389,7 @@ def test_pruning(stores: Stores) -> None:
     body = told("prune", "--dry-run")
     assert body["freed_bytes"] == len(ONE)
     assert run("prune")[0] == f"hf:org/a: {len(ONE)} B\n{len(ONE)} B freed\n"
-    assert run("prune", "hf:google/flan")[0].startswith("hf:google/flan: 1 B\n")
-    run("prune", "../..", code=2)
+    assert "hint: `hf cache prune` removes old revisions of every repository" in run("prune", "google/flan", code=2)[1]
 
 
 def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> None:

@@ -76,13 +76,6 @@ def models_here_or_files() -> list[tuple[str, str] | str]:
     return [*models_here(), FILES]
 
 
-def repositories_here() -> list[str]:
-    """Return the Hub repositories of the models on this machine."""
-    from llmrun.hub.upkeep import inventory
-
-    return list(dict.fromkeys(model.repository for model in inventory.models() if model.repository))
-
-
 PromptCache = Annotated[
     Path | None,
     typer.Option("--prompt-cache", metavar="FILE", help="Cache the processed prompt in this file for later runs."),

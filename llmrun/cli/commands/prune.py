@@ -2,20 +2,18 @@
 
 The command works on the cache shared with other Hugging Face tools. It removes revisions of GGUF models that a newer
 local revision has replaced, data that belongs to no model, and unfinished downloads that have not been resumed for a
-week. Repositories without a GGUF model are left alone unless you name them. Saved states of chats and servers, which
-are mostly KV caches, are removed if they have not been used for 30 days or their conversation no longer exists.
+week. Repositories without a GGUF model are left alone. Saved states of chats and servers, which are mostly KV caches,
+are removed if they have not been used for 30 days or their conversation no longer exists.
 
 Examples:
     llmrun prune --dry-run
-    llmrun prune org/repo
+    llmrun prune
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError
@@ -26,20 +24,12 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.engine.saved_state.budget import StoredState
 
-LISTING = {"place": 110}
+LISTING = {"place": 110, "extra": "`hf cache prune` removes old revisions of every repository"}
 
 _STATES = "saved states"
 
 
 def command(
-    repositories: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[OWNER/NAME]...",
-            help="Repositories to prune, even those without a GGUF model.",
-            autocompletion=options.repositories_here,
-        ),
-    ] = None,
     dry_run: options.DryRun = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
@@ -50,7 +40,7 @@ def command(
 
     told: list[dict[str, Any]] = []
     exit_code, total = 0, 0
-    for planned in removal.prunings([name.removeprefix("hf:") for name in repositories or ()]):
+    for planned in removal.prunings():
         try:
             if isinstance(planned, LlmrunError):
                 raise planned
@@ -64,14 +54,13 @@ def command(
         told.append({"name": planned.name, "freed_bytes": freed, "files": files})
         if not json_output:
             out.lines([f"{planned.name}: {format_bytes(freed)}"])
-    if not repositories:
-        states = _remove_states(dry_run=dry_run)
+    states = _remove_states(dry_run=dry_run)
+    if states:
         freed = sum(each.n_bytes for each in states)
         total += freed
-        if states:
-            told.append({"name": _STATES, "freed_bytes": freed, "files": [str(each.path) for each in states]})
-            if not json_output:
-                out.lines([f"{_STATES}: {format_bytes(freed)}"])
+        told.append({"name": _STATES, "freed_bytes": freed, "files": [str(each.path) for each in states]})
+        if not json_output:
+            out.lines([f"{_STATES}: {format_bytes(freed)}"])
     if json_output:
         out.json({"dry_run": dry_run, "pruned": told, "freed_bytes": total})
     elif not told and not exit_code:

@@ -7,7 +7,7 @@ repository folder: Hugging Face's tools need its `snapshots` folder, which is th
 
 A file in a snapshot is superseded if no branch or tag points to the snapshot any more, and the same file name exists in
 a snapshot to which a branch or tag does point. Repositories without a GGUF model belong to other tools and are left
-alone unless the user names them.
+alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -302,24 +302,24 @@ _MAGIC = b"GGUF"
 STALE_DAYS = 7  # age in days at which a partial download counts as abandoned
 
 
-def prunings(named: Collection[str] = ()) -> Iterator[Removal | LlmrunError]:
+def prunings() -> Iterator[Removal | LlmrunError]:
     """Yield a removal for each repository with files to prune, and for each stale download outside the cache.
 
     For a repository that cannot be pruned, yields the error instead.
-
-    named  the repositories to prune, such as "owner/name", regardless of contents; () for all GGUF repositories
     """
-    chosen = [read_repository(name) for name in named] if named else [each for each in repositories() if _is_ours(each)]
-    for repository in chosen:
+    for repository in repositories():
         try:
-            found = _pruning_of(repository, of_any_kind=bool(named))
+            orphans = _orphans(repository)
+            if any(repository.snapshots.values()) or orphans:
+                found = removal_of_links(f"hf:{repository.name}", repository, superseded(repository))
+                blobs = tuple(dict.fromkeys((*found.blobs, *orphans, *_dead_partials(repository))))
+                if found.links or blobs:
+                    yield replace(found, blobs=blobs)
         except LlmrunError as error:
             yield error
-            continue
-        if found.links or found.blobs:
-            yield found
-    if not named:
-        yield from _stale_downloads()
+    for partial in partials():
+        if partial.files[0].is_relative_to(paths.models_folder()) and _is_stale(partial):
+            yield Removal(f"download of {partial.name}", None, partial.files, ())
 
 
 def superseded(repository: Repository) -> list[Path]:
@@ -340,19 +340,8 @@ def superseded(repository: Repository) -> list[Path]:
     ]
 
 
-def _is_ours(repository: Repository) -> bool:
-    """Return whether a repository contains a GGUF model or an old GGUF blob without links."""
-    return any(repository.snapshots.values()) or bool(_orphans(repository, of_any_kind=False))
-
-
-def _pruning_of(repository: Repository, *, of_any_kind: bool) -> Removal:
-    found = removal_of_links(f"hf:{repository.name}", repository, superseded(repository))
-    left = [*_orphans(repository, of_any_kind=of_any_kind), *_dead_partials(repository)]
-    return replace(found, blobs=(*found.blobs, *(path for path in left if path not in found.blobs)))
-
-
-def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
-    """Return the old blobs to which no snapshot links, left by processes that died while adding or removing blobs.
+def _orphans(repository: Repository) -> list[Path]:
+    """Return the old GGUF blobs to which no snapshot links, left by processes that died while adding or removing blobs.
 
     Blobs younger than STALE_DAYS are left out because they may be the first shards of a download in progress.
     """
@@ -362,7 +351,7 @@ def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
         path
         for entry in blobs
         if _BLOB.fullmatch(entry.name) and Path(os.path.realpath(path := Path(entry.path))) not in kept
-        if _is_old(path) and (of_any_kind or _begins_with_magic(path))
+        if _is_old(path) and _begins_with_magic(path)
     ]
 
 
@@ -374,12 +363,6 @@ def _dead_partials(repository: Repository) -> Iterator[Path]:
             path.with_name(path.name.removesuffix(paths.PARTIAL)).exists() or _is_stale(partial)
         ):
             yield from partial.files
-
-
-def _stale_downloads() -> Iterator[Removal]:
-    for partial in partials():
-        if partial.files[0].is_relative_to(paths.models_folder()) and _is_stale(partial):
-            yield Removal(f"download of {partial.name}", None, partial.files, ())
 
 
 def _is_stale(partial: UnfinishedDownload) -> bool:
