@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -72,7 +72,9 @@ def command(
         raise UsageError("--locked: cannot be combined with --lock or --revision")
     if revision is not None and not models:
         raise UsageError("--revision: no model given")
-    asked = _PullFlags(
+    from llmrun.hub.resolve.lockfile import LOCK
+
+    pulling = _Pulling(
         names=tuple(dict.fromkeys(map(model_named, models or ()))),
         revision=revision,
         lock=lock,
@@ -81,13 +83,18 @@ def command(
         anyway=anyway,
         offline=settings.offline,
         as_json=json_output,
+        lock_path=Path(LOCK),
     )
-    return _Pulling(asked).run()
+    return pulling.run()
 
 
-@dataclass(frozen=True, slots=True)
-class _PullFlags:
-    """The arguments and flags of the command."""
+@dataclass(slots=True)
+class _Pulling:
+    """One run of the command, with its arguments and flags.
+
+    It plans all downloads, checks the disk space, then downloads the models one by one. If one model fails, the others
+    are still downloaded.
+    """
 
     names: tuple[str, ...]
     revision: str | None
@@ -97,22 +104,10 @@ class _PullFlags:
     anyway: bool
     offline: bool
     as_json: bool
-
-
-class _Pulling:
-    """One run of the command. It plans all downloads, checks the disk space, then downloads the models one by one.
-
-    If one model fails, the others are still downloaded.
-    """
-
-    def __init__(self, asked: _PullFlags) -> None:
-        from llmrun.hub.resolve.lockfile import LOCK
-
-        self.asked = asked
-        self.reporter = HubReporter()
-        self.lock_path = Path(LOCK)
-        self.failures: list[int] = []  # exit codes
-        self.locked_now: dict[str, Artifact] = {}
+    lock_path: Path
+    reporter: HubReporter = field(default_factory=HubReporter)
+    failures: list[int] = field(default_factory=list)  # exit codes
+    locked_now: dict[str, Artifact] = field(default_factory=dict)
 
     def run(self) -> int:
         from llmrun.hub.resolve.model_file import require_room
@@ -126,10 +121,10 @@ class _Pulling:
         if len(fetching) > 1:
             total = sum(planned.pinned.size for planned in fetching if planned.pinned)
             out.fields([f"total {format_bytes(total)} in {len(fetching)} models"])
-        if not self.asked.anyway:
+        if not self.anyway:
             fetching = [planned for planned in fetching if self._trying(planned.name, _memory_checked, planned)]
         require_room(fetching)
-        if self.asked.dry_run:
+        if self.dry_run:
             return self._code()
         for planned in pulls:
             if planned.here is not None or planned in fetching:
@@ -143,25 +138,23 @@ class _Pulling:
 
     def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
         from llmrun.hub.resolve.lockfile import read_lock
-        from llmrun.hub.resolve.model_file import plan, plan_current, plan_lock, plan_locked
+        from llmrun.hub.resolve.model_file import plan, plan_current, plan_locked
 
-        asked, names = self.asked, self.asked.names
-        if not asked.locked and names:
+        names = self.names
+        if not self.locked and names:
             lock = None
-        elif not asked.locked and not self.lock_path.exists():
+        elif not self.locked and not self.lock_path.exists():
             raise UsageError("no model given, and there is no llmrun.lock here", hint="llmrun pull smollm2:135m")
         else:
             lock = read_lock(self.lock_path)
             names = names or tuple(lock)
-        if asked.lock and self.lock_path.exists():
+        if self.lock and self.lock_path.exists():
             read_lock(self.lock_path)  # report a broken lock before downloading gigabytes
-        if asked.lock and asked.revision is None:
-            return names, lambda name: plan_lock(name, self.reporter, offline=asked.offline)
-        if asked.revision is not None:
-            return names, lambda name: plan_current(name, asked.revision, self.reporter, offline=asked.offline)
+        if self.lock or self.revision is not None:
+            return names, lambda name: plan_current(name, self.revision, self.reporter, offline=self.offline)
         if lock is not None:
-            return names, lambda name: plan_locked(name, lock, self.reporter, offline=asked.offline)
-        return names, lambda name: plan(name, self.reporter, offline=asked.offline)
+            return names, lambda name: plan_locked(name, lock, self.reporter, offline=self.offline)
+        return names, lambda name: plan(name, self.reporter, offline=self.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
         """Return the result of `step`. On failure, report the error and return None.
@@ -171,12 +164,12 @@ class _Pulling:
         try:
             return step(given)
         except LlmrunError as error:
-            if len(self.asked.names) == 1 and not self.asked.as_json:
+            if len(self.names) == 1 and not self.as_json:
                 raise
             message = message_for(error)
             self.failures.append(message.exit_code)
             out.error(message.sentence if name in message.sentence else f"{name}: {message.sentence}", message.hint)
-            if self.asked.as_json:
+            if self.as_json:
                 said = {"message": message.sentence, "hint": message.hint, "exit_code": message.exit_code}
                 out.json({"name": name, "status": "failed", "error": said})
             return None
@@ -187,9 +180,9 @@ class _Pulling:
     # Methods for one model
 
     def _tell_plan(self, planned: Pull) -> None:
-        if self.asked.dry_run and self.asked.as_json:
+        if self.dry_run and self.as_json:
             out.json(_described(planned, "present" if planned.here else "planned", planned.here))
-        elif self.asked.dry_run:
+        elif self.dry_run:
             out.answer("  ".join(_plan_fields(planned)) + "\n")
         else:
             out.fields(_plan_fields(planned))
@@ -197,7 +190,7 @@ class _Pulling:
             out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'unknown'}")
 
     def _pull(self, planned: Pull) -> None:
-        from llmrun.hub.resolve.model_file import bytes_here
+        from llmrun.hub.transfer.download import bytes_here
 
         held = bytes_here(planned.pinned) if planned.pinned is not None else 0
         started = time.monotonic()
@@ -207,14 +200,14 @@ class _Pulling:
             out.note("stopped; run the command again to resume the download")
             raise
         seconds = time.monotonic() - started
-        if self.asked.lock:
+        if self.lock:
             self.locked_now[planned.name] = planned.lockable(path)
         fetched = planned.here is None and planned.pinned is not None and held < planned.pinned.size
         if fetched and planned.pinned is not None:
             size = planned.pinned.size
             speed = f"{format_bytes((size - held) / seconds)}/s"
             out.fields([planned.name, f"{format_bytes(size)} in {format_seconds(seconds)}", speed])
-        if self.asked.as_json:
+        if self.as_json:
             body = _described(planned, "fetched" if fetched else "present", path)
             out.json(body | ({"seconds": round(seconds, 3)} if fetched else {}))
         else:
@@ -239,7 +232,7 @@ def _memory_checked(planned: Pull) -> Pull:
 
 def _plan_fields(planned: Pull) -> list[str]:
     """Return fields such as `qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`."""
-    from llmrun.hub.resolve.model_file import bytes_here
+    from llmrun.hub.transfer.download import bytes_here
 
     artifact = planned.pinned
     if planned.here is not None or artifact is None:

@@ -111,13 +111,15 @@ def remember_digests(
         write_record(replace(known, files=tuple(map(file_record, files, digests))))
 
 
-def known_digest(path: Path) -> str | None:
+def known_digest(path: Path, first: Path | None = None) -> str | None:
     """Return the recorded sha256 of a file, or None if none is recorded or the file has changed since.
 
-    This does not read the file's contents. The sha256 of a shard is in the record of its model.
+    This does not read the file's contents. The sha256 of a shard is in the record of its model, whose first file is
+    `first`, by default the file with the name of the first shard.
     """
     real = os.path.realpath(path)
-    for record in map(read_record, dict.fromkeys((path, path.with_name(first_shard(path.name))))):
+    first = first or path.with_name(first_shard(path.name))
+    for record in map(read_record, dict.fromkeys((path, first))):
         for file in record.files if record else ():
             if file.sha256 and _is_same_file(file, real) and _is_unchanged(file, real):
                 return file.sha256

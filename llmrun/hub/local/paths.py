@@ -144,10 +144,6 @@ def blob(repository: str, sha256: str) -> Path:
     return repository_folder(repository) / "blobs" / sha256
 
 
-def partial_blob(repository: str, sha256: str) -> Path:
-    return partial_of(blob(repository, sha256))
-
-
 def partial_of(final: Path) -> Path:
     """Return the path of the partial file that becomes `final` when its download is complete."""
     return final.with_name(final.name + PARTIAL)

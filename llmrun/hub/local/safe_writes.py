@@ -114,6 +114,20 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file atomically, after the new text has reached the disk. Raises OSError."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)  # a link would be followed
+    try:
+        with new.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def put_in_place(partial: Path, final: Path) -> None:
     """Rename a complete file to its final name atomically and durably. An existing link is replaced, not followed."""
     with writing(final):

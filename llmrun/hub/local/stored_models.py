@@ -52,16 +52,13 @@ class Candidate:
 
 
 def find(wanted: Wanted, reporter: Reporter) -> Path | None:
-    """Return the first file of a complete, undamaged model, or None. Unchanged files are hashed only once."""
-    found = find_sound(wanted, reporter)
-    return found.files[0] if found is not None else None
+    """Return the first file of a complete, undamaged model, or None. Unchanged files are hashed only once.
 
-
-def find_sound(wanted: Wanted, reporter: Reporter) -> Candidate | None:
-    """Return the first candidate with the expected sha256, or None. Damaged files are reported and skipped."""
+    Damaged files are reported and skipped.
+    """
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
-            return candidate
+            return candidate.files[0]
     return None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.hub.local.safe_writes import write_text
 from llmrun.hub.names import (
     Artifact,
     HubSource,
@@ -68,17 +69,8 @@ def read_lock(path: Path) -> dict[str, Artifact]:
 def write_lock(path: Path, models: Mapping[str, Artifact]) -> None:
     """Write the lock file atomically. Raises LlmrunError if the folder is not writable."""
     text = f"{_HEADER}version = {_VERSION}\n" + "".join(_table(name, models[name]) for name in sorted(models))
-    target = Path(os.path.realpath(path))  # if the path is a symlink, its target is replaced
-    partial = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        try:
-            with partial.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_text(Path(os.path.realpath(path)), text)  # if the path is a symlink, its target is replaced
     except OSError as error:
         raise LlmrunError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -16,10 +16,8 @@ from llmrun.formats.gguf.source import FOLDER, NAME_A_FILE, kind_of
 from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.local import model_records, paths, stored_models
 from llmrun.hub.local.safe_writes import require_space
-from llmrun.hub.local.stored_models import Candidate
-from llmrun.hub.names import Artifact, Expected, HeldSource, HubSource, RemoteFile, Source, UrlSource, safe_segments
+from llmrun.hub.names import Artifact, Expected, HeldSource, HubSource, Source, UrlSource, safe_segments
 from llmrun.hub.progress_reporter import Reporter, Silent
-from llmrun.hub.remote.network_errors import Unreachable
 from llmrun.hub.resolve import model_name
 from llmrun.hub.resolve.memory_check import require_memory
 from llmrun.hub.resolve.offers import Sources, fetch
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.hub.catalog.file import CatalogEntry
 
+_ONLINE = "run once without --offline and with LLMRUN_OFFLINE and HF_HUB_OFFLINE unset"
 _CHECK_PATH = "check the path, or use a name such as smollm2:135m"
 
 
@@ -114,7 +113,7 @@ def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
     raise NetworkError(
         f"{wanted.name}: not on this machine{f' ({known:,} bytes to download)' if known else ''}, "
         "and offline mode is on",
-        hint="run once without --offline and with LLMRUN_OFFLINE and HF_HUB_OFFLINE unset",
+        hint=_ONLINE,
     )
 
 
@@ -186,52 +185,19 @@ def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
 
 
 def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline: bool) -> Pull:
-    """Plan a pull of the source's current version or the given revision, ignoring local copies of other versions."""
+    """Plan a pull of the source's current version or the given revision, ignoring local copies of other versions.
+
+    Raises the same errors as `plan`, also for local models, because only the source knows its current version.
+    """
     wanted = _fetchable(name)
     if revision is not None:
         wanted = _at_revision(wanted, revision, reporter)
-    refuse_if_offline(wanted, offline)
+    if is_offline(offline):
+        raise NetworkError(f"{wanted.name}: its source cannot be asked because offline mode is on", hint=_ONLINE)
     sources = Sources(wanted, reporter)
     pinned = sources.offer()
     here = stored_models.find(_exactly(wanted, pinned), reporter)
     return Pull(wanted.name, wanted, here, pinned, sources if here is None else None)
-
-
-def plan_lock(name: str, reporter: Reporter, *, offline: bool) -> Pull:
-    """Plan a pull for `--lock`, which records the source's current version of the model.
-
-    The source is not contacted if the catalogue contains the sha256 and the file is on this machine. If the source does
-    not respond, the local copy is locked. Raises the same errors as `plan_current`.
-    """
-    wanted = _fetchable(name)
-    held = stored_models.find_sound(wanted, reporter)
-    if held is None:
-        return plan_current(name, None, reporter, offline=offline)
-    local = Pull(wanted.name, wanted, held.files[0], _as_artifact(held, wanted.name))
-    if wanted.expected and all(file.sha256 for file in wanted.expected):
-        return local
-    if not is_offline(offline):
-        try:
-            return plan_current(name, None, reporter, offline=False)
-        except Unreachable as error:
-            reporter.note(f"{error}; locking the copy on this machine")
-            return local
-    reporter.note(f"{wanted.name}: offline: locking the copy on this machine")
-    return local
-
-
-def _as_artifact(held: Candidate, name: str) -> Artifact:
-    """Return an artifact that describes a local model. Unknown digests are None."""
-    source, names = held.source, [path.name for path in held.files]
-    if isinstance(source, HubSource):
-        snapshot = paths.repository_folder(source.repository) / "snapshots" / held.commit
-        names = [path.relative_to(snapshot).as_posix() for path in held.files]
-        source = replace(source, file=names[0])
-    files = [
-        RemoteFile(name, path.stat().st_size, stored_models.expected_digest(path, known))
-        for name, path, known in zip(names, held.files, held.expected, strict=True)
-    ]
-    return Artifact(name, source, tuple(files), held.commit)
 
 
 def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, offline: bool) -> Pull:
@@ -268,6 +234,8 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
 
 def require_room(pulls: Sequence[Pull]) -> None:
     """Raise DoesNotFit unless each disk has enough free space for all models that will be downloaded to it."""
+    from llmrun.hub.transfer.download import bytes_here
+
     needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (a folder on it, bytes, models)
     for pull in pulls:
         if pull.pinned is not None and pull.here is None:
@@ -277,27 +245,6 @@ def require_room(pulls: Sequence[Pull]) -> None:
             needed[disk] = (folder, size + pull.pinned.size - bytes_here(pull.pinned), [*names, pull.name])
     for folder, size, names in needed.values():
         require_space(folder, size, names[0] if len(names) == 1 else f"{len(names)} models")
-
-
-def bytes_here(artifact: Artifact) -> int:
-    """Return how many bytes of an artifact are already on this machine from an interrupted download."""
-    source = artifact.source
-    if isinstance(source, HubSource):
-        finals = [paths.blob(source.repository, file.sha256 or "") for file in artifact.files]
-    elif isinstance(source, UrlSource):
-        finals = [paths.web_file(source.url, file.path) for file in artifact.files]
-    else:
-        return 0
-    return sum(_held(final, file.size) for final, file in zip(finals, artifact.files, strict=True))
-
-
-def _held(final: Path, size: int) -> int:
-    for path in (final, paths.partial_of(final)):
-        if path.is_file():
-            status = path.stat()
-            # A partial file written by several connections is sparse, and only its allocated blocks have been received.
-            return min(size, getattr(status, "st_blocks", size) * 512, status.st_size)
-    return 0
 
 
 def _folder_of(artifact: Artifact) -> Path:

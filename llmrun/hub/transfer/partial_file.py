@@ -19,7 +19,7 @@ from pathlib import Path
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.folders import O_BINARY, O_NOFOLLOW
-from llmrun.hub.local.safe_writes import require_space, writing
+from llmrun.hub.local.safe_writes import writing
 
 JOURNAL = ".journal"  # suffix that is appended to the partial file's name
 _VERSION = 1
@@ -86,10 +86,6 @@ class PartialFile:
         if end < self.size:
             found.append((end, self.size))
         return found
-
-    def require_space(self, what: str) -> None:
-        """Raise DoesNotFit unless the missing bytes fit on the disk. `what` names the download in the message."""
-        require_space(self.path.parent, self.size - self.received, what)
 
     def read(self, start: int, count: int) -> bytes:
         """Read bytes before the first gap. Only one thread may call this. Raises LlmrunError if reading fails."""
@@ -248,11 +244,6 @@ def remove(path: Path) -> None:
     """Remove the partial file at `path` and its journal, if they exist. Raises OSError."""
     for leftover in (path, journal_of(path), _successor_of(journal_of(path))):
         leftover.unlink(missing_ok=True)
-
-
-def is_begun(path: Path) -> bool:
-    """Return whether a partial file or its journal exists at `path`."""
-    return any(os.path.lexists(left) for left in (path, journal_of(path), _successor_of(journal_of(path))))
 
 
 def _successor_of(journal: Path) -> Path:

@@ -43,7 +43,6 @@ BUILDERS: dict[str, Callable[[str], Path]] = {
     "repository_folder": paths.repository_folder,
     "blob, the repository": lambda name: paths.blob(name, SHA256),
     "blob, the sha256": lambda name: paths.blob("org/repo", name),
-    "partial_blob": lambda name: paths.partial_blob("org/repo", name),
     "snapshot_file, the repository": lambda name: paths.snapshot_file(name, COMMIT, "m.gguf"),
     "snapshot_file, the commit": lambda name: paths.snapshot_file("org/repo", name, "m.gguf"),
     "snapshot_file, the file": lambda name: paths.snapshot_file("org/repo", COMMIT, name),

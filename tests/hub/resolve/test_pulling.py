@@ -14,7 +14,8 @@ from llmrun.base.errors import DoesNotFit, IntegrityError, ModelNotFound, Networ
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent
-from llmrun.hub.resolve.model_file import Pull, bytes_here, plan, plan_current, plan_locked, require_room
+from llmrun.hub.resolve.model_file import Pull, plan, plan_current, plan_locked, require_room
+from llmrun.hub.transfer.download import bytes_here
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub, settled
 
@@ -310,7 +311,7 @@ def test_what_an_earlier_pull_left_needs_no_room(hub: FakeHub) -> None:
     file = RemoteFile("a.gguf", 1 << 20, SHA256)
     artifact = Artifact("a", HubSource("o/n", "a.gguf"), (file,), "0" * 40)
     assert bytes_here(artifact) == 0
-    partial = paths.partial_blob("o/n", SHA256)
+    partial = paths.partial_of(paths.blob("o/n", SHA256))
     partial.parent.mkdir(parents=True)
     with partial.open("wb") as written:
         written.write(b"x" * (256 << 10))

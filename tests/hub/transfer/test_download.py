@@ -229,7 +229,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_stopped(
     with pytest.raises(NetworkError, match="HTTP 403"):
         download(model, said)
     assert folders.wrong(model, whole=False) == []
-    assert paths.partial_blob("org/repo", SHA256).stat().st_size == HALF
+    assert paths.partial_of(paths.blob("org/repo", SHA256)).stat().st_size == HALF
     said.steps.clear()
     assert download(model, said).read_bytes() == MODEL
     assert said.steps[0][1] >= HALF
@@ -277,7 +277,7 @@ def test_an_answer_that_speaks_of_another_file_costs_nothing_that_is_here(
     assert type(caught.value) is IntegrityError
     assert hub.faults == []
     assert [note.partition(";")[2] for note in said.notes] == [" trying once more"]
-    assert paths.partial_blob("org/repo", SHA256).stat().st_size == HALF
+    assert paths.partial_of(paths.blob("org/repo", SHA256)).stat().st_size == HALF
     assert download(model, said).read_bytes() == MODEL
     assert ranges(hub)[-1] == f"bytes={HALF}-{len(MODEL) - 1}"
 
@@ -325,7 +325,7 @@ def removing(monkeypatch: pytest.MonkeyPatch, blob: Path, times: int) -> None:
     put, left = download_module._is_present, [times]
 
     def first(goal: object) -> bool:
-        if goal.final == blob and left[0]:  # type: ignore[attr-defined]
+        if goal.final == blob and left[0] and blob.exists():  # type: ignore[attr-defined]
             left[0] -= 1
             blob.unlink()
         return put(goal)  # type: ignore[arg-type]
@@ -338,7 +338,7 @@ def test_what_was_removed_before_its_link_was_put_is_fetched_again(
 ) -> None:
     download(model, said).unlink()
     removing(monkeypatch, paths.blob("org/repo", SHA256), 2)
-    monkeypatch.setattr(download_module, "_require_space", lambda *_: None)
+    monkeypatch.setattr(download_module, "require_space", lambda *_: None)
     assert download(model, said).read_bytes() == MODEL
     assert hub.downloads() == 3
     assert folders.wrong(model, whole=True) == []
@@ -347,7 +347,7 @@ def test_what_was_removed_before_its_link_was_put_is_fetched_again(
 def test_what_is_always_removed_is_one_sentence(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download_module, "_require_space", lambda *_: None)
+    monkeypatch.setattr(download_module, "require_space", lambda *_: None)
     removing(monkeypatch, paths.blob("org/repo", SHA256), 99)
     with pytest.raises(LlmrunError, match=r"^tiny: another program removed it during the download$"):
         download(model, said)
@@ -361,7 +361,7 @@ def test_what_vanishes_while_it_is_looked_at_is_fetched(
     download(model, said).unlink()
     known = model_records.known_digest
 
-    def vanishing(path: Path) -> str | None:
+    def vanishing(path: Path, first: Path) -> str | None:
         monkeypatch.setattr(model_records, "known_digest", known)
         path.unlink()
         raise FileNotFoundError(path)
@@ -397,7 +397,7 @@ def test_a_branch_points_nowhere_that_has_not_reached_the_disk(
     fsync = os.fsync
 
     def watched(descriptor: int) -> None:
-        new = reference.with_name(reference.name + paths.PARTIAL)
+        new = reference.with_name(f"{reference.name}.{os.getpid()}")
         synced.append(new.read_text() if new.exists() else "")
         fsync(descriptor)
 
@@ -611,7 +611,7 @@ def test_links_in_the_place_of_files_are_replaced_not_written_through(
     victim.write_bytes(b"mine")
     blob, pointer = paths.blob("org/repo", SHA256), paths.snapshot_file("org/repo", model.commit, "sub/model.gguf")
     reference = paths.reference_file("org/repo", "main")
-    partial = paths.partial_blob("org/repo", SHA256)
+    partial = paths.partial_of(paths.blob("org/repo", SHA256))
     for path in (blob, pointer, reference, partial, partial.with_name(partial.name + ".journal")):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(victim)

@@ -118,7 +118,7 @@ def test_a_repository_of_which_only_bytes_are_left(stores: Stores) -> None:
 def test_downloads_of_ours_that_nobody_goes_on_with(stores: Stores) -> None:
     stores.shared("org/name", {"m.gguf": ONE})
     whole, young, old, mute = (
-        paths.partial_blob("org/name", digest) for digest in (sha256(ONE), *("b" * 64, "c" * 64, "d" * 64))
+        paths.partial_of(paths.blob("org/name", digest)) for digest in (sha256(ONE), *("b" * 64, "c" * 64, "d" * 64))
     )
     web = paths.web_file("https://example.com/m.gguf", "m.gguf.llmrun.incomplete")
     web.parent.mkdir(parents=True)

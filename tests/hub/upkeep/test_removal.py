@@ -291,7 +291,7 @@ def test_a_process_that_dies_in_the_middle_leaves_a_whole_cache(
 
 def test_a_partial_download_and_what_lies_beside_it(stores: Stores) -> None:
     stores.shared("org/name", {"m.gguf": ONE})
-    partial = paths.partial_blob("org/name", "b" * 64)
+    partial = paths.partial_of(paths.blob("org/name", "b" * 64))
     partial.write_bytes(b"half")
     journal = partial.with_name(partial.name + ".journal")
     journal.write_bytes(b'{"size": 100}\n' + b"%020d %020d %020d\n" % (0, 4, 4))
@@ -314,7 +314,7 @@ def filelock_held(repository: str, digest: str) -> filelock.BaseFileLock:
 @pytest.mark.parametrize("journal", [b"", b"[]\n", b"\xff", b"{}\nx y z\n", b"[" * 99_999, b'{"size": "x"}\n1 2\n'])
 def test_a_journal_may_say_anything(stores: Stores, journal: bytes) -> None:
     stores.shared("org/name", {"m.gguf": ONE})
-    partial = paths.partial_blob("org/name", "b" * 64)
+    partial = paths.partial_of(paths.blob("org/name", "b" * 64))
     partial.write_bytes(b"half")
     partial.with_name(partial.name + ".journal").write_bytes(journal)
     (begun,) = partials()
@@ -327,7 +327,7 @@ def test_partials_of_the_web_and_what_is_none(stores: Stores) -> None:
     partial = path.with_name(path.name + paths.PARTIAL)
     partial.write_bytes(b"half")
     stores.shared("org/name", {"m.gguf": ONE})
-    paths.partial_blob("org/name", "b" * 64).symlink_to(partial)
+    paths.partial_of(paths.blob("org/name", "b" * 64)).symlink_to(partial)
     (stores.cache / "other").mkdir()
     (begun,) = partials()
     assert (begun.name, begun.files, begun.done) == (str(partial), (partial,), 0)
