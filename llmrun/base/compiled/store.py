@@ -249,11 +249,22 @@ def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) ->
     if not names:
         return
     n_children = min(len(names), most_threads(), 8)
-    children = _Children(target)
-    given_up = threading.Event()
+    children: list[_Child] = []
+    own, lock, given_up = threading.local(), threading.Lock(), threading.Event()
+
+    def compile_object(name: KernelName) -> bytes:
+        """Compile a kernel in the process of this thread, which is started for its first kernel."""
+        if not hasattr(own, "child"):
+            with lock:
+                if given_up.is_set():
+                    raise KernelCompileError("kernel compilation was stopped")
+                own.child = _Child(target)
+                children.append(own.child)
+        image: bytes = own.child.compile(name, _symbol(name, target))
+        return image
 
     def compile_one(name: KernelName) -> tuple[KernelName, bytes]:
-        return name, cache.make(_key(name, target), lambda: children.compile(name), given_up)
+        return name, cache.make(_key(name, target), lambda: compile_object(name), given_up)
 
     try:
         with ThreadPoolExecutor(n_children) as pool:
@@ -263,45 +274,13 @@ def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) ->
                     yield future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                children.kill()
-                given_up.set()
+                with lock:
+                    given_up.set()
+                    for child in children:
+                        child.kill()
                 raise
     finally:
-        children.close()
-
-
-class _Children:
-    """A pool of compiler processes. One is started whenever a thread needs a compiler and none is idle."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._all: list[_Child] = []
-        self._idle: list[_Child] = []
-        self._killed = False
-        self._lock = threading.Lock()
-
-    def compile(self, name: KernelName) -> bytes:
-        """Compile a kernel and return its object file. Raises KernelCompileError."""
-        with self._lock:
-            if self._killed:
-                raise KernelCompileError("kernel compilation was stopped")
-            if not self._idle:
-                self._idle.append(_Child(self._target))
-                self._all.append(self._idle[-1])
-            child = self._idle.pop()
-        try:
-            return child.compile(name, _symbol(name, self._target))
-        finally:
-            self._idle.append(child)
-
-    def kill(self) -> None:
-        with self._lock:
-            self._killed = True
-            for child in self._all:
-                child.kill()
-
-    def close(self) -> None:
-        for child in self._all:
+        for child in children:
             child.close()
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -140,6 +141,11 @@ def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> No
     assert all(entry_is_sound(path) for path in cold.iterdir())
 
 
+def fake_compiler(image: bytes) -> AbstractContextManager[object]:
+    """Return a patch with which no process is started, and every kernel is compiled to `image`."""
+    return mock.patch.object(store, "_Child", return_value=mock.Mock(**{"compile.return_value": image}))
+
+
 def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX locks")
@@ -150,7 +156,7 @@ def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_
     with (
         (cold / f".{store._key(NAME, host_target())}").open("wb") as claim,
         mock.patch.object(cache, "_MAX_WAIT_SECONDS", 0.1),
-        mock.patch.object(store._Children, "compile", return_value=entry[32:]),
+        fake_compiler(entry[32:]),
     ):
         fcntl.flock(claim, fcntl.LOCK_EX)
         assert object_images([NAME], host_target())[NAME] == entry[32:]
@@ -192,14 +198,14 @@ def damaged(cold: Path, sound_entry: tuple[str, bytes]) -> Iterator[Path]:
     """Yield the path of an entry for a test to damage, with a fake compiler that returns a ready result."""
     name, entry = sound_entry
     cold.mkdir(parents=True)
-    with mock.patch.object(store._Children, "compile", return_value=entry[32:]):
+    with fake_compiler(entry[32:]):
         yield cold / name
 
 
 def assert_mends(path: Path, entry: bytes) -> None:
     """Assert that a damaged entry is compiled again and replaced, with one warning, and then used."""
-    compiler = store._Children.compile
-    assert isinstance(compiler, mock.Mock)
+    assert isinstance(store._Child, mock.Mock)
+    compiler = store._Child.return_value.compile
     compiler.reset_mock()
     with pytest.warns(KernelWarning, match="found damaged kernels and compiled them again: 1 in") as told:
         assert object_images([NAME], host_target())[NAME] == entry[32:]
