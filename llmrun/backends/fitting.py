@@ -78,18 +78,6 @@ def _share_in_file(op: Op) -> float:
     return 1 if op.matrix is None else op.matrix.n_bytes / PackedLayout.of(op.matrix).n_bytes
 
 
-def draft_shares(plan: Plan, head: Plan) -> tuple[float, float]:
-    """Return the weights that a draft token and an additional row read, as shares of the bytes of a step of one row.
-
-    Rows share all weights except those of experts: a second row usually has other experts.
-    """
-    one, two, draft = (
-        needs_of_step(some, "f16", StepShape(rows, wanted=rows)).weight_bytes
-        for some, rows in ((plan, 1), (plan, 2), (head, 1))
-    )
-    return draft / one, two / one - 1
-
-
 def _state_traffic(plan: Plan) -> int:
     """Return the bytes of recurrent states that each token reads plus those that it writes."""
     shapes = [(group.shape, group.layers) for group in plan.states]

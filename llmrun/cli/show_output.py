@@ -32,8 +32,6 @@ _TOKENS = "tokenizer.ggml.tokens"
 _SAMPLING = "general.sampling."
 _LONGEST = 200  # maximum number of characters to show per value
 _FIRST = 5  # maximum number of array elements to show
-_WORTH_TELLING = 1.05  # the smallest gain that is not rounded away
-_ACCEPTED = 0.75  # the share of right draft tokens for which the gain is computed
 
 # The most useful metadata keys of an architecture, with their labels.
 _HYPERPARAMETERS = (
@@ -146,26 +144,16 @@ def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
 
 
 def _draft_head(file: GGUFFile) -> str:
-    """Say what the layer for multi-token prediction can gain on the CPU engine."""
-    from llmrun.backends.fitting import draft_shares
-    from llmrun.engine.costs import ASSUMED_ROW
-    from llmrun.engine.drafting.pace import reachable_speedup
-    from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
+    """Say whether the CPU engine can draft with the layer for multi-token prediction, and if not, why."""
+    from llmrun.model.archs.registry import draft_plan_of_header
 
     try:
-        plan, head = plan_of_header(file), draft_plan_of_header(file)
+        head = draft_plan_of_header(file)
     except LlmrunError as error:
         return f"not used: {error}"
     if head is None:
         return "not used: the CPU engine supports one layer of Qwen3.5, Qwen3-Next, GLM-4.5 and DeepSeek V3"
-    draft, row = draft_shares(plan, head)
-    speedup, length = reachable_speedup(_ACCEPTED, draft, ASSUMED_ROW + row)
-    gain = (
-        f"drafts of {counted(length, 'token')} make answers {speedup:.1f}x as fast"
-        if speedup >= _WORTH_TELLING
-        else "drafts do not pay off"
-    )
-    return f"a draft token reads {draft:.0%} as many bytes as a step; if {_ACCEPTED:.0%} are right, {gain}"
+    return "used by the CPU engine, unless --speculate is off or names a draft model"
 
 
 def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:

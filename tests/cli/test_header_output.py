@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.fitting import draft_shares
 from llmrun.cli.show_output import _model, _sections
-from llmrun.engine.costs import ASSUMED_ROW
-from llmrun.engine.drafting.pace import reachable_speedup
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import Tensor
-from tests.support.models.fidelity import head_plan_of, plan_of
 from tests.support.models.tiny_adapters import changed_tensors, tiny_adapter
 from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import tiny_architecture
@@ -28,16 +24,8 @@ def shown(path: Path) -> str | None:
         return dict(_model(file)).get("draft head")
 
 
-def test_the_reachable_speedup_is_computed_from_bytes(tmp_path: Path) -> None:
-    path = tiny_architecture(tmp_path, HEAD)
-    head, found = head_plan_of(path), shown(path)
-    assert head is not None
-    assert found is not None
-    draft, row = draft_shares(plan_of(path), head)
-    speedup, length = reachable_speedup(0.75, draft, ASSUMED_ROW + row)
-    assert found.startswith(f"a draft token reads {draft:.0%} as many bytes as a step; if 75% are right")
-    assert f"drafts of {length} token" in found
-    assert found.endswith(f"make answers {speedup:.1f}x as fast")
+def test_heads_that_are_used_are_told(tmp_path: Path) -> None:
+    assert (shown(tiny_architecture(tmp_path, HEAD)) or "").startswith("used by the CPU engine")
 
 
 @pytest.mark.parametrize(
@@ -51,13 +39,6 @@ def test_heads_that_are_not_used_are_told(tmp_path: Path, without: str, words: s
     found = shown(changed_copy(tiny_architecture(tmp_path, HEAD), tmp_path / "changed.gguf", change))
     assert found is not None
     assert found.startswith(words)
-
-
-def test_drafts_that_do_not_pay_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.engine.costs.ASSUMED_ROW", 1.0)
-    found = shown(tiny_architecture(tmp_path, HEAD))
-    assert found is not None
-    assert found.endswith("drafts do not pay off")
 
 
 def test_models_without_a_head_say_nothing(tmp_path: Path) -> None:
