@@ -21,6 +21,8 @@ from llmrun.formats.gguf.format import MAGIC
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
+SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHARDS = 1000
 # "UD-" is Unsloth's prefix for a mix of quantization types. It is part of the name. The pattern matches only whole
@@ -387,7 +389,7 @@ _LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # also matches quantizat
 
 def hint_for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> str:
     """Return a hint for an unknown model name. `models` are the known names, and `others` are aliases."""
-    if _is_gguf_file(name):
+    if is_gguf(Path(name)):
         return f"to run the file with that name, use ./{name}"
     wanted = name.lower()[:_LONGEST]
     families = list(dict.fromkeys(model.partition(":")[0] for model in models))
@@ -463,11 +465,12 @@ def _near(wanted: str, names: Sequence[str], compared: Callable[[str], str] = st
     return [keys[key] for key in difflib.get_close_matches(wanted, list(keys), n=_MOST)]
 
 
-def _is_gguf_file(name: str) -> bool:
+def is_gguf(path: Path) -> bool:
+    """Return whether a file begins with the GGUF magic. Returns False for anything that cannot be read."""
     try:
-        if not Path(name).is_file():
+        if not path.is_file():
             return False
-        with Path(name).open("rb") as file:
+        with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):  # the system cannot look up this name, or the file is not readable
         return False

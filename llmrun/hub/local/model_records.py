@@ -14,7 +14,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,12 +22,11 @@ from typing import Any
 
 from llmrun.base.folders import write_whole
 from llmrun.hub.local import paths
-from llmrun.hub.names import first_shard
+from llmrun.hub.names import SHA256, first_shard
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20  # a record of a thousand shards is a quarter of this size
 _MOST_TEXT = 8192  # characters in a string; paths and URLs may be long
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ def _record(table: Any) -> ModelRecord | None:
     )
     if table["version"] != _VERSION or not files:
         return None
-    if any(file.sha256 and not _SHA256.fullmatch(file.sha256) for file in files):
+    if any(file.sha256 and not SHA256.fullmatch(file.sha256) for file in files):
         return None
     name, source, commit = (_text(table[key]) for key in ("name", "source", "commit"))
     return ModelRecord(name, source, commit, files, _moment(table["fetched"]), _moment(table["used"]))

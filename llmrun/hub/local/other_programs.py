@@ -35,11 +35,6 @@ def lm_studio_models() -> dict[str, Path]:
     return found
 
 
-def find_in_lm_studio(name: str) -> Path | None:
-    """Return the first file of the model "OWNER/MODEL/FILE.gguf" (ignoring case), or None."""
-    return next((path for known, path in lm_studio_models().items() if known.lower() == name.lower()), None)
-
-
 def _files(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in models_among([entry.name for entry in entries(folder) if is_file(entry)])}
 
@@ -97,12 +92,6 @@ def ollama_models() -> dict[str, Path]:
     return found
 
 
-def find_in_ollama(name: str) -> Path | None:
-    """Return the GGUF file of the model with this name in Ollama, or None. The default tag is `latest`."""
-    wanted = (name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest").lower()
-    return next((path for known, path in ollama_models().items() if known.lower() == wanted), None)
-
-
 def _ollama_folders() -> list[Path]:
     """Return the folder that OLLAMA_MODELS names, or else the default folders of the user and of the Linux service."""
     named = os.environ.get("OLLAMA_MODELS")
@@ -141,5 +130,11 @@ def _model_blob(folder: Path, manifest: Path) -> Path | None:
 
 
 def find_held_model(holder: str, name: str) -> Path | None:
-    """Return the first file of a model that OLLAMA or LM_STUDIO stores, or None."""
-    return find_in_ollama(name) if holder == OLLAMA else find_in_lm_studio(name)
+    """Return the first file of a model that OLLAMA or LM_STUDIO stores, or None. The case of the name does not matter.
+
+    The default tag of Ollama's models is `latest`.
+    """
+    if holder == OLLAMA and ":" not in name.rsplit("/", 1)[-1]:
+        name += ":latest"
+    models = ollama_models() if holder == OLLAMA else lm_studio_models()
+    return next((path for known, path in models.items() if known.lower() == name.lower()), None)

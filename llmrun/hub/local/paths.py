@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import data_folder
-from llmrun.hub.names import models_among, safe_segments
+from llmrun.hub.names import COMMIT, SHA256, models_among, safe_segments
 
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 100_000
@@ -73,8 +72,6 @@ def read_small(path: Path) -> bytes:
 
 
 PARTIAL = ".llmrun.incomplete"  # suffix of partial downloads in the shared cache
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def models_folder() -> Path:
@@ -94,7 +91,7 @@ def web_file(url: str, file: str) -> Path:
 
 def received_file(sha256: str, file: str) -> Path:
     """Return the path of a file from another machine. Each model has its own folder, named by a sha256."""
-    if not _SHA256.fullmatch(sha256):
+    if not SHA256.fullmatch(sha256):
         raise UsageError(f"sha256: {sha256[:100]!r}: not 64 lower-case hexadecimal digits")
     return models_folder() / "received" / sha256 / _name(file)
 
@@ -139,7 +136,7 @@ def repository_folder(repository: str) -> Path:
 
 def blob(repository: str, sha256: str) -> Path:
     """Return the path of a blob in the shared cache. A blob's name is its sha256, and snapshots link to it."""
-    if not _SHA256.fullmatch(sha256):
+    if not SHA256.fullmatch(sha256):
         raise UsageError(f"sha256: {sha256[:100]!r}: not 64 lower-case hexadecimal digits")
     return repository_folder(repository) / "blobs" / sha256
 
@@ -150,7 +147,7 @@ def partial_of(final: Path) -> Path:
 
 
 def snapshot_file(repository: str, commit: str, file: str) -> Path:
-    if not _COMMIT.fullmatch(commit):
+    if not COMMIT.fullmatch(commit):
         raise UsageError(f"commit: {commit[:100]!r}: not 40 lower-case hexadecimal digits")
     return (repository_folder(repository) / "snapshots" / commit).joinpath(*safe_segments(file))
 
@@ -225,7 +222,7 @@ def read_repository(name: str) -> Repository:
     snapshots = {
         entry.name: dict(_model_files(Path(entry.path)))
         for entry in entries(folder / "snapshots")
-        if _COMMIT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        if COMMIT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
     }
     return Repository(name, folder, dict(_refs(folder / "refs")), snapshots)
 
@@ -247,7 +244,7 @@ def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, 
                 commit = read_small(Path(entry.path)).decode("ascii").strip()
             except (OSError, ValueError):
                 continue
-            if _COMMIT.fullmatch(commit):
+            if COMMIT.fullmatch(commit):
                 yield above + entry.name, commit
 
 

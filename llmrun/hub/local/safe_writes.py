@@ -59,7 +59,7 @@ def require_space(folder: Path, needed: int, what: str, *, hint: str = _ANOTHER_
     if needed <= 0:
         return
     with writing(folder / "x"):
-        free = shutil.disk_usage(_existing(folder)).free
+        free = shutil.disk_usage(existing_folder(folder)).free
     if free < needed + SPARE:
         raise DoesNotFit(
             f"disk: {folder}: {what} needs {needed:,} bytes plus {SPARE:,} in reserve, but {free:,} are free",
@@ -67,7 +67,8 @@ def require_space(folder: Path, needed: int, what: str, *, hint: str = _ANOTHER_
         )
 
 
-def _existing(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
+    """Return the folder, or the nearest folder above it that exists."""
     while not folder.exists():
         folder = folder.parent
     return folder
@@ -75,7 +76,7 @@ def _existing(folder: Path) -> Path:
 
 def _free_text(folder: Path) -> str:
     try:
-        return f"{shutil.disk_usage(_existing(folder)).free:,} bytes free"
+        return f"{shutil.disk_usage(existing_folder(folder)).free:,} bytes free"
     except OSError as error:
         return f"free space unknown ({error.strerror})"
 
@@ -153,7 +154,7 @@ def in_use(model: Path) -> Iterator[None]:
     """Protect a model and all its shards from `llmrun rm` and `llmrun prune` while the block runs."""
     with ExitStack() as held:
         for path in model_files(model):
-            _lock(held, path, shared=True)
+            try_lock(held, path, shared=True)
         yield
 
 
@@ -164,10 +165,10 @@ def alone_with(paths: Iterable[Path]) -> Iterator[Path | None]:
     If another process has one of the files open, yields that file instead.
     """
     with ExitStack() as held:
-        yield next((path for path in paths if not _lock(held, path, shared=False)), None)
+        yield next((path for path in paths if not try_lock(held, path, shared=False)), None)
 
 
-def _lock(held: ExitStack, path: Path, *, shared: bool) -> bool:
+def try_lock(held: ExitStack, path: Path, *, shared: bool) -> bool:
     """Try to lock a file. Returns False if another process holds a conflicting lock.
 
     If the file system does not support locks, the result is True.

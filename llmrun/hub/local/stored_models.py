@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +116,7 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
         case PypiSource():
             yield from _together(source, expected, paths.own_model)
         case _:
-            at = functools.partial(paths.web_file, source.url)
-            yield from _together(source, expected or (Expected(_last_segment(source.url)),), at)
+            yield from _together(source, expected, functools.partial(paths.web_file, source.url))
 
 
 def _together(source: Source, expected: tuple[Expected, ...], place: Callable[[str], Path]) -> Iterator[Candidate]:
@@ -199,7 +197,3 @@ def _have_expected_sizes(candidate: Candidate) -> bool:
         )
     except OSError:
         return False
-
-
-def _last_segment(url: str) -> str:
-    return urllib.parse.unquote(urllib.parse.urlsplit(url).path.rsplit("/", 1)[-1])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.names import LOOPBACK, Artifact, Expected, RemoteFile, UrlSource, shards_of
+from llmrun.hub.names import LOOPBACK, SHA256, Artifact, Expected, RemoteFile, UrlSource, shards_of
 from llmrun.hub.remote.network_errors import ANSWER_SECONDS, plain, translated
 from llmrun.hub.remote.repository import is_size
 
@@ -33,7 +33,6 @@ _EXPIRED = (401, 403, 404, 410)  # status codes that servers send for expired si
 # The number of digits is limited because int() raises ValueError for very long numbers.
 _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,20}", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_VALIDATOR = 256
 _PORTS = {"http": 80, "https": 443}
 # Without this header, proxies may compress the response.
@@ -183,7 +182,7 @@ class Remote:
     def _require_same_file(self, response: httpx2.Response) -> None:
         """Raise AnotherFile if the response has an unexpected sha256. Only the Hub's responses contain a sha256."""
         told = response.headers.get("x-linked-etag", "").strip('"')
-        if self.file.sha256 and _SHA256.fullmatch(told) and told != self.file.sha256:
+        if self.file.sha256 and SHA256.fullmatch(told) and told != self.file.sha256:
             response.close()
             raise AnotherFile(f"the file on the server has changed: sha256 {told}, expected {self.file.sha256}")
 

@@ -10,14 +10,12 @@ The reachability check neither sends nor shows the user's token.
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError, UsageError
-from llmrun.hub.names import Artifact, Expected, HubSource, RemoteFile, safe_segments, shards_of, without_shard
+from llmrun.hub.names import COMMIT, Artifact, Expected, HubSource, RemoteFile, safe_segments, shards_of, without_shard
 from llmrun.hub.remote import network_errors
 from llmrun.hub.remote.http_ranges import Remote
 from llmrun.hub.remote.network_errors import (
@@ -36,8 +34,6 @@ from llmrun.hub.remote.repository import Listing, OfferedModel, choose, is_sha25
 if TYPE_CHECKING:
     from huggingface_hub.file_download import HfFileMetadata
     from huggingface_hub.hf_api import ModelInfo
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
@@ -196,7 +192,7 @@ def _parts(file: str) -> tuple[str, ...]:
 
 
 def _commit(told: object) -> str:
-    if not isinstance(told, str) or not _COMMIT.fullmatch(told):
+    if not isinstance(told, str) or not COMMIT.fullmatch(told):
         raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT)
     return told
 
@@ -293,18 +289,14 @@ def _checked(facts: Any) -> HubModel | None:
         safe_segments(name)
     except UsageError:
         return None
-    licence = next(_licences(facts.get("tags")), "")
+    tags = facts.get("tags")
+    tags = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    licence = next((tag.removeprefix(_LICENCE)[:60] for tag in tags if tag.startswith(_LICENCE)), "")
     return HubModel(name, _count(facts.get("downloads")), _count(facts.get("likes")), licence, bool(facts.get("gated")))
 
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 60 else 0
-
-
-def _licences(tags: object) -> Iterator[str]:
-    for tag in tags if isinstance(tags, list) else ():
-        if isinstance(tag, str) and tag.startswith(_LICENCE):
-            yield tag.removeprefix(_LICENCE)[:60]
 
 
 PATIENCE_S = 4.0  # a reachable Hub responds within one second
@@ -342,8 +334,11 @@ def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
     token = bool(hub_token())
     if offline or constants.HF_HUB_OFFLINE:
         return Ping(endpoint, None, "not checked in offline mode", True, token, proxies)
-    seconds, trouble = _asked(constants.ENDPOINT, patience)
-    return Ping(endpoint, seconds, trouble, False, token, proxies)
+    try:
+        seconds = answer_within(patience, lambda: _response_time(constants.ENDPOINT, patience))
+    except LlmrunError as error:
+        return Ping(endpoint, None, str(error), False, token, proxies)
+    return Ping(endpoint, seconds, "", False, token, proxies)
 
 
 def hub_token() -> str | None:
@@ -354,14 +349,6 @@ def hub_token() -> str | None:
         return get_token()
     except (ImportError, ValueError, OSError):
         return None
-
-
-def _asked(endpoint: str, patience: float) -> tuple[float | None, str]:
-    """Return (response time in seconds or None, reason for a failure or "")."""
-    try:
-        return answer_within(patience, lambda: _response_time(endpoint, patience)), ""
-    except LlmrunError as error:
-        return None, str(error)
 
 
 def _response_time(endpoint: str, patience: float) -> float:

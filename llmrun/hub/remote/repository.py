@@ -5,13 +5,13 @@ Shards are grouped, and companion files such as mmproj are left out.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.hub.names import (
+    SHA256,
     RemoteFile,
     is_companion,
     models_among,
@@ -22,7 +22,6 @@ from llmrun.hub.names import (
 )
 
 MOST_BYTES = 1 << 50  # 1 PiB; larger sizes are rejected as implausible
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def is_size(value: object) -> TypeGuard[int]:
 
 def is_sha256(value: object) -> TypeGuard[str]:
     """Return whether an untrusted value is a sha256 in lower-case hexadecimal."""
-    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+    return isinstance(value, str) and SHA256.fullmatch(value) is not None
 
 
 def _checked(path: str, size: object, sha256: object) -> RemoteFile | str:

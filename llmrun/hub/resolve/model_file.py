@@ -15,7 +15,7 @@ from llmrun.base.errors import IntegrityError, ModelFileError, ModelNotFound, Ne
 from llmrun.formats.gguf.source import FOLDER, NAME_A_FILE, kind_of
 from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.local import model_records, paths, stored_models
-from llmrun.hub.local.safe_writes import require_space
+from llmrun.hub.local.safe_writes import existing_folder, require_space
 from llmrun.hub.names import Artifact, Expected, HeldSource, HubSource, Source, UrlSource, safe_segments
 from llmrun.hub.progress_reporter import Reporter, Silent
 from llmrun.hub.resolve import model_name
@@ -239,7 +239,7 @@ def require_room(pulls: Sequence[Pull]) -> None:
     needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (a folder on it, bytes, models)
     for pull in pulls:
         if pull.pinned is not None and pull.here is None:
-            folder = _nearest_existing(_folder_of(pull.pinned))
+            folder = existing_folder(_folder_of(pull.pinned))
             disk = folder.stat().st_dev
             _, size, names = needed.get(disk, (folder, 0, []))
             needed[disk] = (folder, size + pull.pinned.size - bytes_here(pull.pinned), [*names, pull.name])
@@ -249,10 +249,6 @@ def require_room(pulls: Sequence[Pull]) -> None:
 
 def _folder_of(artifact: Artifact) -> Path:
     return paths.hub_cache() if isinstance(artifact.source, HubSource) else paths.models_folder()
-
-
-def _nearest_existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _fetchable(name: str) -> Wanted:

@@ -210,7 +210,7 @@ class Connections:
     def _write(self, claim: Claim, answer: RangeResponse, asked_to: int) -> None:
         assert claim.run is not None
         for piece in _from(claim.start, answer.pieces) if answer.whole else answer.pieces:
-            if self._stopping.is_set() or self._is_superfluous():
+            if self._stopping.is_set() or len(self._claims) > self.limit:
                 return
             room = claim.end - claim.run.written
             self.partial.write(claim.run, piece[:room])
@@ -220,9 +220,6 @@ class Connections:
                 raise IntegrityError(f"the server sent more than {asked_to - claim.start:,} bytes")
         if claim.run.written < claim.end:
             raise TryAgain(f"the connection closed after {claim.run.written:,} of {self.partial.size:,} bytes")
-
-    def _is_superfluous(self) -> bool:
-        return len(self._claims) > self.limit
 
 
 def _from(start: int, pieces: Iterator[bytes]) -> Iterator[bytes]:

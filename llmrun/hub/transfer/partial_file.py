@@ -12,14 +12,13 @@ import contextlib
 import io
 import json
 import os
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.folders import O_BINARY, O_NOFOLLOW
-from llmrun.hub.local.safe_writes import writing
+from llmrun.hub.local.safe_writes import try_lock, writing
 
 JOURNAL = ".journal"  # suffix that is appended to the partial file's name
 _VERSION = 1
@@ -151,8 +150,7 @@ class PartialFile:
         """Close the file and its journal. The received bytes are kept, and a later run can resume the download."""
         for run in self._runs:
             self.end(run)
-        self._file.close()
-        self._journal.close()
+        self._held.close()
 
     def clear(self) -> None:
         """Discard all received bytes."""
@@ -174,18 +172,16 @@ class PartialFile:
             if not self._resume():
                 remove(self.path)
             self._journal = self._new_journal()
-            file = _opened(self.path, os.O_CREAT)
-            try:
-                _hold(file, self.path)
+            with contextlib.ExitStack() as held:
+                held.callback(lambda: self._journal.close())  # the newest one, because journals are replaced
+                file = held.enter_context(_opened(self.path, os.O_CREAT))
+                if not try_lock(held, self.path, shared=True):
+                    again = "run the command again to restart the download"
+                    raise LlmrunError(f"disk: {self.path}: another process is removing it", hint=again)
                 here = os.fstat(file.fileno()).st_size
                 if here >= max((run.written for run in self._runs), default=0) and _is_at(file, self.path):
+                    self._held = held.pop_all()
                     return file
-            except BaseException:
-                file.close()
-                self._journal.close()
-                raise
-            file.close()
-            self._journal.close()
 
     def _resume(self) -> bool:
         """Load the runs from the journal. Returns False if nothing can be resumed."""
@@ -253,25 +249,6 @@ def _successor_of(journal: Path) -> Path:
 def _opened(path: Path, more: int = 0) -> io.FileIO:
     """Open a file for reading and writing, without truncating it and without following a symlink."""
     return io.FileIO(os.open(path, os.O_RDWR | O_BINARY | O_NOFOLLOW | more, 0o666), "r+")
-
-
-def _hold(file: io.FileIO, path: Path) -> None:
-    """Lock the file until it is closed, which keeps `rm` and `prune` from removing it (see safe_writes.py).
-
-    Does nothing on Windows, where open files cannot be removed.
-    """
-    if sys.platform == "win32":
-        return
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise LlmrunError(
-            f"disk: {path}: another process is removing it", hint="run the command again to restart the download"
-        ) from error
-    except OSError:
-        return  # the file system does not support locks
 
 
 def _is_at(file: io.FileIO, path: Path) -> bool:

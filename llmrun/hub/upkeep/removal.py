@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from llmrun.hub.local.paths import (
     repository_name,
 )
 from llmrun.hub.local.safe_writes import alone_with
-from llmrun.hub.names import HubSource, shards_of
+from llmrun.hub.names import SHA256, HubSource, is_gguf, shards_of
 from llmrun.hub.transfer.partial_file import JOURNAL, understood
 from llmrun.hub.upkeep.inventory import OWN, SHARED, Model, total_size
 
@@ -297,8 +296,6 @@ def _how_they_remove(model: Model) -> str:
     return {OLLAMA: f"ollama rm {name}", LM_STUDIO: "remove it in LM Studio, under My Models"}[model.holder]
 
 
-_BLOB = re.compile(r"[0-9a-f]{64}")
-_MAGIC = b"GGUF"
 STALE_DAYS = 7  # age in days at which a partial download counts as abandoned
 
 
@@ -350,8 +347,8 @@ def _orphans(repository: Repository) -> list[Path]:
     return [
         path
         for entry in blobs
-        if _BLOB.fullmatch(entry.name) and Path(os.path.realpath(path := Path(entry.path))) not in kept
-        if _is_old(path) and _begins_with_magic(path)
+        if SHA256.fullmatch(entry.name) and Path(os.path.realpath(path := Path(entry.path))) not in kept
+        if _is_old(path) and is_gguf(path)
     ]
 
 
@@ -375,11 +372,3 @@ def _is_old(path: Path) -> bool:
         return time.time() - path.stat().st_mtime > STALE_DAYS * 86_400
     except OSError:
         return False  # the file was deleted in the meantime
-
-
-def _begins_with_magic(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False

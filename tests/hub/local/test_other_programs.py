@@ -37,11 +37,11 @@ def test_ollamas_names(stores: Stores) -> None:
         "somebody/tuned:latest": two,
         "hf.co/org/Repo-GGUF:Q4_K_M": three,
     }
-    assert other_programs.find_in_ollama("llama3.2:1b") == one
-    assert other_programs.find_in_ollama("LLAMA3.2:1B") == one
-    assert other_programs.find_in_ollama("somebody/tuned") == two
-    assert other_programs.find_in_ollama("hf.co/org/repo-gguf:q4_k_m") == three
-    assert other_programs.find_in_ollama("llama3.2") is None
+    assert other_programs.find_held_model("ollama", "llama3.2:1b") == one
+    assert other_programs.find_held_model("ollama", "LLAMA3.2:1B") == one
+    assert other_programs.find_held_model("ollama", "somebody/tuned") == two
+    assert other_programs.find_held_model("ollama", "hf.co/org/repo-gguf:q4_k_m") == three
+    assert other_programs.find_held_model("ollama", "llama3.2") is None
 
 
 def test_ollamas_folder_can_be_moved(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_ollamas_folder_can_be_moved(stores: Stores, tmp_path: Path, monkeypatch
 def test_a_machine_without_ollama_and_lm_studio(stores: Stores) -> None:
     assert other_programs.ollama_models() == {}
     assert other_programs.lm_studio_models() == {}
-    assert other_programs.find_in_lm_studio("a/b/c.gguf") is None
+    assert other_programs.find_held_model("lmstudio", "a/b/c.gguf") is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_lm_studios_names_and_shards(stores: Stores) -> None:
         "org/big/big-00001-of-00002.gguf": first,
         "org/model/model-Q4_K_M.gguf": one,
     }
-    assert other_programs.find_in_lm_studio("ORG/model/model-q4_k_m.gguf") == one
+    assert other_programs.find_held_model("lmstudio", "ORG/model/model-q4_k_m.gguf") == one
 
 
 def test_lm_studios_folders(stores: Stores, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import DoesNotFit, LlmrunError
+from llmrun.hub.local import safe_writes
 from llmrun.hub.local.safe_writes import alone_with
 from llmrun.hub.transfer import partial_file
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile, journal_of, remove
@@ -222,19 +223,20 @@ def test_one_that_is_removed_while_it_is_opened_is_begun_anew(
             times.clear()
             remove(path)
 
-    new_journal, hold = PartialFile._new_journal, partial_file._hold
+    new_journal, lock = PartialFile._new_journal, partial_file.try_lock
 
     def after_reading(self: PartialFile) -> FileIO:
         file = new_journal(self)
         removed("read")
         return file
 
-    def after_holding(file: FileIO, at: Path) -> None:
-        hold(file, at)
+    def after_holding(held: contextlib.ExitStack, at: Path, *, shared: bool) -> bool:
+        locked = lock(held, at, shared=shared)
         removed("held")
+        return locked
 
     monkeypatch.setattr(PartialFile, "_new_journal", after_reading)
-    monkeypatch.setattr(partial_file, "_hold", after_holding)
+    monkeypatch.setattr(partial_file, "try_lock", after_holding)
     with opened(path) as again:
         assert times == []
         assert (again.received, path.stat().st_size) == (0, 0)
@@ -250,9 +252,9 @@ def test_where_there_are_no_locks_it_goes_without(path: Path, monkeypatch: pytes
         patched.setattr("fcntl.flock", refuse)
         with opened(path) as made:
             put(made, 0, SIZE)
-    with path.open("rb") as file, monkeypatch.context() as patched:
+    with contextlib.ExitStack() as held, monkeypatch.context() as patched:
         patched.setattr(sys, "platform", "win32")
-        partial_file._hold(file, path)  # type: ignore[arg-type]
+        assert safe_writes.try_lock(held, path, shared=True)
     assert is_free(path)
 
 

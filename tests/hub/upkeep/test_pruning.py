@@ -11,6 +11,7 @@ from huggingface_hub import scan_cache_dir
 
 from llmrun.base.errors import LlmrunError
 from llmrun.hub.local import paths
+from llmrun.hub.names import is_gguf
 from llmrun.hub.upkeep import removal
 from llmrun.hub.upkeep.inventory import models
 from llmrun.hub.upkeep.removal import Removal, prunings, remove
@@ -157,4 +158,4 @@ def test_a_repository_that_cannot_be_pruned_is_an_error_and_the_next_one_goes_on
 def test_files_that_go_while_we_look(stores: Stores) -> None:
     gone = stores.root / "gone"
     assert not removal._is_old(gone)
-    assert not removal._begins_with_magic(gone)
+    assert not is_gguf(gone)
