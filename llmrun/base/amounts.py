@@ -161,8 +161,3 @@ def parse_duration(text: str) -> float:
         raise ValueError(text)
     seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     return math.inf if sign < 0 else seconds
-
-
-def threads_in_words(n_threads: int) -> str:
-    """Format a number of threads, as in "2 threads"."""
-    return f"{n_threads} thread{'s' if n_threads > 1 else ''}"

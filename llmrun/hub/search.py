@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llmrun.base.errors import ModelNotFound
 from llmrun.hub.catalog.file import CatalogEntry
 from llmrun.hub.catalog.lookup import load_catalog
-from llmrun.hub.names import bits_in_file, size_in, weights_in
+from llmrun.hub.names import size_in, weights_in
 from llmrun.hub.resolve.memory_check import estimated_need
 from llmrun.hub.upkeep import inventory
 
@@ -68,7 +68,7 @@ def find_models(words: Sequence[str]) -> list[FoundModel]:
 
 
 def _described(entry: CatalogEntry, here: Collection[str]) -> FoundModel:
-    size = catalogue_size(entry)
+    size = entry.estimated_size
     weights = entry.parameters or weights_in(entry.name)
     return FoundModel(
         entry,
@@ -77,13 +77,6 @@ def _described(entry: CatalogEntry, here: Collection[str]) -> FoundModel:
         estimated_need(size, weights) if size is not None else None,
         tuple(quant for quant in entry.quants if entry.name_with(quant).lower() in here),
     )
-
-
-def catalogue_size(entry: CatalogEntry) -> int | None:
-    """Return the size in bytes of the default quantization as stated or implied by the catalogue, or None."""
-    usual = entry.quants[entry.default]
-    weights = entry.parameters or weights_in(entry.name)
-    return usual.estimated_size or (round(weights * bits_in_file(usual.name) / 8) if weights else None)
 
 
 def _place(entry: CatalogEntry) -> tuple[str, float, str]:

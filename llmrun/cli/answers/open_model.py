@@ -71,9 +71,9 @@ def tell_of_default_model(settings: Settings, command: str) -> None:
 def _sentence(model: str, command: str) -> str:
     from llmrun.base.machine.memory import free_memory
     from llmrun.hub.catalog.lookup import load_catalog
-    from llmrun.hub.resolve.memory_check import quoted_size, suggested_model
+    from llmrun.hub.resolve.memory_check import suggested_model
 
-    size = quoted_size(load_catalog().entry(model))
+    size = load_catalog().entry(model).estimated_size
     toy = f"{model} is a toy model ({format_bytes(size or 0)}) for trying out llmrun"
     memory = free_memory()
     suits = suggested_model(memory) if memory is not None else None

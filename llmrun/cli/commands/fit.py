@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from llmrun.base.amounts import format_bytes
+from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings
@@ -30,7 +30,7 @@ from llmrun.options.settings import model_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmrun.backends.fitting import Fit, Resources
+    from llmrun.backends.fitting import Fit
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog.file import Wanted
@@ -84,7 +84,9 @@ def command(
             shown.append({"name": name, "error": message.sentence})
             exit_code = exit_code or message.exit_code
     if json_output:
-        out.json({"machine": _machine_as_json(asked.resources), "models": shown})
+        here = asked.resources
+        machine = {"memory_free": here.memory, "gpus": list(here.gpus), "threads": here.threads}
+        out.json({"machine": machine, "models": shown})
     fitting = (any(row["fits"] for row in model.get("quantizations", [{"fits": True}])) for model in shown)
     return exit_code or (0 if all(fitting) else DoesNotFit.exit_code)
 
@@ -195,10 +197,8 @@ def _naming(meant: Wanted, error: LlmrunError) -> str:
 
 def _hint(meant: Wanted, error: LlmrunError) -> str:
     """Return the error's hint. For models in the catalogue with a known size, add where to find an estimate."""
-    from llmrun.hub.search import catalogue_size
-
     hint, entry = error.hint or _NO_NETWORK, meant.entry
-    if entry is None or catalogue_size(entry) is None:
+    if entry is None or entry.estimated_size is None:
         return hint
     return f"{hint}; `llmrun search {entry.name}` estimates from the catalogue whether it fits"
 
@@ -305,10 +305,9 @@ def _heading(asked: _FitFlags, one: Fit) -> list[str]:
     found = asked.resources
     memory = f"{format_bytes(found.memory)} of memory free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]
-    threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
     what, cache = ("prompt", f", a KV cache of {asked.settings.kv_type}") if one.generates else ("text", "")
     lines = [
-        "here  " + ", ".join([memory, *gpus, threads]),
+        "here  " + ", ".join([memory, *gpus, counted(found.threads, "thread")]),
         f"for   {one.context:,} tokens of context (-c), a {what} of {asked.prompt:,} (-p){cache}",
     ]
     if one.trained_context and one.context > one.trained_context:
@@ -345,7 +344,3 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "prefill_per_second": speed.prefill_per_second if speed else None,
         "decode_per_second": speed.decode_per_second if speed else None,
     }
-
-
-def _machine_as_json(found: Resources) -> dict[str, Any]:
-    return {"memory_free": found.memory, "gpus": list(found.gpus), "threads": found.threads}

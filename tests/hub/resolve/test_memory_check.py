@@ -14,7 +14,7 @@ from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.llama.kind import LlamaGpus
 from llmrun.base.errors import DoesNotFit
 from llmrun.base.machine import memory as memory_module
-from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.catalog.file import CatalogEntry, Wanted
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent
@@ -22,7 +22,7 @@ from llmrun.hub.remote import huggingface
 from llmrun.hub.remote.model_headers import read_header
 from llmrun.hub.resolve.memory_check import require_memory, smaller_choice
 from tests.support.gguf.gguf_files import tiny_llama
-from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.fake_hub import FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub
 
 CATALOGUE = """
@@ -114,25 +114,12 @@ def test_the_memory_of_rpc_servers_counts(hub: FakeHub, monkeypatch: pytest.Monk
     assert [options.rpc for options in asked] == ["", "box:1"]
 
 
-@pytest.mark.push
-@pytest.mark.parametrize(("less", "named"), [(1, "hf:o/n:Q4_0"), (10**9, "")])
-def test_the_largest_that_fits_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, less: int, named: str) -> None:
-    artifact = pinned()
-    monkeypatch.setattr("llmrun.hub.resolve.memory_check._SURELY_FITS", 0.0)
-    with read_header(artifact) as file:
-        needed = fit_of(file, Resources(None)).needed
-    memory(monkeypatch, max(0, needed - less))
-    with pytest.raises(DoesNotFit) as refused:
-        require_memory(artifact, WANTED, Silent())
-    assert refused.value.hint.startswith(f"the largest that fits is {named};" if named else "choose a smaller model;")
-
-
-def test_a_hub_that_lists_nothing_any_more_leaves_the_refusal(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hint_lists_the_quantizations_of_a_repository(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = pinned()
     memory(monkeypatch, artifact.size)
-    hub.faults.append(Fault(on="api", status=500, times=9))
-    with pytest.raises(DoesNotFit, match="needs"):
+    with pytest.raises(DoesNotFit) as refused:
         require_memory(artifact, WANTED, Silent())
+    assert refused.value.hint.startswith("`llmrun fit hf:o/n` shows which quantizations fit;")
 
 
 def test_a_file_of_any_server_has_no_siblings(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,12 +148,20 @@ def test_the_catalogue_names_what_fits_by_the_sizes_that_were_quoted(room: int, 
 
 def test_a_model_of_the_catalogue_is_told_by_its_name(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = pinned()
-    monkeypatch.setattr("llmrun.hub.resolve.memory_check._SURELY_FITS", 0.0)
-    with read_header(artifact) as file:
-        memory(monkeypatch, fit_of(file, Resources(None)).needed - 1)
+    memory(monkeypatch, artifact.size)
+    rooms: list[int] = []
+
+    def chosen(entry: CatalogEntry, most_bytes: int) -> str:
+        rooms.append(most_bytes)
+        return f"{entry.name}-smaller"
+
+    monkeypatch.setattr("llmrun.hub.resolve.memory_check.smaller_choice", chosen)
     with pytest.raises(DoesNotFit) as refused:
         require_memory(artifact, load_catalog().find("toy:1b-q8_0"), Silent())
-    assert refused.value.hint.startswith("the largest that fits is toy:1b;")
+    assert refused.value.hint.startswith("the largest that fits is toy:1b-smaller;")
+    with read_header(artifact) as file:
+        found = fit_of(file, Resources(None))
+    assert rooms == [artifact.size - (found.needed - found.footprint.weights)]
 
 
 def test_what_would_be_read_from_the_disk_is_a_note(

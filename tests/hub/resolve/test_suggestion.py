@@ -8,7 +8,7 @@ import pytest
 
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.resolve import memory_check
-from llmrun.hub.resolve.memory_check import quoted_size, suggested_model
+from llmrun.hub.resolve.memory_check import suggested_model
 
 GB = 10**9
 
@@ -30,7 +30,7 @@ def test_more_memory_suits_a_larger_model(memory: float, name: str | None) -> No
 
 
 def test_every_step_is_in_the_catalogue_and_larger_than_the_one_before() -> None:
-    sizes = [quoted_size(load_catalog().entry(name)) or 0 for name in memory_check._LADDER]
+    sizes = [load_catalog().entry(name).estimated_size or 0 for name in memory_check._LADDER]
     assert sizes == sorted(sizes)
     assert sizes[0] > 0
 
