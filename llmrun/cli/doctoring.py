@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict
 
 from rich.text import Text
 
@@ -68,21 +68,9 @@ def show_json(report: Report) -> None:
             "schema": SCHEMA,
             "llmrun": __version__,
             "works": report.works,
-            "checks": [_as_json(finding) for finding in report.findings],
+            "checks": [asdict(finding) for finding in report.findings],
         }
     )
-
-
-def _as_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "section": finding.section,
-        "name": finding.name,
-        "status": finding.status,
-        "words": finding.words,
-        "advice": finding.advice,
-        "command": finding.command,
-        "facts": dict(finding.facts),
-    }
 
 
 def show_report(report: Report) -> None:

@@ -22,10 +22,10 @@ from llmrun.base.amounts import counted, format_age
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import conversations_folder
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
-from llmrun.options.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Recording, Store
@@ -256,8 +256,7 @@ def remove(
 
 
 def _store(quiet: bool) -> Store:
-    settings = load_settings({"quiet": quiet or None})
-    out.quiet, out.color = settings.quiet, settings.color
+    apply_settings({"quiet": quiet})
     from llmrun.cli.chatting.store import Store
 
     return Store(conversations_folder())

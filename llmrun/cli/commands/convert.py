@@ -35,8 +35,7 @@ def command(
     json_output: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    settings = apply_settings({"quiet": quiet})
-    out.quiet = settings.quiet
+    apply_settings({"quiet": quiet})
     check_gguf_name(output)
 
     from llmrun.jobs.batching.journal import check_absent

@@ -22,8 +22,8 @@ import typer
 from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
-from llmrun.options.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.answer_log import AnswerLog, Entry
@@ -53,8 +53,7 @@ def command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the entries as a JSON array.")] = False,
     quiet: options.Quiet = False,
 ) -> int:
-    settings = load_settings({"quiet": quiet or None})
-    out.quiet, out.color = settings.quiet, settings.color
+    apply_settings({"quiet": quiet})
     if clear and (words or count is not None or full or path or json_output):
         raise UsageError("--clear: removes the whole log, so it takes no words and no other flags")
 

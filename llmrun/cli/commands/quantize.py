@@ -113,7 +113,7 @@ def command(
     from llmrun.hub.local.safe_writes import in_use
     from llmrun.hub.resolve.model_file import resolve
     from llmrun.jobs.batching.journal import check_absent
-    from llmrun.jobs.quantizing import Job, plan_of
+    from llmrun.jobs.quantizing import Job, plan_of, without_data
 
     if not dry_run:
         check_absent(target)
@@ -132,7 +132,8 @@ def command(
     with in_use(found.path), open_gguf(found.path) as file:
         check_is_model(file)
         plan = plan_of(file, job)
-        _tell(plan, job)
+        if job.imatrix is not None and (missing := without_data(plan, job.imatrix)):
+            out.note(f"--imatrix: the file has no data for {counted(len(missing), 'tensor')}, such as {missing[0]}")
         if dry_run:
             _show(_body(file, target, job, plan, plan.n_bytes), as_json=json_output)
             return 0
@@ -143,14 +144,6 @@ def command(
     compare = shell.words(["llmrun", "eval", str(target), "--against", source, "--text"])
     out.note(f"to measure the loss: {compare} FILE")
     return 0
-
-
-def _tell(plan: Plan, job: Job) -> None:
-    """Print a note if the importance matrix lacks tensors."""
-    from llmrun.jobs.quantizing import without_data
-
-    if job.imatrix is not None and (missing := without_data(plan, job.imatrix)):
-        out.note(f"--imatrix: the file has no data for {counted(len(missing), 'tensor')}, such as {missing[0]}")
 
 
 def _written(file: GGUFFile, target: Path, job: Job, plan: Plan) -> int:

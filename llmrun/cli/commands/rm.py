@@ -61,7 +61,8 @@ def command(
             told.append({"name": name, "error": str(error)})
             out.error(str(error), error.hint)
             continue
-        told.append({"name": planned.name, "freed_bytes": freed, "files": _files_of(planned)})
+        files = [str(path) for path in (*planned.links, *planned.blobs)]
+        told.append({"name": planned.name, "freed_bytes": freed, "files": files})
         for note in planned.notes:
             out.note(note)
         if not json_output:
@@ -88,7 +89,3 @@ def _planned(name: str, found: list[Model], begun: list[UnfinishedDownload]) -> 
         if partial is None:
             raise
         return removal.removal_of_partial(partial)
-
-
-def _files_of(planned: Removal) -> list[str]:
-    return [str(path) for path in (*planned.links, *planned.blobs)]

@@ -13,6 +13,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,7 +75,8 @@ def _search_catalogue(words: Sequence[str], limit: int | None, *, as_json: bool)
         out.json({"memory_free": memory, "models": [_as_json(model, memory) for model in shown]})
         return
     _show(_HEADER, [_row(model, memory) for model in shown], _DROPPABLE)
-    facts = [_count(len(shown), len(found))]
+    total = counted(len(found), "model")
+    facts = [total if len(shown) == len(found) else f"{len(shown):,} of {total}"]
     if memory is not None:
         facts.append(f"{format_bytes(memory)} of memory free")
     out.fields([*facts, "llmrun pull NAME", "llmrun fit NAME"])
@@ -127,7 +129,7 @@ def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: boo
     found = search_hub(" ".join(words), limit)
     out.clear_progress()
     if as_json:
-        out.json({"models": [_hub_model_as_json(model) for model in found]})
+        out.json({"models": [{"name": model.name, **asdict(model)} for model in found]})
         return
     if not found:
         raise ModelNotFound(f"search --hub: no GGUF model on the Hub matches {' '.join(words)[:200]!r}")
@@ -139,21 +141,6 @@ def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: boo
 
 def _licence_of(model: HubModel) -> str:
     return ", ".join(filter(None, (model.license, "gated" if model.gated else "")))
-
-
-def _hub_model_as_json(model: HubModel) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "repository": model.repository,
-        "downloads": model.downloads,
-        "likes": model.likes,
-        "license": model.license,
-        "gated": model.gated,
-    }
-
-
-def _count(shown: int, found: int) -> str:
-    return counted(found, "model") if shown == found else f"{shown:,} of {counted(found, 'model')}"
 
 
 def _show(header: Sequence[str], rows: Sequence[Sequence[str]], droppable: Sequence[Sequence[str]]) -> None:

@@ -17,7 +17,7 @@ Examples:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -28,9 +28,6 @@ from llmrun.cli.arguments.parsing import read_text
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import model_named
-
-if TYPE_CHECKING:
-    from llmrun.options.settings import Settings
 
 LISTING = {"place": 25}
 
@@ -65,10 +62,11 @@ def command(
     if flags.tls_cert is not None and flags.tls_key is not None:
         tls = tls_context(flags.tls_cert, flags.tls_key)
     with bound_socket(flags.host, flags.port) as listening:  # fails now rather than after a long download
+        from llmrun.cli.answers.open_model import tell_of_default_model
         from llmrun.cli.answers.serving import serve_models
 
         if flags.model is None and not names and not serves_upstreams_only:
-            _tell_of_default(settings)
+            tell_of_default_model(settings, "llmrun serve")
         serve_models(
             flags=flags,
             settings=settings,
@@ -81,9 +79,3 @@ def command(
             tls=tls,
         )
     return 0
-
-
-def _tell_of_default(settings: Settings) -> None:
-    from llmrun.cli.answers.open_model import tell_of_default_model
-
-    tell_of_default_model(settings, "llmrun serve")

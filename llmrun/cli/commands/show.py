@@ -61,13 +61,13 @@ def command(
             if json_output:
                 out.json({"preset": preset_output.preset_as_json(preset)})
             return 0
-    file, entry, called = opened(name, offline=settings.offline)
+    file, entry, called = _opened(name, offline=settings.offline)
     with file:
-        show_file(file, called, entry, part=parts[0] if parts else "", as_json=json_output, preset=preset)
+        _show(file, called, entry, parts[0] if parts else "", preset, as_json=json_output)
     return 0
 
 
-def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
+def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
     """Return a model's header, catalogue entry and name. For a model not yet downloaded, only the header is fetched.
 
     May raise any LlmrunError from the hub or the reader.
@@ -100,20 +100,10 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     return file
 
 
-def show_file(
-    file: GGUFFile,
-    name: str,
-    entry: CatalogEntry | None,
-    *,
-    part: str = "",
-    as_json: bool = False,
-    preset: Preset | None = None,
+def _show(
+    file: GGUFFile, name: str, entry: CatalogEntry | None, part: str, preset: Preset | None, *, as_json: bool
 ) -> None:
-    """Show the header of a local or remote file.
-
-    part    "--template", "--metadata" or "--tensors" to show only this part, or "" for the overview
-    preset  the preset that the user named, for the overview in JSON
-    """
+    """Show the overview of a header, or only the part that a flag such as "--template" names."""
     from llmrun.cli import show_output
 
     match part:
