@@ -179,14 +179,9 @@ def bits_in_file(quantization: str) -> float:
     return _BITS_IN_FILES.get(bits, float(bits))
 
 
-def fewest_bits_first(quantizations: Iterable[str]) -> list[str]:
-    """Sort quantizations by bits per weight. The sort is stable."""
-    return sorted(quantizations, key=bits_of)
-
-
 def nearest_in_bits(wanted: str, quantizations: Iterable[str]) -> list[str]:
     """Sort quantizations by how close their bits per weight are to those of `wanted`, the closest first."""
-    return sorted(fewest_bits_first(quantizations), key=lambda name: abs(bits_of(name) - bits_of(wanted)))
+    return sorted(sorted(quantizations, key=bits_of), key=lambda name: abs(bits_of(name) - bits_of(wanted)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,11 @@ def export(
         if output is None:
             out.json(body)
         else:
-            _write(output, _json_text(body))
+            import json
+
+            from llmrun.cli.console.terminal import visible_json
+
+            _write(output, visible_json(json.dumps(body, ensure_ascii=False, indent=2)) + "\n")
         return 0
     text = to_markdown(found.conversation)
     if output is None:
@@ -267,14 +271,6 @@ def _found(store: Store, name: str, asked: str) -> Recording:
 
     with reporting_file_errors(asked):
         return read_conversation(store.find(name, asked))
-
-
-def _json_text(body: dict[str, Any]) -> str:
-    import json
-
-    from llmrun.cli.console.terminal import visible_json
-
-    return visible_json(json.dumps(body, ensure_ascii=False, indent=2)) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

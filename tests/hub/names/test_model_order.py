@@ -7,7 +7,6 @@ import pytest
 from llmrun.hub.names import (
     bits_in_file,
     bits_of,
-    fewest_bits_first,
     nearest_in_bits,
     nearest_in_size,
     smallest_first,
@@ -45,9 +44,8 @@ def test_sizes_are_sorted_as_numbers() -> None:
 
 
 def test_quantizations_are_sorted_by_bits() -> None:
-    assert fewest_bits_first(["Q8_0", "F16", "IQ2_M", "Q4_0", "UD-Q4_K_XL"]) == [
-        *("IQ2_M", "Q4_0", "UD-Q4_K_XL", "Q8_0", "F16")
-    ]
+    by_bits = ["IQ2_M", "Q4_0", "UD-Q4_K_XL", "Q8_0", "F16"]
+    assert nearest_in_bits("none", ["Q8_0", "F16", "IQ2_M", "Q4_0", "UD-Q4_K_XL"]) == by_bits
     assert nearest_in_bits("Q5_0", ["Q8_0", "Q2_K", "Q4_0"]) == ["Q4_0", "Q2_K", "Q8_0"]
     assert [bits_of(name) for name in ("MXFP4", "BF16", "TQ1_0", "none")] == [4, 16, 1, 0]
     assert bits_in_file("Q4_K_M") == 4.85
