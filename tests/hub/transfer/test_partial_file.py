@@ -223,7 +223,7 @@ def test_one_that_is_removed_while_it_is_opened_is_begun_anew(
             times.clear()
             remove(path)
 
-    new_journal, lock = PartialFile._new_journal, partial_file.try_lock
+    new_journal, lock = PartialFile._new_journal, safe_writes.try_lock
 
     def after_reading(self: PartialFile) -> FileIO:
         file = new_journal(self)
