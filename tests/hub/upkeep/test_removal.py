@@ -206,7 +206,7 @@ def test_a_system_whose_open_files_cannot_be_removed_needs_no_locks(
             assert busy is None
         from llmrun.hub.local import safe_writes
 
-        assert safe_writes._lock(None, path, shared=False)  # type: ignore[arg-type]
+        assert safe_writes.try_lock(None, path, shared=False)  # type: ignore[arg-type]
         monkeypatch.undo()
 
 
