@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.lowering import StepShape, kv_position_bytes
-from llmrun.backends.cpu.ops.registry import needs_of, needs_of_step
+from llmrun.backends.cpu.ops.registry import needs_of
 from llmrun.backends.cpu.weights import PackedLayout
 from llmrun.backends.registry import BACKENDS, Gpus
 from llmrun.backends.sizing import KVBytes
