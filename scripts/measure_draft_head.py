@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from itertools import accumulate, repeat
+from operator import mul
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.base.types import HIDDEN, LOGITS, Batch
-from llmrun.engine.drafting.pace import reachable_speedup
+from llmrun.engine.drafting.base import LONGEST_DRAFT
 from llmrun.formats.gguf.reader import open_gguf
 
 DEPTH = 256  # tokens in the cache
@@ -102,6 +104,22 @@ def main() -> None:
     for acceptance in ACCEPTANCES:
         speedup, length = reachable_speedup(acceptance, draft.ms / step.ms, row)
         print(f"{acceptance:.0%} accepted: {speedup:.2f}x with drafts of {length} tokens")
+
+
+def reachable_speedup(acceptance: float, draft_cost: float, row_cost: float) -> tuple[float, int]:
+    """Return (speed-up, draft length) for the draft length that gives the most tokens per second.
+
+    acceptance  the probability that a draft token is right if all draft tokens before it are right
+    draft_cost  the time to draft a token, in steps without drafts
+    row_cost    the time that each additional row adds to a step, in steps without drafts
+
+    A step with n draft tokens yields 1 + a + a^2 + ... + a^n tokens (Leviathan et al., arXiv:2211.17192) and takes
+    1 + n (draft_cost + row_cost). If drafts do not pay, the result is (1.0, 0).
+    """
+    tokens = accumulate(accumulate(repeat(acceptance, LONGEST_DRAFT), mul, initial=1.0))
+    speedups = [gained / (1 + n * (draft_cost + row_cost)) for n, gained in enumerate(tokens)]
+    best = max(speedups)
+    return best, speedups.index(best)
 
 
 if __name__ == "__main__":

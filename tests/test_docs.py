@@ -51,7 +51,7 @@ COMMANDS = sorted(
 
 
 def test_commands_are_found_in_the_pages(saw: Callable[[int, str, int], None]) -> None:
-    saw(len(COMMANDS), "commands in the documentation", 165)
+    saw(len(COMMANDS), "commands in the documentation", 160)
     assert shlex.join(["pull", "-q", "qwen3:4b"]) in COMMANDS, "the one inside $(...)"
 
 

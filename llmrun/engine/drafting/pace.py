@@ -13,7 +13,7 @@ from operator import mul, truediv
 from typing import Final
 
 from llmrun.engine.costs import LARGEST_DEVIATION, StepCosts, StepSize
-from llmrun.engine.drafting.base import ANY, LONGEST_DRAFT, Draft, Drafter, Kind
+from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
 
 _KEPT: Final = 0.98  # weight of older counts of a kind after each new one
 _ASSUMED_COUNT: Final = 4.0  # weight of the assumed rates, in draft tokens
@@ -174,19 +174,3 @@ class StepPlan:
     def _affordable(self, pace: AnswerPace) -> float:
         """Return the seconds that an answer may lose."""
         return max(pace.allowance, 0.0) * self._token_seconds
-
-
-def reachable_speedup(acceptance: float, draft_cost: float, row_cost: float) -> tuple[float, int]:
-    """Return (speed-up, draft length) for the draft length that gives the most tokens per second.
-
-    acceptance  the probability that a draft token is right if all draft tokens before it are right
-    draft_cost  the time to draft a token, in steps without drafts
-    row_cost    the time that each additional row adds to a step, in steps without drafts
-
-    A step with n draft tokens yields 1 + a + a^2 + ... + a^n tokens (Leviathan et al., arXiv:2211.17192) and takes
-    1 + n (draft_cost + row_cost). If drafts do not pay, the result is (1.0, 0).
-    """
-    tokens = accumulate(accumulate(repeat(acceptance, LONGEST_DRAFT), mul, initial=1.0))
-    speedups = [gained / (1 + n * (draft_cost + row_cost)) for n, gained in enumerate(tokens)]
-    best = max(speedups)
-    return best, speedups.index(best)

@@ -100,7 +100,6 @@ def test_models_here_and_in_the_catalogue() -> None:
 def test_only_models_here_can_be_removed_or_verified() -> None:
     for command in ("rm", "verify"):
         assert words_for(command, "") == ["hf:org/name:Q4_0"]
-    assert words_for("prune", "") == ["org/name"]
 
 
 def test_files_where_a_file_may_stand() -> None:

@@ -11,7 +11,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.lowering import Needs, StepShape
-from llmrun.backends.cpu.ops.registry import needs_of_step
+from llmrun.backends.cpu.ops.registry import needs_of
 from llmrun.backends.fitting import needs_of_plan
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.jobs.bench.profiling import OpProfile, Profile, SpeedLimits, Spent, StepProfile, profile
@@ -113,7 +113,7 @@ def linear(step: StepProfile, name: str) -> OpProfile:
 def test_a_decode_needs_what_the_plan_needs(found: Profile, plan: Plan) -> None:
     needs, whole = found.decode.total.needs, needs_of_plan(plan)
     assert needs.weight_bytes == whole.weight_bytes
-    assert needs.products == needs_of_step(plan, "f16", StepShape(1, DEPTH)).products
+    assert needs.products == sum(needs_of(op, "f16", StepShape(1, DEPTH)).products for op in plan.ops)
     square = linear(found.decode, "blk.1.attn_output.weight").spent.needs
     assert (square.memory_bytes, square.products) == (64 * 64 // 32 * 18, 64 * 64)
     [attention, _] = [one.spent.needs for one in found.decode.ops if one.kind == "attention"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.cpu.lowering import Needs
 from llmrun.backends.cpu.ops import (
     activations,
     adapters,
@@ -20,10 +19,9 @@ from llmrun.backends.cpu.ops import (
 )
 
 if TYPE_CHECKING:
-    from llmrun.backends.cpu.lowering import StepShape
+    from llmrun.backends.cpu.lowering import Needs, StepShape
     from llmrun.backends.cpu.ops.base import CpuOp
     from llmrun.model.plan.ops.base import Op
-    from llmrun.model.plan.plan import Plan
 
 CPU_OPS: dict[type[Op], CpuOp] = {
     **embedding.OPS,
@@ -43,8 +41,3 @@ CPU_OPS: dict[type[Op], CpuOp] = {
 def needs_of(op: Op, kv_type: str, step: StepShape) -> Needs:
     """Return the cost of one op in one step, excluding the quantization of its input (`quantizing_needs`)."""
     return CPU_OPS[type(op)].needs(op, kv_type, step)
-
-
-def needs_of_step(plan: Plan, kv_type: str, step: StepShape) -> Needs:
-    """Return the total cost of all ops, excluding the quantization of matmul inputs."""
-    return sum((needs_of(op, kv_type, step) for op in plan.ops), Needs())
