@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.catalog.file import CatalogEntry, Quant
+from llmrun.hub.catalog import CatalogEntry, Quant
 from llmrun.hub.names import Expected, HubSource, RemoteFile, shards_of
 
 ANSWER_SECONDS = 20.0

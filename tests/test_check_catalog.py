@@ -12,8 +12,7 @@ import pytest
 
 import llmrun
 from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.catalog.file import CatalogEntry, read_file
-from llmrun.hub.catalog.lookup import read_whole
+from llmrun.hub.catalog import CatalogEntry, read_file, read_whole
 from llmrun.hub.names import HubSource, RemoteFile
 from scripts.catalog_audit import CatalogFinding, ask_hub, check_entry, with_facts
 from tests.support.hub.catalog_hub import CatalogHub, Repositories, catalog_hub

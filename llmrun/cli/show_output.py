@@ -24,7 +24,7 @@ from llmrun.options.sampling_params import SAMPLING, value_text
 if TYPE_CHECKING:
     from llmrun.formats.gguf.metadata import Value
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.hub.catalog.file import CatalogEntry
+    from llmrun.hub.catalog import CatalogEntry
 
 
 TEMPLATE = "tokenizer.chat_template"

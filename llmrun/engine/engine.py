@@ -20,12 +20,11 @@ from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling.admission import Admission
-from llmrun.engine.scheduling.scheduler import Scheduler, begun_by
+from llmrun.engine.scheduling.scheduler import Scheduler, Speculation, Work, batch_of, begun_by, take_results
 from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
 from llmrun.engine.thinking import ModelThinking
 from llmrun.engine.tool_calls.prompting import ModelTools
-from llmrun.engine.work import Speculation, Work, batch_of, take_results
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions

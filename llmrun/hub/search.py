@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmrun.base.errors import ModelNotFound
-from llmrun.hub.catalog.file import CatalogEntry
-from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.catalog import CatalogEntry, load_catalog
 from llmrun.hub.names import size_in, weights_in
 from llmrun.hub.resolve.memory_check import estimated_need
 from llmrun.hub.upkeep import inventory

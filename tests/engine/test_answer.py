@@ -12,8 +12,8 @@ from llmrun.engine.answer import Answer
 from llmrun.engine.costs import StepCosts
 from llmrun.engine.requests import Failed, Request, TokenPrompt
 from llmrun.engine.sampler import Sampler
+from llmrun.engine.scheduling.scheduler import Speculation
 from llmrun.engine.thinking import ThinkingDecoder
-from llmrun.engine.work import Speculation
 from llmrun.options.sampling_params import SamplingParams
 
 LOGITS = np.eye(4, 300, 70, dtype=np.float32)  # the likeliest tokens of the rows are 70, 71, 72 and 73

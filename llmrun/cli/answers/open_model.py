@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.engine.child.messages import Open
     from llmrun.engine.engine import Engine
-    from llmrun.hub.catalog.file import CatalogEntry
+    from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.resolve.model_file import ResolvedModel
     from llmrun.options.sampling_params import SamplingParams
 
@@ -70,7 +70,7 @@ def tell_of_default_model(settings: Settings, command: str) -> None:
 
 def _sentence(model: str, command: str) -> str:
     from llmrun.base.machine.memory import free_memory
-    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.catalog import load_catalog
     from llmrun.hub.resolve.memory_check import suggested_model
 
     size = load_catalog().entry(model).estimated_size
@@ -131,8 +131,7 @@ def lasting_model(settings: Settings) -> str:
         return parse_endpoint(settings.model).address
     if is_stand_in(settings.backend):
         return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path.expanduser may raise)
-    from llmrun.hub.resolve.model_file import existing
-    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.resolve.model_file import LocalPath, existing, understand
 
     meant = understand(settings.model)
     return os.path.abspath(existing(meant)) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100

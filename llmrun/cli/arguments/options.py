@@ -41,7 +41,7 @@ def files() -> list[str]:
 
 def models() -> list[tuple[str, str] | str]:
     """Return the user's presets, the models on this machine and those in the catalogue, and FILES."""
-    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.catalog import load_catalog
 
     names: tuple[str, ...] = ()
     with contextlib.suppress(UsageError):  # the command itself will report a broken catalogue

@@ -129,7 +129,7 @@ def _catalogued() -> tuple[tuple[str, str], ...]:
 
     The result is cached, because loading the catalogue takes 40 ms.
     """
-    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.catalog import load_catalog
 
     try:
         return tuple((entry.name, entry.description) for entry in load_catalog().entries())

@@ -234,7 +234,7 @@ def _new(store: Store, settings: Settings) -> ConversationRecord:
 def _is_model(text: str, store: Store) -> bool:
     """Return whether the value of --continue is a model. Any invalid conversation name counts as a model."""
     from llmrun.cli.chatting.store import checked_name, reporting_file_errors
-    from llmrun.hub.resolve.model_name import understand
+    from llmrun.hub.resolve.model_file import understand
 
     with reporting_file_errors("--continue"):
         if store.exactly(text) is not None:

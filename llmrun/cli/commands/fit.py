@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.hub.catalog.file import Wanted
+    from llmrun.hub.catalog import Wanted
     from llmrun.hub.names import Artifact
     from llmrun.options.settings import Settings
 
@@ -151,8 +151,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.metadata import check_is_model
     from llmrun.formats.gguf.reader import open_gguf
-    from llmrun.hub.resolve.model_file import existing, is_offline, refuse_if_offline
-    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.resolve.model_file import LocalPath, existing, is_offline, refuse_if_offline, understand
     from llmrun.hub.resolve.offers import here, leaves_open
 
     meant = understand(model_named(name))

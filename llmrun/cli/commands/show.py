@@ -25,7 +25,7 @@ from llmrun.options.settings import preset_named
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.hub.catalog.file import CatalogEntry, Wanted
+    from llmrun.hub.catalog import CatalogEntry, Wanted
     from llmrun.options.presets import Preset
 
 LISTING = {"place": 80}
@@ -73,8 +73,7 @@ def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None,
     May raise any LlmrunError from the hub or the reader.
     """
     from llmrun.formats.gguf.reader import open_gguf
-    from llmrun.hub.resolve.model_file import existing
-    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.resolve.model_file import LocalPath, existing, understand
     from llmrun.hub.upkeep.inventory import models, select
 
     meant = understand(name)

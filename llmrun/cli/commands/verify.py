@@ -73,7 +73,7 @@ def command(
 
 def _model(name: str, found: list[Model]) -> Model:
     """Return the model with this name, or the model in this file. Raises ModelNotFound and UsageError."""
-    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.resolve.model_file import LocalPath, understand
     from llmrun.hub.upkeep.inventory import of_path, select
 
     try:
@@ -117,7 +117,7 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
 
 def _promised(model: Model) -> tuple[Expected, ...]:
     """Return a model's checksums and sizes from the catalogue, or () if the model is not in the catalogue."""
-    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.resolve.model_file import LocalPath, understand
     from llmrun.hub.upkeep.inventory import OWN, SHARED
 
     if model.holder not in (OWN, SHARED):

@@ -20,8 +20,7 @@ from llmrun.engine.slots import Neighbours, SequenceSlots, Slot
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
     from llmrun.engine.answer import Answer
-    from llmrun.engine.scheduling.scheduler import Scheduler
-    from llmrun.engine.work import Speculation, Work
+    from llmrun.engine.scheduling.scheduler import Scheduler, Speculation, Work
 
 
 class Admission(Neighbours):

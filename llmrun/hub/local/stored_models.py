@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.catalog import Wanted
 from llmrun.hub.local import other_programs, paths
 from llmrun.hub.local.model_records import known_digest, remember_digests
 from llmrun.hub.local.paths import Repository, model_files, read_repository

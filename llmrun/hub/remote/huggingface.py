@@ -157,7 +157,7 @@ def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotF
 
 
 def _with_nearest_repository(error: NoRepository, repository: str) -> ModelNotFound:
-    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.catalog import load_catalog
     from llmrun.hub.names import hint_for_repository
 
     near = hint_for_repository(repository, load_catalog().repositories())

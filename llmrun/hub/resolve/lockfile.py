@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.hub.catalog.file import WHEEL, TableKeys
+from llmrun.hub.catalog import WHEEL, TableKeys
 from llmrun.hub.local.safe_writes import write_text
 from llmrun.hub.names import (
     COMMIT,

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import DoesNotFit, UsageError
 from llmrun.base.machine import memory as memory_module
-from llmrun.hub.catalog.file import Wanted
-from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.catalog import Wanted, load_catalog
 from llmrun.hub.names import Artifact, HubSource, PypiSource
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.backends.fitting import Fit
-    from llmrun.hub.catalog.file import CatalogEntry
+    from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.progress_reporter import Reporter
 
 _UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # our engine unpacks these types to one byte per weight

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.catalog import Wanted
 from llmrun.hub.local import stored_models
 from llmrun.hub.names import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source
 from llmrun.hub.progress_reporter import Reporter
@@ -18,7 +18,7 @@ from llmrun.hub.remote import huggingface
 from llmrun.hub.remote.network_errors import Unreachable
 
 if TYPE_CHECKING:
-    from llmrun.hub.catalog.file import CatalogEntry
+    from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.remote.repository import Listing, OfferedModel
 
 _OWN_COPY = "try again later, or download the file yourself and give its path with --model"

@@ -24,7 +24,7 @@ from llmrun.hub.local.paths import Repository, entries, is_file, model_files, re
 from llmrun.hub.names import Expected, HeldSource, HubSource, models_among, quantization_of, safe_segments, shards_of
 
 if TYPE_CHECKING:
-    from llmrun.hub.catalog.lookup import Catalog
+    from llmrun.hub.catalog import Catalog
 
 SHARED = "hub"  # the cache that all Hugging Face tools share
 OWN = "llmrun"
@@ -91,7 +91,7 @@ def select(name: str, among: Sequence[Model]) -> Model:
         if name.lower() == model.name.lower():
             return model
     from llmrun.hub.local import stored_models
-    from llmrun.hub.resolve.model_name import LocalPath, on_hub, understand
+    from llmrun.hub.resolve.model_file import LocalPath, on_hub, understand
 
     meant = understand(name)
     hub_name = None
@@ -112,8 +112,7 @@ def of_path(path: Path) -> Model:
 
     Raises ModelNotFound, or ModelFileError if the file is a shard other than the first.
     """
-    from llmrun.hub.resolve.model_file import existing
-    from llmrun.hub.resolve.model_name import LocalPath
+    from llmrun.hub.resolve.model_file import LocalPath, existing
 
     existing(LocalPath(path))
     try:
@@ -203,7 +202,7 @@ def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
 
 def _catalogue() -> Catalog | None:
     """Return the catalogue, or None if the user's part is invalid, so that models can still be listed."""
-    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.catalog import load_catalog
 
     try:
         return load_catalog()

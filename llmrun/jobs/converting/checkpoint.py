@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from llmrun.base.errors import ModelFileError, ModelNotFound, UnsupportedModel, shown
 from llmrun.engine.constraint.strict_json import parse_unique
 from llmrun.formats.gguf.source import FOLDER, FileSource, kind_of, opened, opening
-from llmrun.hub.resolve.model_name import on_hub
+from llmrun.hub.resolve.model_file import on_hub
 
 # The largest tokenizer.json of a published model has 35 MB, and about 2 million commas and brackets.
 _MOST_BYTES = 64 << 20

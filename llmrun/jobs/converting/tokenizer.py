@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from llmrun.base.errors import shown
 from llmrun.formats.gguf.writer import NewValue
 from llmrun.jobs.converting.checkpoint import Checkpoint, JsonObject, unsupported
+from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS
 from llmrun.model.tokenizers.control_tokens import ENDING_TEXTS
-from llmrun.model.tokenizers.pretokenize import PRE_TOKENIZERS
 from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 _SPACES_PATTERN = r"\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -15,8 +15,7 @@ from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import config_file, own_models_file
 from llmrun.base.machine.shell import another_folder, remove
-from llmrun.hub.catalog.file import read_file
-from llmrun.hub.catalog.lookup import read_whole
+from llmrun.hub.catalog import read_file, read_whole
 from llmrun.hub.local.paths import hub_cache, models_folder
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, advice_of
 from llmrun.options.settings import load_presets, load_sound_settings

@@ -1,21 +1,37 @@
-"""BPE tokenizers: `gpt2` and `gemma4` in GGUF files.
+r"""BPE tokenizers, `gpt2` and `gemma4` in GGUF files, and the pre-tokenizers that split text into pieces before them.
 
 `gpt2` is byte-level BPE. The vocabulary spells every byte as one printable character, so any text can be encoded.
 `gemma4` is character-level BPE. Characters that are not in its vocabulary become one token per byte.
+
+The names and rules of pre-tokenizers are llama.cpp's. A pre-tokenizer is a list of patterns, most of which are the same
+as in llama.cpp. Each pattern is one stage. A stage splits every piece of the previous stage and cannot look beyond a
+piece's ends. Text between two matches becomes a piece too. Code points that no pattern can distinguish share a symbol,
+and patterns.py compiles every pattern to a table over symbols. A single kernel runs all of the tables. The sets of code
+points come from a fixed Unicode version, also in patterns.py.
+
+llama.cpp distinguishes case only in ASCII. Its `\p{Lu}` matches any letter, and its notation for capitals is
+`[\p{L}&&[^a-z]]`. In its patterns with non-ASCII characters, ranges of such characters never match whitespace.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.base.compiled.store import load_kernel
 from llmrun.base.errors import UnsupportedModel, shown
-from llmrun.formats.layouts.tokens import NOT_FOUND, SCRATCH_BYTES_PER_BYTE
-from llmrun.model.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer, splitter
+from llmrun.formats.layouts.tokens import (
+    GROUPS_OF_THREE,
+    MATCHES,
+    NOT_FOUND,
+    SCRATCH_BYTES_PER_BYTE,
+    TRAILING_RUN,
+    WHOLE_GROUPS_OF_THREE,
+)
+from llmrun.model.tokenizers.patterns import parse, sets_of, symbols_of, transitions
 from llmrun.model.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
 from llmrun.model.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
@@ -23,6 +39,243 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.formats.gguf.reader import GGUFFile
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pass over the pieces. For every kind except MATCHES, the pattern consists of a single set."""
+
+    pattern: str
+    kind: int = MATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """The rules for one value of `tokenizer.ggml.pre`."""
+
+    stages: tuple[Stage, ...]
+    ignore_merges: bool = False  # a piece that is itself a token is not split, even if no merges lead to it
+    add_bos: bool = False  # the default if the file has no `tokenizer.ggml.add_bos_token`
+    has_default_bos: bool = True  # BOS defaults to llama.cpp's id 11 if the file does not name one
+    by_character: bool = False  # tokens consist of characters instead of bytes; `<0x41>` stands for a byte
+    escapes_spaces: bool = False  # a space is spelled U+2581
+    whole_newlines: bool = False  # a piece of newlines that is itself a token is not split
+    always_adds_bos: bool = False  # adds a BOS even if the file says otherwise
+    strips_before: str = ""  # the special token that removes the whitespace before it
+
+
+class Splitter:
+    """A pre-tokenizer's stages, compiled into tables."""
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self._kernel = load_kernel("tokens.split", "split")
+        nodes = [parse(stage.pattern) for stage in stages]
+        sets = [sets_of(node) for node in nodes]
+        self._code_points, membership = symbols_of([members for several in sets for members in several])
+        self._n_symbols = membership.shape[1]
+        firsts = np.cumsum([0, *map(len, sets)])
+        self._tables: list[NDArray[np.int32] | NDArray[np.uint8]] = []
+        for stage, node, first, after in zip(stages, nodes, firsts, firsts[1:], strict=False):
+            members = membership[first:after]
+            is_pattern = stage.kind == MATCHES
+            table = transitions(node, members, self._n_symbols) if is_pattern else members[0].astype(np.uint8)
+            self._tables.append(table)
+        words = [(stage.kind, table.ctypes.data) for stage, table in zip(stages, self._tables, strict=True)]
+        self._stages = np.array(words, np.int64)
+
+    def split(self, text: bytes, part_ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Split UTF-8 text into pieces and return int64[pieces], the byte offsets of their ends.
+
+        No piece crosses an offset in `part_ends`, the last of which is the end of the text.
+        """
+        buffer = np.frombuffer(text + b"\0", np.uint8)
+        symbols = np.empty(len(text) + 1, np.uint8)
+        ends = np.empty(max(len(text), 1), np.int64)
+        count = np.zeros(1, np.int64)
+        self._kernel(
+            buffer.ctypes.data,
+            len(text),
+            part_ends.ctypes.data,
+            len(part_ends),
+            self._code_points.ctypes.data,
+            self._n_symbols,
+            self._stages.ctypes.data,
+            len(self._stages),
+            symbols.ctypes.data,
+            ends.ctypes.data,
+            count.ctypes.data,
+        )
+        return ends[: count[0]].copy()
+
+
+@functools.cache
+def splitter(stages: tuple[Stage, ...]) -> Splitter:
+    """Return a cached splitter for these stages."""
+    return Splitter(stages)
+
+
+def _stages(*patterns: str | Stage) -> tuple[Stage, ...]:
+    return tuple([Stage(pattern) if isinstance(pattern, str) else pattern for pattern in patterns])
+
+
+# --- the patterns ----------------------------------------------------------------------------------------------------
+
+_CONTRACTIONS = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_OTHERS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_WORDS_AND_SPACES = rf"{_WORD}|\p{{N}}|{_OTHERS}|{_SPACES}"
+
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHERS}|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS_AND_SPACES}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_JAIS2 = (
+    rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHERS}|\s*[\r\n]+"
+    + "".join([rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)])
+    + r"|\s{1,2}(?!\S)|\s"
+)
+
+
+def _cased(capital: str, small: str, contraction: str, digits: str) -> str:
+    """Build a pattern that starts a new word at capital letters. `capital` and `small` are sets in pattern notation."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{before}{capital}*{small}+{contraction}|{before}{capital}+{small}*{contraction}"
+    return rf"{words}|{digits}|{_OTHERS_AND_SLASHES}|{_SPACES}"
+
+
+_WITH_CONTRACTION = rf"(?:{_CONTRACTIONS})?"
+_TEKKEN = _cased(r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]", "", r"\p{N}")
+_GPT4O = _cased(r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]", _WITH_CONTRACTION, r"\p{N}{1,3}")
+_GRANITE_EMBEDDING = _cased(r"[\p{L}\p{M}&&[^a-z]]", r"[\p{L}\p{M}&&[^A-Z]]", _WITH_CONTRACTION, r"\p{N}{1,3}")
+_UNCASED = _cased(r"[\p{L}\p{M}]", r"[\p{L}\p{M}]", _WITH_CONTRACTION, r"\p{N}{1,3}")
+_UNCASED_DIGITS_APART = _cased(r"[\p{L}\p{M}]", r"[\p{L}\p{M}]", _WITH_CONTRACTION, r"\p{N}")
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^\p{{Han}}]]+{_WITH_CONTRACTION}"
+    rf"|\p{{N}}{{1,3}}|{_OTHERS}|{_SPACES}"
+)
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_BAILING = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHERS}|\s*[\r\n]|\s+(?!\S)|\s+"
+_SEED_CODER = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}"
+
+_CJK = "[\u4e00-\u9fa5\u3040-\u30ff]+"
+_DEEPSEEK3_WORDS = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+_DEEPSEEK3 = rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_SPACES}"
+_DEEPSEEK_CJK = "[\u0800-\u9fa5\uac00-\ud7ff" + r"&&[^\s]]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    r"\s?\p{Cased}+",
+    r"\s?[!-/:-~" + "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001\u3002]+",
+    Stage(r"\s", TRAILING_RUN),
+    _DEEPSEEK_CJK,
+    r"\p{N}+",
+)
+_YOUTU_SCRIPTS = (
+    "[\uac00-\ud7a3\u3131-\u318e]+"
+    "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u30ff]+"
+)
+_AFMOE_SCRIPTS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+    "\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_NOT_PUNCTUATION = r" ?[^(\s|.,!?)" + "\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c]+"
+_LINES = r"[^\n]+|\n+"
+
+_THOUSANDS = Stage(r"\p{N}", GROUPS_OF_THREE)
+_DIGITS_APART = _stages(r"\p{N}", _GPT2)
+_CHAMELEON = (
+    r"<sentinel:[0-9]+>",
+    r"IMGIMG[A-I]{1,4}Z",
+    r"[\t\n]|    |  ",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
+_DEFAULT = _stages(r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
+
+# --- the names -------------------------------------------------------------------------------------------------------
+
+_BY_LINE = PreTokenizer(_stages(_LINES), by_character=True, escapes_spaces=True)
+_GEMMA4 = PreTokenizer(
+    _stages(_LINES),
+    by_character=True,
+    escapes_spaces=True,
+    whole_newlines=True,
+    always_adds_bos=True,
+)
+
+
+def _named(names: str, rule: PreTokenizer) -> dict[str, PreTokenizer]:
+    return dict.fromkeys(names.split(), rule)
+
+
+# Some pre-tokenizers use the same patterns but differ from each other in other rules.
+PRE_TOKENIZERS = {
+    "default": PreTokenizer(_DEFAULT),
+    **_named(
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        PreTokenizer(_stages(_LLAMA3), ignore_merges=True, add_bos=True),
+    ),
+    **_named("smaug-bpe dbrx", PreTokenizer(_stages(_LLAMA3))),
+    **_named("chatglm-bpe", PreTokenizer(_stages(_LLAMA3), has_default_bos=False)),
+    **_named("glm4 glm5", PreTokenizer(_stages(_LLAMA3), ignore_merges=True, has_default_bos=False)),
+    **_named(
+        "qwen2 deepseek-r1-qwen megrez kormo f2llmv2 stablelm2 hunyuan solar-open grok-2",
+        PreTokenizer(_stages(_QWEN2)),
+    ),
+    **_named("qwen35", PreTokenizer(_stages(_QWEN35))),
+    **_named(
+        "gpt-2 phi-2 mpt olmo jais gigachat mellum a.x-4.0 exaone4 trillion granite-docling modern-bert jina-es jina-de"
+        " jina-v1-en roberta-bpe",
+        PreTokenizer(_stages(_GPT2)),
+    ),
+    **_named("jina-v2-es jina-v2-de jina-v2-code", PreTokenizer(_stages(_GPT2), strips_before="<mask>")),
+    **_named(
+        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+        PreTokenizer(_DIGITS_APART),
+    ),
+    **_named("tekken", PreTokenizer(_stages(_TEKKEN), ignore_merges=True, add_bos=True)),
+    **_named("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer(_stages(_GPT4O))),
+    **_named("granite-embed-multi-97m", PreTokenizer(_stages(_GRANITE_EMBEDDING), ignore_merges=True)),
+    **_named("tiny_aya cohere2moe", PreTokenizer(_stages(_THOUSANDS, _UNCASED))),
+    **_named("falcon", PreTokenizer(_stages(r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]"))),
+    **_named("deepseek-llm", PreTokenizer(_stages(*_DEEPSEEK_LLM))),
+    **_named("deepseek-coder", PreTokenizer(_stages(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}"))),
+    **_named("deepseek-v3 hunyuan-dense joyai-llm hy_v4", PreTokenizer(_stages(r"\p{N}{1,3}", _CJK, _DEEPSEEK3))),
+    **_named(
+        "spark2_5",
+        PreTokenizer(
+            _stages(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"),
+        ),
+    ),
+    **_named("youtu", PreTokenizer(_stages(_YOUTU_SCRIPTS, _UNCASED_DIGITS_APART), ignore_merges=True)),
+    **_named("afmoe", PreTokenizer(_stages(_THOUSANDS, _AFMOE_SCRIPTS, _DEEPSEEK3))),
+    **_named("kimi-k2", PreTokenizer(_stages(_KIMI))),
+    **_named("jais-2", PreTokenizer(_stages(_JAIS2))),
+    **_named("poro-chat bloom gpt3-finnish", PreTokenizer(_stages(_NOT_PUNCTUATION))),
+    **_named("viking", PreTokenizer(_stages(_NOT_PUNCTUATION, r"\p{N}"))),
+    **_named("chameleon", PreTokenizer(_stages(*_CHAMELEON), add_bos=True)),
+    **_named("superbpe", PreTokenizer(_stages(r"\p{N}+", Stage("[0-9]", WHOLE_GROUPS_OF_THREE)))),
+    **_named("bailingmoe bailingmoe2 llada-moe", PreTokenizer(_stages(_BAILING))),
+    **_named("seed-coder", PreTokenizer(_stages(_SEED_CODER))),
+    **_named("ufakzeka", PreTokenizer(_stages(_WORDS_AND_SPACES))),
+    **_named("laguna", PreTokenizer(_stages(_LINES, _QWEN2))),
+    **_named("exaone-moe", PreTokenizer(_stages(_EXAONE_MOE))),
+    **_named(
+        "minicpm5",
+        PreTokenizer(_stages(r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), ignore_merges=True),
+    ),
+    **_named("gemma4 granite-embed-multi-311m", _GEMMA4),
+    **_named("sarvam-moe", _BY_LINE),
+}
+
 
 _DEFAULT_ID = 11  # llama.cpp's default for BOS and EOS if the file has no key for them
 _NEWLINE = 0x0A

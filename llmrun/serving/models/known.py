@@ -21,7 +21,7 @@ from llmrun.backends.lora_files import LoraOption
 from llmrun.base.errors import LlmrunError, ModelNotFound
 from llmrun.formats.gguf.glance import Glance, glance
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.catalog import load_catalog
 from llmrun.hub.local.model_records import known_digest
 from llmrun.hub.names import quantization_of
 from llmrun.hub.upkeep import inventory

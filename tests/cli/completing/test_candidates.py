@@ -12,7 +12,7 @@ import typer
 from llmrun.cli.app import app
 from llmrun.cli.completing.candidates import candidates
 from llmrun.cli.registry import command_names, load
-from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.catalog import load_catalog
 from llmrun.hub.upkeep import inventory
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun
 from tests.support.hub.model_stores import Stores, gguf

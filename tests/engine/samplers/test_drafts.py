@@ -18,8 +18,8 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TokenPrompt
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.samplers import Place, SamplerState, initial_state
+from llmrun.engine.scheduling.scheduler import Speculation
 from llmrun.engine.thinking import ThinkingDecoder
-from llmrun.engine.work import Speculation
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import answer_all
 from tests.support.engine.contract import forget_all

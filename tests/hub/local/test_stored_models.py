@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.catalog import Wanted
 from llmrun.hub.local import paths, stored_models
 from llmrun.hub.local.model_records import known_digest, read_record
 from llmrun.hub.local.safe_writes import digest

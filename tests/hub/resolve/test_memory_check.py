@@ -14,8 +14,7 @@ from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.llama.kind import LlamaGpus
 from llmrun.base.errors import DoesNotFit
 from llmrun.base.machine import memory as memory_module
-from llmrun.hub.catalog.file import CatalogEntry, Wanted
-from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.catalog import CatalogEntry, Wanted, load_catalog
 from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.remote import huggingface

@@ -22,11 +22,10 @@ from llmrun.base.errors import (
     ModelNotFound,
     NetworkError,
 )
-from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.catalog import Wanted
 from llmrun.hub.names import Artifact, Expected, HeldSource, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Reporter, Silent
-from llmrun.hub.resolve.model_file import ResolvedModel, refuse_if_offline, resolve
-from llmrun.hub.resolve.model_name import LocalPath, understand
+from llmrun.hub.resolve.model_file import LocalPath, ResolvedModel, refuse_if_offline, resolve, understand
 from llmrun.hub.resolve.offers import Sources, fetch
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub, settled

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
-from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.catalog import Wanted
 from llmrun.hub.names import Expected, HeldSource, HubSource, UrlSource, quantization_named, safe_segments
-from llmrun.hub.resolve.model_name import LocalPath, understand
+from llmrun.hub.resolve.model_file import LocalPath, understand
 from tests.support.tiers import examples
 
 

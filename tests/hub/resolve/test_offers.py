@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.base.errors import ModelNotFound, NetworkError
 from llmrun.hub.remote.network_errors import Unreachable
-from llmrun.hub.resolve.model_name import LocalPath, understand
+from llmrun.hub.resolve.model_file import LocalPath, understand
 from llmrun.hub.resolve.offers import offers
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import at_hub

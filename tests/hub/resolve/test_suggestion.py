@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.catalog import load_catalog
 from llmrun.hub.resolve import memory_check
 from llmrun.hub.resolve.memory_check import suggested_model
 

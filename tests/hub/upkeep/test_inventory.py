@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.catalog import load_catalog
 from llmrun.hub.local import other_programs, paths
 from llmrun.hub.local.model_records import ModelRecord, file_record, mark_used, read_record, write_record
 from llmrun.hub.local.paths import read_repository, repositories, repository_name
 from llmrun.hub.local.stored_models import find
 from llmrun.hub.names import HubSource, UrlSource
 from llmrun.hub.progress_reporter import Silent
-from llmrun.hub.resolve.model_name import LocalPath, understand
+from llmrun.hub.resolve.model_file import LocalPath, understand
 from llmrun.hub.upkeep import inventory
 from llmrun.hub.upkeep.inventory import facts_of, models, quantization, select, total_size
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.hub.catalog.file import Wanted
+from llmrun.hub.catalog import Wanted
 from llmrun.hub.local.model_records import ModelRecord, file_record, known_digest, write_record
 from llmrun.hub.local.stored_models import find
 from llmrun.hub.names import Expected, HubSource

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS, splitter
 from llmrun.model.tokenizers.patterns import LETTERS, MARKS, NUMBERS, PUNCTUATION, SYMBOLS, WHITE_SPACE
-from llmrun.model.tokenizers.pretokenize import PRE_TOKENIZERS, splitter
 
 # One name for each distinct list of stages.
 KINDS = list({rule.stages: name for name, rule in reversed(PRE_TOKENIZERS.items())}.values())

@@ -11,8 +11,8 @@ import pytest
 from llmrun.base.compiled.store import KernelName
 from llmrun.base.errors import UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS
 from llmrun.model.tokenizers.control_tokens import ENDING_TEXTS, ROLES, FillTokens
-from llmrun.model.tokenizers.pretokenize import PRE_TOKENIZERS
 from llmrun.model.tokenizers.registry import load_tokenizer, tokenizer_kernels
 from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from tests.support.gguf.gguf_files import (

@@ -9,7 +9,7 @@ from llmrun.engine.costs import StepCosts, StepSize
 from llmrun.engine.drafting.base import Drafter, DraftSource, Kind
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
 from llmrun.engine.engine import Engine
-from llmrun.engine.work import Speculation
+from llmrun.engine.scheduling.scheduler import Speculation
 
 
 class EagerPlan(StepPlan):

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from llmrun.base.errors import ModelNotFound
 from llmrun.hub.local import stored_models
 from llmrun.hub.progress_reporter import Silent
-from llmrun.hub.resolve.model_name import LocalPath, understand
+from llmrun.hub.resolve.model_file import LocalPath, understand
 from llmrun.hub.transfer.download import download
 from llmrun.hub.upkeep.inventory import Model, facts_of, models, select
 from llmrun.hub.upkeep.removal import Removal, prunings, removal_of, remove

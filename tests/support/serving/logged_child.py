@@ -14,7 +14,7 @@ from typing import Any
 from llmrun.engine.child.main import main
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, TextPrompt
-from llmrun.engine.work import Work
+from llmrun.engine.scheduling.scheduler import Work
 
 LOG_VARIABLE = "STEP_LOG_OF_TESTS"
 MARK = re.compile(r"<(\d+)>")

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 import llmrun
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.hub.catalog.file import CatalogEntry, read_file
-from llmrun.hub.catalog.lookup import Catalog, load_catalog, read_sections, read_whole, shipped_catalog
+from llmrun.hub.catalog import (
+    Catalog,
+    CatalogEntry,
+    load_catalog,
+    read_file,
+    read_sections,
+    read_whole,
+    shipped_catalog,
+)
 from llmrun.hub.names import Expected, HubSource, PypiSource, UrlSource, quantization_of, without_shard
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import Settings

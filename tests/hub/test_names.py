@@ -1,4 +1,4 @@
-"""Tests that a hint is one line, never empty, and suggests the likeliest name."""
+"""Tests of what the names of model files reveal, of the order of models, and of the hints for unknown names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,115 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.hub.names import hint_for_name, hint_for_repository
+from llmrun.hub.names import (
+    bits_in_file,
+    bits_of,
+    hint_for_name,
+    hint_for_repository,
+    nearest_in_bits,
+    nearest_in_size,
+    quantization_named,
+    quantization_of,
+    shards_of,
+    smallest_first,
+    weights_in,
+    without_shard,
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "quantization"),
+    [
+        ("Qwen3-4B-Q4_K_M.gguf", "Q4_K_M"),
+        ("qwen2.5-3b-instruct-q5_k_m.gguf", "Q5_K_M"),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("gemma-4-E2B_q4_0-it.gguf", "Q4_0"),
+        ("Qwen3.6-35B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("model-IQ4_XS.gguf", "IQ4_XS"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("phi-4-bf16.gguf", "BF16"),
+        ("model-fp16.gguf", "F16"),
+        ("model-F32.gguf", "F32"),
+        ("gemma-3-4b-it-qat-q4_0-Q8_0.gguf", "Q8_0"),
+        ("Q8_0/model.gguf", ""),
+        ("model.gguf", ""),
+        ("Q4_K_M.txt.gguf", "Q4_K_M"),
+        ("unq4_0.gguf", ""),
+    ],
+)
+def test_a_files_quantization_is_the_last_that_its_name_says(file: str, quantization: str) -> None:
+    assert quantization_of(file) == quantization
+
+
+@pytest.mark.parametrize(
+    ("text", "quantization"),
+    [("q4_k_m", "Q4_K_M"), ("ud-q4_k_xl", "UD-Q4_K_XL"), ("FP16", "F16"), ("4b-q4_0", ""), ("q4_0.gguf", ""), ("", "")],
+)
+def test_a_quantization_by_itself_is_nothing_else(text: str, quantization: str) -> None:
+    assert quantization_named(text) == quantization
+
+
+@given(st.text())
+def test_a_quantization_is_its_own_name(text: str) -> None:
+    named = quantization_named(text)
+    assert quantization_named(named) == named
+    if named:
+        assert quantization_of(f"model-{named}.gguf") == named
+
+
+def test_shards_are_counted_from_the_first() -> None:
+    assert shards_of("a/b-00001-of-00003.gguf") == tuple(f"a/b-0000{n}-of-00003.gguf" for n in (1, 2, 3))
+    assert shards_of("model.gguf") == ("model.gguf",)
+    assert shards_of("b-00001-of-00001.GGUF") == ("b-00001-of-00001.GGUF",)
+    assert without_shard("a/b-00002-of-00003.gguf") == "a/b.gguf"
+    assert without_shard("b.gguf") == "b.gguf"
+
+
+@pytest.mark.parametrize(
+    "file", ["b-00002-of-00003.gguf", "b-00000-of-00003.gguf", "b-00001-of-00000.gguf", "b-00001-of-99999.gguf"]
+)
+def test_a_model_is_not_named_by_another_shard_or_by_numbers_that_cannot_be(file: str) -> None:
+    with pytest.raises(ValueError, match="first shard"):
+        shards_of(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("qwen3:4b", 4e9),
+        ("QWEN3:0.6B", 6e8),
+        ("gemma3:270m", 270e6),
+        ("qwen3:30b-a3b", 30e9),
+        ("gemma3n:e2b", None),
+        ("mixtral:8x7b", 56e9),
+        ("phi3:3.8b-128k", 3.8e9),
+        ("phi4-reasoning:plus", None),
+        ("mistral:v0.2", None),
+        ("qwen3", None),
+    ],
+)
+def test_the_weights_that_a_name_says(name: str, weights: float | None) -> None:
+    assert weights_in(name) == weights
+
+
+def test_sizes_are_sorted_as_numbers() -> None:
+    names = ["x:30b", "x:4b", "x:micro", "x:0.6b", "x:8b", "x:1.7b", "x:270m"]
+    assert smallest_first(names) == ["x:270m", "x:0.6b", "x:1.7b", "x:4b", "x:8b", "x:30b", "x:micro"]
+    assert nearest_in_size("x:5b", names)[:2] == ["x:4b", "x:8b"]
+    assert smallest_first(["x:e4b", "x:12b", "x:e2b"]) == ["x:e2b", "x:e4b", "x:12b"]
+    assert nearest_in_size("x:0b", names) == smallest_first(names)
+    assert nearest_in_size("x:5b", ["x:0b", "x:4b"]) == ["x:4b", "x:0b"]
+    assert nearest_in_size("x", names) == smallest_first(names)
+
+
+def test_quantizations_are_sorted_by_bits() -> None:
+    by_bits = ["IQ2_M", "Q4_0", "UD-Q4_K_XL", "Q8_0", "F16"]
+    assert nearest_in_bits("none", ["Q8_0", "F16", "IQ2_M", "Q4_0", "UD-Q4_K_XL"]) == by_bits
+    assert nearest_in_bits("Q5_0", ["Q8_0", "Q2_K", "Q4_0"]) == ["Q4_0", "Q2_K", "Q8_0"]
+    assert [bits_of(name) for name in ("MXFP4", "BF16", "TQ1_0", "none")] == [4, 16, 1, 0]
+    assert bits_in_file("Q4_K_M") == 4.85
+    assert bits_in_file("F16") == 16.0
+
 
 MODELS = ("qwen3:4b", "qwen3:8b", "llama3.2:1b", "llama3.2:3b", "llama3:8b", "deepseek-r1:8b", "phi4:14b")
 OTHERS = ("ministral", "my-own")
