@@ -10,7 +10,7 @@ import pytest
 from llmrun.backends.cpu.lower import kv_shapes
 from llmrun.backends.cpu.lowering import Needs, StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.linear import quantizing_needs
-from llmrun.backends.cpu.ops.registry import needs_of, needs_of_step
+from llmrun.backends.cpu.ops.registry import needs_of
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.layouts.kv import BLOCK, KV_CHOICES
 from llmrun.model.archs import llama
@@ -167,7 +167,7 @@ def test_a_step_is_the_sum_of_its_ops(tmp_path: Path) -> None:
     layers = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)
     vocabulary = config.vocabulary_size
     weights = layers + -(-vocabulary // 16) * 16 * 64 + 64 + 5 * 64  # the output, a row of the table, the norms
-    step = needs_of_step(plan, "f16", StepShape(1, start=9))
+    step = sum((needs_of(op, "f16", StepShape(1, start=9)) for op in plan.ops), Needs())
     assert step.weight_bytes == 4 * weights
     assert step.kv_bytes == 2 * (10 + 1) * 2 * 32 * 2  # 10 positions read and one written, keys and values, float16
     assert step.products == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmrun.backends.cpu.lowering import StepShape
-from llmrun.backends.cpu.ops.registry import needs_of_step
+from llmrun.backends.cpu.ops.registry import needs_of
 from llmrun.backends.cpu.speeds import forecast
 from llmrun.backends.cpu.speeds.forecast import Forecast, drawing_seconds, forecast_on_cpu, step_seconds
 from llmrun.backends.cpu.speeds.machine import Speeds
@@ -48,7 +48,7 @@ def seconds(plan: Plan, speeds: Speeds, rows: int, start: int = 0) -> float:
 
 def test_decoding_reads_every_weight_once(plan: Plan) -> None:
     read = sum(
-        needs_of_step(Plan([op]), "f16", StepShape(1)).weight_bytes for op in plan.ops if type(op).__name__ == "Linear"
+        needs_of(op, "f16", StepShape(1)).weight_bytes for op in plan.ops if type(op).__name__ == "Linear"
     )
     assert seconds(plan, changed("linear q8_0", read=1e9), 1) == pytest.approx(read / 1e9)
     assert seconds(plan, changed("linear q8_0", op=1.0), 1) == pytest.approx(3 * 7 + 1)
@@ -110,8 +110,8 @@ def test_matrices_of_heads_are_read_once_and_their_input_made_integers_once(plan
     heads.scale(x, 2.0)
     heads.head_linear(x, square, heads=2)
     heads.output(heads.slice(heads.head_linear(x, square, heads=2), 0, 64), table)
-    [whole] = {needs_of_step(Plan([op]), "f16", StepShape(1)).weight_bytes for op in heads.ops[4:6]}
-    logits = needs_of_step(Plan([heads.ops[-1]]), "f16", StepShape(1)).weight_bytes
+    [whole] = {needs_of(op, "f16", StepShape(1)).weight_bytes for op in heads.ops[4:6]}
+    logits = needs_of(heads.ops[-1], "f16", StepShape(1)).weight_bytes
     read = seconds(heads, changed("linear q8_0", read=1e9), 1)
     assert read == pytest.approx((2 * whole + logits) / 1e9)
     assert seconds(heads, changed("rows quantize", one=(1.0,) * 3), 1) == pytest.approx(2)
