@@ -116,15 +116,25 @@ def _root(error: BaseException) -> BaseException:
 OWNER: Final = "llmrun"  # `owned_by` of the models of our own servers
 
 
-def default_model(models: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the model to use if the user names none: the only one, or the first one of an llmrun server.
+def chosen_model(models: Sequence[Mapping[str, Any]], endpoint: Endpoint, teller: Teller) -> Mapping[str, Any]:
+    """Return the entry of the endpoint's model or, if it names none, of the only model or of llmrun's first one.
 
-    Such servers list the default model first, and after it all other models on their machine. Returns None if the user
-    must choose.
+    llmrun lists its default model first, and then all other models on its machine. Raises ModelNotFound, and
+    UsageError if the user must choose.
     """
-    if len(models) == 1 or (models and models[0].get("owned_by") == OWNER):
+    if endpoint.model:
+        models = [model for model in models if model["id"] == endpoint.model]
+    if not models:
+        what = f"no model {teller.shown(endpoint.model)}" if endpoint.model else "no models"
+        raise ModelNotFound(f"model: {endpoint.host}: the server has {what}", hint="load a model into the server")
+    if len(models) == 1 or models[0].get("owned_by") == OWNER:
         return models[0]
-    return None
+    names = [teller.shown(str(model["id"]), 40) for model in models]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    raise UsageError(
+        f"model: {endpoint.host}: the server has {len(names)} models: {', '.join(names[:5])}{more}",
+        hint=f"choose one: {endpoint.base}#{teller.shown(str(models[0]['id']), 80)}",
+    )
 
 
 # llmrun: llmrun_requests_running; vLLM: vllm:num_requests_running; llama-server: llamacpp:requests_processing;
@@ -205,7 +215,8 @@ class RemoteModel:
         model = cls(endpoint, key=os.environ.get(KEY_VARIABLE) or None)
         try:
             if not endpoint.model:
-                model.endpoint = Endpoint(endpoint.base, model._default_model(), endpoint.host, endpoint.is_loopback)
+                found = str(chosen_model(model.models(), endpoint, model._teller)["id"])
+                model.endpoint = Endpoint(endpoint.base, found, endpoint.host, endpoint.is_loopback)
         except BaseException:
             model.close()
             raise
@@ -462,23 +473,6 @@ class RemoteModel:
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as error:
             # Protocol errors may quote the server, and the server may quote the key, which --debug would then show.
             raise as_llmrun_error(error, self._teller) from (error if self._teller.is_harmless(error) else None)
-
-    def _default_model(self) -> str:
-        models = self.models()
-        if not models:
-            raise ModelNotFound(
-                f"model: {self.endpoint.host}: the server has no models", hint="load a model into the server"
-            )
-        found = default_model(models)
-        if found is None:
-            names = [str(model["id"]) for model in models]
-            some = ", ".join(self._teller.shown(name, 40) for name in names[:5])
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise UsageError(
-                f"model: {self.endpoint.host}: the server has {len(names)} models: {some}{more}",
-                hint=f"choose one: -m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
-            )
-        return str(found["id"])
 
 
 def request_headers(key: str | None, origin: str = f"environment: {KEY_VARIABLE}") -> dict[str, str]:

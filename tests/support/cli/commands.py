@@ -103,7 +103,8 @@ def modes_of_a_new_terminal() -> list[Any]:
 
     They are read from a terminal of their own: a forked child may have changed its own before a test can ask.
     """
-    assert sys.platform != "win32"
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
     import termios
 
     theirs, ours = os.openpty()

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
-from llmrun.engine.remote.client import KEY_VARIABLE, async_client, default_model, request_headers
+from llmrun.base.errors import LlmrunError, NetworkError
+from llmrun.engine.remote.client import KEY_VARIABLE, async_client, chosen_model, request_headers
 from llmrun.engine.remote.request import Endpoint
 from llmrun.engine.remote.stream import Teller
 from llmrun.jobs.batching.workers.base import RefusedWorker, Reply, WorkerLost
@@ -74,7 +74,7 @@ class EndpointWorker:
         endpoint = self._endpoint
         self._client = async_client(endpoint, self._headers, most_open=self.slots + 1, most_idle=0)
         try:
-            card = self._chosen(await self._models())
+            card = chosen_model(await self._models(), endpoint, self._teller)
         except WorkerLost as error:
             raise NetworkError(str(error), hint="check the address and that the server is running") from error
         except _TooLarge:
@@ -116,7 +116,7 @@ class EndpointWorker:
             raise UnusableServer(f"{self.name}: redirected to {where} (HTTP {status})", hint=hint)
         if status == _NOT_FOUND:
             try:  # the server may have been restarted with another model
-                self._chosen(await self._models())
+                chosen_model(await self._models(), self._endpoint, self._teller)
             except (TimeoutError, LlmrunError, _TooLarge) as error:
                 raise WorkerLost(f"{self.name}: the server no longer has the model (HTTP {status})") from error
 
@@ -144,17 +144,6 @@ class EndpointWorker:
                 hint="check that the server has OpenAI's API",
             )
         return found
-
-    def _chosen(self, models: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-        wanted = self._endpoint.model
-        named = [each for each in models if each["id"] == wanted] if wanted else models
-        if (found := default_model(named)) is not None:
-            return found
-        if not named:
-            what = f"no model {wanted}" if wanted else "no model"
-            raise ModelNotFound(f"{self.name}: the server has {what}")
-        names = self._teller.shown(", ".join(str(each["id"]) for each in named[:5]), 160)
-        raise UsageError(f"{self.name}: the server has several models: {names}", hint=f"add #MODEL: {self.name}#MODEL")
 
     async def _sent(self, path: str, content: bytes) -> tuple[int, httpx2.Headers, bytes]:
         """Post a call, and wait for the response as long as the server shows that it is there."""

@@ -47,9 +47,7 @@ def seconds(plan: Plan, speeds: Speeds, rows: int, start: int = 0) -> float:
 
 
 def test_decoding_reads_every_weight_once(plan: Plan) -> None:
-    read = sum(
-        needs_of(op, "f16", StepShape(1)).weight_bytes for op in plan.ops if type(op).__name__ == "Linear"
-    )
+    read = sum(needs_of(op, "f16", StepShape(1)).weight_bytes for op in plan.ops if type(op).__name__ == "Linear")
     assert seconds(plan, changed("linear q8_0", read=1e9), 1) == pytest.approx(read / 1e9)
     assert seconds(plan, changed("linear q8_0", op=1.0), 1) == pytest.approx(3 * 7 + 1)
 

@@ -133,9 +133,9 @@ def test_a_server_must_have_the_model(models: Any, kind: type[LlmrunError], word
 def test_one_of_several_models_must_be_chosen() -> None:
     with serving(http(200, {"data": [{"id": "a"}, {"id": "b"}]})) as server:
         url = server.url.removesuffix("#tiny")
-        with pytest.raises(UsageError, match="several models: a, b") as caught:
+        with pytest.raises(UsageError, match="the server has 2 models: a, b") as caught:
             with_worker(url, answer)
-        assert caught.value.hint == f"add #MODEL: {url}#MODEL"
+        assert caught.value.hint == f"choose one: {url}#a"
 
 
 def test_nobody_there_is_one_error() -> None:
