@@ -29,9 +29,9 @@ from llmrun.options.sampling_params import SAMPLING
 if TYPE_CHECKING:
     from llmrun.cli.answers.report import AnsweredRequest
 
-_PATIENCE_S = 10.0  # how long to wait for the lock
+_PATIENCE_S = 10.0  # maximum time to wait for the lock
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | O_BINARY
-_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")  # the last is old
+_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")  # old: template
 
 Entry = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ class Logged:
 
 
 class AnswerLog:
-    """A log file. The file does not have to exist yet."""
+    """A log file, which does not have to exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ class AnswerLog:
     def last(self, count: int | None, words: Sequence[str] = ()) -> Logged:
         """Return the last `count` entries that contain all words, ignoring case.
 
-        If `count` is None, all matching entries are returned.
+        If `count` is None, the method returns all matching entries.
 
         Raises OSError if the log exists but cannot be read.
         """
@@ -81,7 +81,7 @@ class AnswerLog:
         return Logged(tuple(found), damaged)
 
     def clear(self) -> int:
-        """Remove the log and return its number of lines. Raises OSError."""
+        """Remove the log and return the number of removed lines. Raises OSError."""
         if not self.path.exists():
             return 0
         with self._locked():

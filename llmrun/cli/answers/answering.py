@@ -41,8 +41,8 @@ def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | Non
     """Return the names of the sampling parameters to send to the server, or None for local models.
 
     Only parameters that the user has set are sent (with a flag, in the environment, in config.toml or in a
-    conversation). The server chooses the others, because it may have the best defaults for its model, and because some
-    OpenAI models reject every temperature.
+    conversation). The server chooses the other parameters, because it may have the best defaults for its model, and
+    because some OpenAI models reject every temperature.
     """
     if not is_remote(engine):
         return None
@@ -50,7 +50,7 @@ def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | Non
 
 
 def next_seed(engine: Answering, settings: Settings) -> int | None:
-    """Return the user's seed, or a random one if it is not set. Return None if the server chooses the seed."""
+    """Return the user's seed, or a random seed if none is set. Return None if the server chooses the seed."""
     if settings.seed is not None or is_remote(engine):
         return settings.seed
     return secrets.randbelow(_RANDOM_SEEDS)
@@ -93,14 +93,14 @@ class CollectedCalls:
     """The tool calls of an answer so far.
 
     Some servers give several calls the same index, and some repeat the id and the name in every piece. Therefore, a
-    piece with a name and another id begins a new call. A new id alone does not, because some servers send one with
-    every piece.
+    piece with a name and another id begins a new call. A new id alone does not begin a new call, because some
+    servers send a new id with every piece.
 
     problem  why the most recently dropped call is not valid; "" if none was dropped
     """
 
     problem: str = ""
-    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and count of the calls with it
+    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and count of earlier calls with it
     _counts: dict[int, int] = field(default_factory=dict)  # the number of earlier calls with the same index
 
     def take(self, deltas: Iterable[ToolCallDelta]) -> None:
@@ -120,9 +120,9 @@ class CollectedCalls:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls in the order in which they began, without those that have no name.
+        """The calls that have a name, in the order in which the calls began.
 
-        Calls get new ids where the server left them out or repeated one, because every result needs the id of its call.
+        Calls with missing or repeated ids receive new ids, because every result needs the id of its call.
         """
         ordered = [call for call in self._calls.values() if call.name]
         known = {""}
@@ -138,7 +138,7 @@ class CollectedCalls:
 def check_format(done: AnsweredRequest) -> None:
     """Raise InvalidAnswer if an answer does not have the request's format, because it was cut off or is invalid.
 
-    Print a note if it could not be validated. Answers that the user cancelled are not checked.
+    Print a note if the answer could not be validated. Answers that the user cancelled are not checked.
     """
     wanted, finished = done.request.response_format, done.finished
     if wanted is None or finished.reason is FinishReason.CANCELLED:
@@ -234,7 +234,7 @@ def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bo
 
 @contextmanager
 def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
-    """Make Ctrl-C and SIGTERM call `cancel` instead of ending the process. A second signal ends it immediately.
+    """Make Ctrl-C and SIGTERM call `cancel` instead of ending the process. A second signal ends the process.
 
     Yields the list of signals received. Signals that were already ignored (because of `nohup`, or `&` in a
     script) stay ignored.

@@ -1,7 +1,7 @@
 """Finds, downloads and opens the models that a command names, and shows the progress.
 
 A model's files can also be found without opening them (`model_files`), or described to another process that opens the
-model (`to_open`). Notes tell the user that the default model is only a toy, or that the flags for GPUs or threads do
+model (`to_open`). Notes warn the user that the default model is only a toy, or that the flags for GPUs or threads do
 not suit this machine.
 """
 
@@ -39,7 +39,7 @@ Found = TypeVar("Found")
 
 
 def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
-    """Return what `resolve` returns for the name of a draft model or a preset. Errors name --speculate.
+    """Resolve the name of a draft model or a preset with `resolve`. Error messages name --speculate.
 
     Raises UsageError for a model on a server, and the errors of `resolve`, such as ModelNotFound.
     """
@@ -95,7 +95,7 @@ def _remembered(told: Path) -> bool:
 class OpenModel:
     """An open engine and the model's display name, which comes from the catalogue, the file or the server.
 
-    `default_sampling` has no seed yet. `thinking_tags` are those of the catalogue, if it has any for this model.
+    `default_sampling` has no seed yet. `thinking_tags` are the model's tags in the catalogue, if any.
     `preset` is the name of the preset that the user named, or "".
     """
 
@@ -107,7 +107,7 @@ class OpenModel:
 
     @property
     def title(self) -> str:
-        """The model's display name, after that of its preset."""
+        """The model's display name, preceded by the preset's name if the user named a preset."""
         return f"{self.preset} ({self.name})" if self.preset else self.name
 
 
@@ -154,9 +154,9 @@ def open_model(
 
     will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
                with imports and the loading of weights
-    max_sequences  how many requests may run at a time; they share a cache, so fewer run if it is too small
-    will_constrain, watch  see Engine.open
-    saves_state  see OpenOptions
+    max_sequences  the maximum number of concurrent requests; fewer requests run if their shared cache is too small
+    will_constrain, watch  the same as in Engine.open
+    saves_state  the same as in OpenOptions
     """
     if is_endpoint(settings.model):
         with _open_remote(settings, max_sequences) as opened:
@@ -227,7 +227,7 @@ def fetch_model(settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The file of a model, the file of its draft model, if it has one, and the options that the settings give."""
+    """The file of a model, the file of any draft model, and the options from the settings."""
 
     found: ResolvedModel
     draft: Path | None
@@ -238,7 +238,7 @@ class ModelFiles:
 def model_files(settings: Settings) -> Iterator[ModelFiles]:
     """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` until the end.
 
-    May raise any LlmrunError from the hub, and those of RPC servers that cannot be used.
+    May raise any LlmrunError from the hub, and errors about RPC servers that cannot be used.
     """
     from llmrun.backends.select import check_options
     from llmrun.hub.local.safe_writes import in_use
@@ -368,16 +368,16 @@ def _drafts(engine: Engine, draft_model: str | None) -> str:
     return "by lookup" if other is None else f"by lookup and {other}"
 
 
-_CACHED_PREFIXES = 64  # sequences, which take 4 bytes for each block of 32 tokens
+_CACHED_PREFIXES = 64  # maximum number of cached sequences, each of which needs 4 bytes per block of 32 tokens
 
 
 def to_open(
     settings: Settings, files: ModelFiles, *, parallel: int, kv_tokens: int | None, template: str | None
 ) -> Open:
-    """Return what opens a model that answers several requests at a time.
+    """Return the message that opens a model for several concurrent requests.
 
     parallel   the maximum number of answers to generate at a time
-    kv_tokens  the size of the KV cache for all requests in tokens; None for what fits
+    kv_tokens  the size of the KV cache for all requests in tokens, or None for the largest size that fits
     template   the source of a chat template that replaces the model's own
     """
     from llmrun.engine.child.messages import Open

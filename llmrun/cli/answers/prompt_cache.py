@@ -21,7 +21,7 @@ def with_prompt_cache(
 ) -> Callable[[AnsweredRequest], None]:
     """Let a local engine load prompts from a file, and return a function that saves the prompt after an answer.
 
-    then  called by the returned function at the end
+    then  a function that the returned function calls at the end, or None
     """
     assert isinstance(engine, Engine)  # the flag is refused for remote models
     engine.use_saved(SavedFile(path, engine.state_key, None, out.note))
@@ -36,7 +36,7 @@ def with_prompt_cache(
 
 
 def _is_still_ours(path: Path) -> bool:
-    """Return False, after a note, if another program has written the file meanwhile, such as `llmrun ... > FILE`."""
+    """Print a note and return False if another program, such as `llmrun ... > FILE`, has written the file."""
     try:
         is_ours = may_overwrite(path)
     except OSError as error:

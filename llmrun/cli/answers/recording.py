@@ -30,7 +30,7 @@ class Recorder:
     def after(
         self, opened: OpenModel, log: Callable[[AnsweredRequest], None] | None
     ) -> Callable[[AnsweredRequest], None]:
-        """Return a function that records a finished answer, after logging it with `log`. It raises LlmrunError."""
+        """Return a function that logs and records a finished answer. The function may raise LlmrunError."""
 
         def write(done: AnsweredRequest) -> None:
             if log is not None:

@@ -21,8 +21,8 @@ from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogp
 class AnsweredRequest:
     """A finished request with all the data for its report.
 
-    model   the display name
-    tokens  the ids of the answer's tokens, without an end-of-generation token; servers do not send any
+    model   the model's display name
+    tokens  the ids of the answer's tokens, without an end-of-generation token; servers send no ids
     """
 
     model: str
@@ -42,9 +42,9 @@ _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "accepted", "t
 def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
     """Print the statistics line.
 
-    With --verbose or in a log file, the line has all statistics. On a terminal, it has only those that fit on one line.
+    The line has all statistics with --verbose or in a log file, but only the most important statistics on a terminal.
 
-    with_context  also show how much of the context is used
+    with_context  True to show how much of the context is used
     """
     timings = answer.finished.timings
     if timings.drafted_tokens:
@@ -68,7 +68,7 @@ def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:
 def stats_fields(answer: AnsweredRequest, limit: int = sys.maxsize, *, with_context: bool = True) -> list[str]:
     """Return the most important statistics of an answer, as many as fit on a line of `limit` columns.
 
-    All of them usually fit on one line of 100 columns.
+    All statistics usually fit on one line of 100 columns.
     """
     facts = _facts(answer)
     if not with_context:
@@ -111,11 +111,11 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
 
 
 def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context: str, reset: str = "") -> None:
-    """Print a note that says why an answer was cut off, if it was.
+    """Print a note that explains why an answer was cut off. Complete answers need no note.
 
-    thinking, limit, context  what to do about long thinking, the user's token limit and a full context; there is no
-                              note about the limit if `limit` is empty
-    reset                     what else to do about a context that is or may be full
+    thinking, limit, context  advice on long thinking, the user's token limit and a full context; if `limit` is empty,
+                              no note about the token limit is printed
+    reset                     additional advice on a context that is or may be full
     """
     if done.finished.reason is not FinishReason.LENGTH:
         return

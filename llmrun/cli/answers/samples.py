@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 class Best:
     """The sample that was chosen.
 
-    rule   how it was chosen: MEAN_LOGPROB or VOTE
-    index  its index among all samples
+    rule   how the sample was chosen: MEAN_LOGPROB or VOTE
+    index  the sample's index among all samples
     votes  the number of votes for each sample's text, by index; empty unless the rule is VOTE
-    mean   its mean log probability, or None if unknown; only for MEAN_LOGPROB
+    mean   the sample's mean log probability for MEAN_LOGPROB, or None if unknown
     """
 
     rule: str
@@ -113,7 +113,7 @@ def _without_details(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def samples_fields(answered: Sequence[AnsweredRequest], best: Best | None) -> list[str]:
-    """Return the statistics of all samples together. Without --verbose, they fit on one line of the terminal."""
+    """Return the combined statistics of all samples. Without --verbose, the statistics fit on one line."""
     facts = _facts(answered, best)
     return list(facts.values()) if out.verbose else fitting_fields(facts, room(sys.stderr))
 
@@ -154,7 +154,7 @@ def _total_s(answered: Sequence[AnsweredRequest]) -> float:
 
 
 def _tokens_per_second(answered: Sequence[AnsweredRequest]) -> float:
-    """Return the speed of all samples together after the first token, or 0 if there was at most one token."""
+    """Return the combined speed of all samples after the first token, or 0 if there was at most one token."""
     began = [done.finished.timings.ttft_s for done in answered if done.finished.timings.generated_tokens]
     seconds = _total_s(answered) - min(began, default=0.0)
     return (_generated(answered) - 1) / seconds if began and seconds > 0 else 0.0
@@ -172,10 +172,10 @@ def answer_samples(
 ) -> int:
     """Run the samples, print the answers and their statistics, and return the exit code.
 
-    Ctrl-C or SIGTERM stops the samples. Those that are complete are still printed.
+    Ctrl-C or SIGTERM stops the samples. Complete samples are still printed.
 
     model  the model's display name
-    log    called with each answer that is printed, or None
+    log    a function to call with each printed answer, or None
     """
     _tell_of_equal_samples(engine, request, wanted.count)
     run = _Run(engine, request, wanted, model, log, as_json=as_json, hide_thinking=hide_thinking)
@@ -241,7 +241,7 @@ class _Run:
             out.progress(f"samples    {n_done} of {len(self._done)} complete, {n_deltas} tokens")
 
     def end(self) -> None:
-        """Print the remaining output and the statistics. Raises LlmrunError if an answer does not have its format."""
+        """Print the remaining output and the statistics. Raises LlmrunError if an answer has the wrong format."""
         answered = [done for done in self._done if done is not None]
         if len(answered) < len(self._done):
             raise LlmrunError("the engine stopped without finishing all samples")
@@ -288,7 +288,7 @@ class _Run:
         return [sum(each) / len(each) if each else None for each in values]
 
     def _best(self, answered: Sequence[AnsweredRequest], complete: Sequence[int]) -> Best | None:
-        """Choose the sample to print. Returns None if all are printed, or if none is complete. Raises LlmrunError."""
+        """Choose the sample to print. Returns None to print all, or if no sample is complete. Raises LlmrunError."""
         if self._wanted.best_of is None or not complete:
             return None
         if self._wanted.best_of != MEAN_LOGPROB:

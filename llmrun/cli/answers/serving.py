@@ -1,4 +1,4 @@
-"""Runs the server of `llmrun serve`: finds the models' files, opens them in processes, and says how to use them."""
+"""Runs the server of `llmrun serve`: finds model files, opens the models in processes, and prints how to use them."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def serve_models(
     listening: socket.socket,
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Serve models until a signal arrives. Raises the errors of finding and opening those that are given.
+    """Serve models until a signal arrives. Raises the errors of finding and opening the given models.
 
-    names      the models to open at start; the first one is the default. If there are none, the server only forwards
+    names      the models to open at start; the first model is the default. Without names, the server only forwards
     template   the source of a chat template that replaces the model's own
     listening  a bound socket
     """
@@ -168,7 +168,7 @@ def _without_prompt(preset: Preset) -> Preset:
 
 
 def _presets() -> Iterator[Preset]:
-    """Yield the presets that requests may name. Print a note for each that cannot be used."""
+    """Yield the presets that requests may name. Print a note for each preset that cannot be used."""
     for preset in load_presets().values():
         try:
             yield _without_prompt(preset)
@@ -177,7 +177,7 @@ def _presets() -> Iterator[Preset]:
 
 
 def _adapters(given: Sequence[str], presets: Sequence[Preset]) -> list[str]:
-    """Return the adapters to load, in the notation of --lora. Those of presets are used only if a request asks."""
+    """Return the adapters to load, in the notation of --lora. A preset's adapters are used only on request."""
     loaded = {(option.name, option.path.absolute()): option for option in map(LoraOption.parse, given)}
     for option in (LoraOption.parse(text) for preset in presets for text in preset.loras):
         loaded.setdefault((option.name, option.path), replace(option, scale=0.0))
@@ -185,7 +185,7 @@ def _adapters(given: Sequence[str], presets: Sequence[Preset]) -> list[str]:
 
 
 def _reserved(room: int | None) -> int:
-    """Return the free memory that a model must leave, in bytes, so that it takes no more than `room`."""
+    """Return the free memory that a model must leave unused, in bytes, to limit the model's memory to `room`."""
     free = free_memory()
     return 0 if room is None or free is None else max(0, free - room)
 
@@ -224,7 +224,7 @@ async def _serve(
     url = _url(flags.host, listening.getsockname()[1], tls is not None)
 
     def ready() -> None:
-        gc.freeze()  # else each full collection goes through all modules, and holds up the answers
+        gc.freeze()  # otherwise, each full collection traverses all modules and delays the answers
         out.clear_progress()
         for line in _banner(models, given_upstreams, url, flags.parallel, bool(options.keys)):
             out.fields([line])
@@ -281,7 +281,7 @@ def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: i
 
 
 def example_for(facts: ModelFacts | None) -> tuple[str, str]:
-    """Return a route and the fields of a request that the model can answer. None: any model may be loaded later."""
+    """Return a route and the fields of a request that the model can answer. If `facts` is None, use a placeholder."""
     chat = '"messages": [{"role": "user", "content": "Hello"}]'
     if facts is None:
         return "chat/completions", f'"model": "NAME", {chat}'

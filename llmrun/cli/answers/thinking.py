@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class ThinkingView:
     """Shows the thinking of one answer as it is generated.
 
-    hidden  show only a message that the model is thinking
-    stream  show each piece immediately; if False, show the thinking when it is complete
+    hidden  True to show only a message that the model is thinking
+    stream  True to show each piece immediately, or False to show the thinking when it is complete
     """
 
     def __init__(self, *, hidden: bool, stream: bool = True) -> None:
@@ -50,8 +50,8 @@ class ThinkingView:
 class CertainAnswer:
     """Buffers text until it is certain to be part of the answer and not of the thinking.
 
-    On a terminal, text is written immediately, because a note can correct it later. In a pipe or a file, it could not
-    be corrected. If `stream` is false, all text is buffered until the end.
+    On a terminal, text is written immediately, because a note can correct it later. Text in a pipe or a file
+    could not be corrected. If `stream` is false, all text is buffered until the end.
     """
 
     def __init__(self, *, stream: bool = True) -> None:
@@ -68,7 +68,7 @@ class CertainAnswer:
         return "" if delta.tentative and self._waits else self.rest()
 
     def rest(self) -> str:
-        """Return and clear the buffer. Called when the answer ends or when the text turns out to be thinking."""
+        """Return and clear the buffer. Call this method when the answer ends or the text proves to be thinking."""
         held, self._held = self._held, ""
         return held
 
@@ -115,12 +115,12 @@ def _tell_what_a_server_is_not_asked(settings: Settings, typed: Container[str]) 
 def wanted_thinking(engine: Answering, settings: Settings, typed: Container[str]) -> Wish:
     """Return the thinking options to request from the model.
 
-    Options in `typed` take precedence over options from the environment, a preset or config.toml. The latter apply only
-    if the model supports them.
+    Options in `typed` take precedence over options from the environment, a preset or config.toml, which apply only if
+    the model supports them.
     """
     think, budget = settings.think, settings.think_budget
     known = engine.thinking
-    if known is None:  # a server may reject unknown options, so only those meant for its model are sent
+    if known is None:  # a server may reject unknown options, so only options for its model are sent
         meant = _from_preset(settings)
         return Wish(*(getattr(settings, name) if name in typed or name in meant else None for name in Wish._fields))
     if think and budget == 0 and "think" in typed and "think_budget" not in typed:

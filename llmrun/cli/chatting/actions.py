@@ -44,7 +44,7 @@ def retry(chat: Chat, argument: str) -> None:
 def copy(chat: Chat, argument: str) -> None:
     """Copy the last answer as shown on the screen, with control characters made visible.
 
-    Otherwise, an escape sequence that is pasted into a shell could run commands.
+    An escape sequence in copied text could run commands when the user pastes the text into a shell.
     """
     from llmrun.cli.console.programs import copy_text
 
@@ -61,7 +61,7 @@ def copy(chat: Chat, argument: str) -> None:
 
 
 def edit(chat: Chat, argument: str) -> None:
-    """Edit a question in $EDITOR. If there is no argument, start from the draft or the last question."""
+    """Edit a question in $EDITOR. Without an argument, the editor starts with the draft or the last question."""
     from llmrun.cli.console.programs import edited
 
     if not chat.interactive:
@@ -187,9 +187,9 @@ def set_preference(chat: Chat, argument: str) -> None:
 
 
 def _prefer(chat: Chat, name: str, value: events.Value | None) -> None:
-    """Set a preference. Thinking and a budget of 0 exclude each other, so setting either one resets the other.
+    """Set a preference, and reset the preferences that conflict with the new value.
 
-    Setting a format resets any other one.
+    Thinking conflicts with a thinking budget of 0, and each response format conflicts with all other formats.
     """
     known, set_before = chat.engine.thinking, chat.conversation.preferences
     if name == events.THINK and value and known:
@@ -234,7 +234,7 @@ def show(chat: Chat, argument: str) -> None:
 
 def clear(chat: Chat, argument: str) -> None:
     left, said = chat.record, bool(chat.conversation.exchanges)
-    path = left.path  # read now, because closing the record resets the path
+    path = left.path  # saved here, because `start_over` resets the record's path
     chat.start_over()
     if said and path is not None:
         chat.confirm(f"cleared; to go back: /load {path.stem}, or later llmrun chat --continue {path.stem}")
@@ -304,7 +304,7 @@ def tools(chat: Chat, argument: str) -> None:
             found = [toolbox.describe(one) for one in toolbox.names]
             failures = [f"server {server} was left out: {why}" for server, why in toolbox.failures.items()]
             out.reply([*(tool_rows(found) or ["there are no tools"]), *failures])
-    except LlmrunError as error:  # there is no such tool, or the mark cannot be saved; this does not end the chat
+    except LlmrunError as error:  # an unknown tool or an unsaved mark does not end the chat
         raise UsageError(str(error), hint=error.hint) from error
 
 
@@ -374,7 +374,7 @@ def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 
 def search(chat: Chat, argument: str) -> None:
-    """Search this conversation, then the others."""
+    """Search the current conversation, then all other conversations."""
     from llmrun.cli.chatting.archive import Hit, hit_lines, matching_lines, search_store, words_of
 
     words = words_of(argument)

@@ -4,8 +4,8 @@
 messages have the format of OpenAI's API. When a chat continues a conversation, the last turn is shown. The names,
 arguments and results of tool calls are untrusted.
 
-In a search, a question, an answer, a tool call or a result matches if it contains all the words, ignoring case. From
-each match, only the lines that contain at least one of the words are returned.
+Searches ignore case. A question, an answer, a tool call or a result matches if it contains all the words. For each
+match, a search returns only the lines that contain at least one of the words.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def round_rows(one: ToolRound) -> Iterator[str]:
-    """Yield a row for each call of an answer, each followed by a row with the beginning of its result."""
+    """For each call of an answer, yield a row for the call and a row with the beginning of its result."""
     for call in one.calls:
         yield past_call_row(call.name, call.arguments)
         yield past_result_row(one.result(call))
 
 
 def answer_rows(exchange: Exchange) -> Iterator[str]:
-    """Yield the rows of an exchange after its question: texts, calls, results and the answer."""
+    """Yield the rows for everything after the question of an exchange: texts, calls, results and the answer."""
     for one in exchange.rounds:
         yield from one.answered.text.splitlines()
         yield from round_rows(one)
@@ -58,7 +58,7 @@ _DROPPABLE = (("MODEL",), ("FIRST WORDS",), ("TURNS",))
 class Listed:
     """A conversation in the list.
 
-    conversation  None if the file cannot be read, in which case `problem` says why
+    conversation  the conversation, or None if the file cannot be read; `problem` then contains the reason
     changed       modification time in seconds since the epoch
     """
 
@@ -73,11 +73,11 @@ class Listed:
 
 
 def listed_conversations(store: Store, most: int | None = None) -> list[Listed]:
-    """Read all saved copies, and all conversations that have questions or are damaged. Return them newest first.
+    """Return all saved copies, and all conversations that have questions or are damaged, newest first.
 
     Raises OSError if the folder cannot be read.
 
-    most  the number of conversations to read, in addition to the copies; None for all
+    most  the maximum number of conversations to read, not counting the copies, or None for no limit
     """
     found = [_read(path) for path in (*store.journals()[:most], *store.named())]
     said = [one for one in found if one.conversation is None or one.conversation.exchanges]
@@ -107,7 +107,7 @@ def listed_as_json(one: Listed, store: Store) -> dict[str, Any]:
 
 
 def model_name(conversation: Conversation) -> str:
-    """Return a short name for the conversation's model. For a file, it is the file name without .gguf."""
+    """Return a short name for the conversation's model. For a file, use the file name without .gguf."""
     model = conversation.model
     if is_endpoint(model):
         return model
@@ -218,7 +218,7 @@ def _code(text: str) -> str:
 
 
 def _ending(exchange: Exchange) -> list[str]:
-    """Return a note that says why an answer is incomplete, or nothing if it is complete."""
+    """Return a note with the reason why an answer is incomplete, or [] if the answer is complete."""
     reason = exchange.ended.reason if exchange.ended else "interrupted"
     return [] if reason == "stop" else [f"*({_REASONS.get(reason, reason)})*"]
 
@@ -230,8 +230,8 @@ _CUT = "…"
 def last_turn(conversation: Conversation) -> list[str]:
     """Return the last answered question and its answer as at most 10 screen rows, or [] if there is no answer.
 
-    Long texts are truncated, and tool calls are only counted. If anything was left out, the last row says how to show
-    the whole conversation.
+    Long texts are truncated, and tool calls are only counted. If any text is left out, the last row names the command
+    that shows the whole conversation.
     """
     answered = [exchange for exchange in conversation.exchanges if exchange.answer]
     if not answered:
@@ -252,7 +252,7 @@ def _rows(text: str, most: int) -> list[str]:
 
 
 def _first(rows: Sequence[str], most: int) -> list[str]:
-    """Return the first rows. If some are left out, the last of them is a cut mark."""
+    """Return at most `most` rows. If rows are left out, the last returned row is a cut mark."""
     return [*rows] if len(rows) <= most else [*rows[: most - 1], _CUT]
 
 
@@ -263,7 +263,7 @@ _QUESTION, _ANSWER = "  > ", "    "
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a question or an answer. Its pieces alternate between ordinary text and matches, starting with text."""
+    """A line of a question or an answer. `pieces` alternates between ordinary text and matches, starting with text."""
 
     is_question: bool
     pieces: tuple[str, ...]
@@ -294,7 +294,7 @@ def words_of(argument: str) -> list[str]:
 def search_store(store: Store, words: Sequence[str], without: Path | None = None) -> tuple[list[Hit], int]:
     """Search all conversations and saved copies. Return the hits, newest first, and the number of unreadable files.
 
-    The search skips the file `without`, and copies whose matching lines are the same as those of their original.
+    The search skips the file `without`, and copies with the same matching lines as the original conversation.
     Raises OSError if the folder cannot be read.
     """
     hits: list[Hit] = []
@@ -330,7 +330,7 @@ def matching_lines(conversation: Conversation, words: Sequence[str]) -> list[Lin
 
 
 def _told(exchange: Exchange) -> Iterator[str]:
-    """Yield the texts that follow a question: its answers, and the calls between them with their results."""
+    """Yield the texts that follow a question: the answers, the tool calls and the results of the calls."""
     for one in exchange.rounds:
         yield one.answered.text
         for call in one.calls:
@@ -373,7 +373,7 @@ def _cut(pieces: Sequence[str], most: int) -> Iterator[tuple[str, bool]]:
 
 
 def conversation_names() -> list[str]:
-    """Return the names of all conversations, newest first, followed by those of saved copies."""
+    """Return the names of all conversations, newest first, followed by the names of all saved copies."""
     from llmrun.base.folders import conversations_folder
     from llmrun.cli.chatting.store import Store
 

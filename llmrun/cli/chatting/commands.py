@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Command:
     """A slash command.
 
-    run      called with the chat and the argument, without surrounding whitespace
-    choices  returns the possible arguments, each with its description
+    run      the function to call with the chat and the argument, which has no surrounding whitespace
+    choices  a function that returns the possible arguments, each with its description
     """
 
     name: str
@@ -34,7 +34,7 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The name with its arguments, followed by the aliases."""
+        """The command's name and arguments, followed by the aliases."""
         return ", ".join([f"/{self.name} {self.arguments}".rstrip(), *(f"/{alias}" for alias in self.aliases)])
 
 
@@ -127,12 +127,12 @@ _HINTS = (
 
 
 def run_command(chat: Chat, name: str, argument: str) -> None:
-    """Run the command with this name or alias. Raises UsageError if there is none."""
+    """Run the command with this name or alias. Raises UsageError for an unknown name."""
     command_for(name).run(chat, argument)
 
 
 def command_for(name: str) -> Command:
-    """Return the command with this name or alias. If there is none, raise UsageError and suggest the nearest name."""
+    """Return the command with this name or alias. For an unknown name, raise UsageError with a suggestion."""
     by_name = {known: command for command in COMMANDS for known in (command.name, *command.aliases)}
     if name in by_name:
         return by_name[name]

@@ -1,9 +1,9 @@
 """Builds the requests of a chat from its conversation, and fits them into the model's context.
 
 If a prompt does not fit, the oldest turns are left out. The module also counts the tokens of a conversation, checks
-what a model can do with tools and past tool calls, and holds the settings of the model or preset in use.
+whether a model supports tools and past tool calls, and holds the settings of the model or preset in use.
 
-The KV cache of a conversation is saved beside its file, so that `--continue` need not compute it again.
+The KV cache of a conversation is saved beside the conversation's file, so that `--continue` can reuse it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Prompting:
     """The template variables and the tools that all prompts of a chat share.
 
     variables     extra variables for the chat template
-    toolbox       the tools of the chat, or None
-    offers_tools  whether the prompts include the tools
-    preset        the variables of the preset in use; those of the chat take precedence
+    toolbox       the tools of the chat, or None if there are no tools
+    offers_tools  True if the prompts include the tools
+    preset        the variables of the preset in use; the chat's own variables take precedence
     """
 
     variables: Mapping[str, Any]
@@ -95,8 +95,8 @@ FORGET_HINT = f"/set {ON_FULL} {FORGET} continues without the oldest turns"
 class PromptWindow:
     """The turns of a conversation that are part of the prompt.
 
-    prompting  turns messages into a prompt
-    left_out   how many of the oldest turns are left out. This number grows in large steps, because each step changes
+    prompting  creates the prompt from messages
+    left_out   the number of oldest turns that are left out. The number grows in large steps, because each step changes
                the beginning of the prompt and forces a new prefill
     """
 
@@ -110,7 +110,7 @@ class PromptWindow:
     def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
         """Return the request without the oldest turns that do not fit in the context.
 
-        If not even the question fits, no more turns are left out, and the engine will refuse the request.
+        If the question alone does not fit, no more turns are left out, and the engine will reject the request.
         """
         turns, size = len(conversation.exchanges), engine.info.context_size
         count = min(self.left_out, turns - 1)
@@ -126,7 +126,7 @@ class PromptWindow:
         return self._without(count, conversation, request)
 
     def fitted_better(self, engine: Answering, conversation: Conversation, request: Request) -> Request | None:
-        """Return the request with half of its turns. Call this after a server has reported that its context is full.
+        """Return the request with half of its turns, for use after a server has reported that its context is full.
 
         Returns None if no more turns can be left out, or if tokens are counted locally, because `fitted` has then
         already removed enough turns.
@@ -139,7 +139,7 @@ class PromptWindow:
     def refusal(
         self, engine: Answering, conversation: Conversation, request: Request, error: ContextExceeded
     ) -> ContextExceeded:
-        """Return the error to raise if a question does not fit, with a hint on what to do."""
+        """Return the error, with a hint, for a question that does not fit in the context."""
         info, before = engine.info, len(conversation.exchanges) - 1
         alone = self._tokens(engine, conversation, request, before)
         too_long = alone is not None and alone >= info.context_size > 0
@@ -162,7 +162,7 @@ class PromptWindow:
         return engine.prompt_tokens(replace(request, prompt=self.prompt(conversation, first)))
 
     def _without(self, count: int, conversation: Conversation, request: Request) -> Request:
-        """Leave out the `count` oldest turns from now on. Print a note if this is more than before."""
+        """Leave out the `count` oldest turns from now on. Print a note if `count` has increased."""
         if count > self.left_out:
             before = len(conversation.exchanges) - 1
             turns = "turn" if count == 1 else "turns"
@@ -178,21 +178,21 @@ class PromptWindow:
 class ContextUsed:
     """Counts a conversation's tokens and caches the last count.
 
-    prompting  turns messages into a prompt
+    prompting  creates the prompt from messages
     """
 
     prompting: Prompting
     _counted: tuple[object, int | None] | None = field(default=None, init=False)  # the cache key and the token count
 
     def tokens(self, engine: Answering, conversation: Conversation) -> int | None:
-        """Return the number of tokens that a conversation takes up, or None if only the next answer will report it.
+        """Return the number of tokens in a conversation, or None if only the next answer will report the number.
 
         The count is normally recorded at the end of each answer. If the process died during the last answer, or if the
         model has changed since then, this method renders the conversation and counts the tokens, but only once.
         """
         if conversation.is_counted:
             return conversation.context_used
-        # Lengths and ids are not enough: tool calls, results and a change of the model add no exchange.
+        # The key contains all messages, because tool calls, results and a change of the model add no exchange.
         counted_for = (conversation.model, conversation.unanswered, conversation.all_messages())
         if self._counted is None or self._counted[0] != counted_for:
             self._counted = counted_for, self._count(engine, conversation)
@@ -205,23 +205,23 @@ class ContextUsed:
         prompt = self.prompting.prompt(messages, add_generation_prompt=False)
         try:
             return engine.prompt_tokens(Request(prompt=prompt))
-        except (TemplateRefused, UsageError):  # some templates refuse answers at the end, others refuse tool calls
+        except (TemplateRefused, UsageError):  # some templates reject answers at the end, others reject tool calls
             return None
 
 
 class ModelSettings:
     """The settings of the model or preset in use, which apply unless the conversation overrides them.
 
-    base  the settings without those of the conversation
+    base  the settings without the conversation's own settings
     """
 
     def __init__(self, settings_for: Callable[[str], Settings], prompting: Prompting, model: str) -> None:
-        """Load the settings. `settings_for` returns those for the lasting name of a model or preset."""
+        """Load the settings. `settings_for` returns the settings for the lasting name of a model or preset."""
         self._settings_for, self._prompting = settings_for, prompting
         self.use(model)
 
     def use(self, model: str) -> None:
-        """Load the settings for another model or preset. Raises UsageError if its files are invalid by now."""
+        """Load the settings for another model or preset. Raises UsageError if a settings file is invalid."""
         self.base = self._settings_for(model)
         self._prompting.preset = self.base.variables
         self._model = model
@@ -232,7 +232,7 @@ class ModelSettings:
         return with_values(self.base, chosen)
 
     def take_over(self, record: ConversationRecord) -> None:
-        """Continue a conversation that used another model or preset with the current one."""
+        """Continue a conversation with the current model or preset instead of the conversation's previous one."""
         conversation, settings = record.conversation, self.base
         before = self._settings_for(conversation.model).system
         for event in [*conversation.switched(self._model, before, settings.system)]:
@@ -255,7 +255,7 @@ class ConversationState:
         self._conversation: Path | None = None
 
     def use(self, engine: Answering, conversation: Path | None) -> None:
-        """Let an engine load and save the state of a conversation, given its file or None if it has none."""
+        """Let an engine load and save the state of a conversation, given the conversation's file (None if unsaved)."""
         local = _local(engine)
         if local is None:
             return
@@ -269,15 +269,15 @@ class ConversationState:
         local.use_saved(self._saved)
 
     def save(self, engine: Answering) -> None:
-        """Save the tokens that the last turn added. Backends that can only save whole sequences do so in `finish`."""
+        """Save the tokens that the last turn added. Backends that save only whole sequences save in `finish`."""
         local = _local(engine)
         if local is not None and local.saves_blocks:
             local.save_prefix()
 
     def finish(self, engine: Answering) -> None:
-        """Save everything, because the engine is about to be closed or to continue another conversation.
+        """Save the complete state before the engine is closed or continues another conversation.
 
-        Nothing is saved for a conversation that was removed or renamed meanwhile.
+        The state is not saved if the conversation has been removed or renamed in the meantime.
         """
         local = _local(engine)
         if local is not None and self._conversation is not None and self._conversation.exists():
@@ -285,13 +285,13 @@ class ConversationState:
 
 
 def _local(engine: Answering) -> Engine | None:
-    """Return an engine that runs in this process, or None for a remote one."""
+    """Return the engine if it runs in this process, or None if the engine is remote."""
     from llmrun.engine.engine import Engine  # imports NumPy
 
     return engine if isinstance(engine, Engine) else None
 
 
-_RESULT_CHARACTERS = 2  # per token of the context; a tool's result then fills about half of it
+_RESULT_CHARACTERS = 2  # per token of the context, so that a tool's result fills at most about half of the context
 _HINT = "use a model that was trained for tool calls, such as qwen3:4b"
 
 
@@ -313,7 +313,7 @@ def check_past_calls(engine: Answering, name: str, conversation: Conversation) -
 
 
 def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation: Conversation) -> None:
-    """Offer the tools of a chat to another model if it can use them. Print a note about what it cannot do."""
+    """Offer the tools of a chat to another model if the model supports tools. Print a note about missing support."""
     prompting.offers_tools = prompting.toolbox is None or _can_use_tools(engine)
     if prompting.toolbox is not None:
         prompting.toolbox.limit_results(longest_result(engine))
@@ -334,7 +334,7 @@ def longest_result(engine: Answering) -> int:
 
 
 def _can_use_tools(engine: Answering) -> bool:
-    """Return whether a model can call tools and read their results. For remote models, assume that it can."""
+    """Return whether a model can call tools and read their results. Remote models are assumed to support tools."""
     return engine.tools is None or (engine.tools.abilities.takes_tools and _can_read_calls(engine))
 
 

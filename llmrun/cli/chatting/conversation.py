@@ -54,10 +54,10 @@ class ToolRound:
     results: dict[str, str] = field(default_factory=dict)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the message with the calls and those with the results.
+        """Yield the message with the calls, then the messages with the results.
 
-        Templates and servers refuse arguments that are not a JSON object, so these are left out. The result of such a
-        call says what was wrong.
+        Templates and servers reject arguments that are not a JSON object, so such arguments are left out. The result of
+        the call then explains the error.
         """
         calls = [ToolCall(call.id, call.name, _valid(call.arguments)).as_message() for call in self.calls]
         thinking = {} if self.answered.thinking is None else {"reasoning_content": self.answered.thinking}
@@ -67,7 +67,7 @@ class ToolRound:
             yield {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
 
     def result(self, call: ToolCalled) -> str:
-        """Return the result of a call, or why there is none."""
+        """Return the result of a call, or a text that explains why the call has no result."""
         return self.results.get(call.id, _NO_RESULT)
 
 
@@ -76,10 +76,10 @@ class Exchange:
     """A question and its answer.
 
     rounds    the tool calls before the answer
-    began     None if there is no answer yet
+    began     the beginning of the answer, or None if there is no answer yet
     thoughts  the thinking, in pieces
     pieces    the answer, in pieces
-    ended     None if the answer has not ended
+    ended     the end of the answer, or None if the answer has not ended
     """
 
     asked: QuestionAsked
@@ -109,7 +109,7 @@ class Exchange:
         return Answered(self.answer, self.thinking if self.thoughts else None, self.began.seed, **ended)
 
     def call(self, called: ToolCalled) -> None:
-        """Add a tool call of the answer. The first call turns the answer into a round. Raises Misplaced."""
+        """Add a tool call of the answer. The first call turns the answer into a round. May raise Misplaced."""
         answered = self.answered()
         if answered is not None:
             self.rounds.append(ToolRound(answered))
@@ -146,16 +146,16 @@ class Conversation:
     def switched(self, model: str, before: str | None, after: str | None) -> Iterator[ModelChanged | SystemSet]:
         """Yield the events that continue the conversation with another model or preset.
 
-        The conversation gets the new default system prompt unless the user has chosen another one.
+        The conversation receives the new default system prompt unless the user has chosen another system prompt.
 
-        before, after  the default system prompts with the old and the new model
+        before, after  the default system prompts of the old and the new model
         """
         yield ModelChanged(model)
         if self.system == before != after:
             yield SystemSet(after)
 
     def apply(self, event: Event) -> None:
-        """Apply an event. If it is not allowed in the current state, raise Misplaced and change nothing."""
+        """Apply an event. If the event is not allowed in the current state, raise Misplaced and change nothing."""
         match event:
             case Began():
                 raise Misplaced("a second `began` event")
@@ -219,20 +219,20 @@ class Conversation:
 
     @property
     def unanswered(self) -> str | None:
-        """The last question if neither an answer nor a tool call has followed it, or None."""
+        """The last question, or None if an answer or a tool call has followed the question."""
         waiting = self.exchanges and self.exchanges[-1].began is None and not self.exchanges[-1].rounds
         return self.exchanges[-1].question if waiting else None
 
     @property
     def has_calls(self) -> bool:
-        """Whether an answer has called tools."""
+        """True if an answer has called tools."""
         return any(exchange.rounds for exchange in self.exchanges)
 
     @property
     def is_stopped_at_calls(self) -> bool:
-        """Whether the last question was answered only with tool calls, because the user stopped or the process died.
+        """True if the last question has only tool calls, because the user stopped the answer or the process died.
 
-        If the process died before it saved the calls, only the answer's finish reason shows this.
+        If the process died before it saved the calls, only the answer's finish reason shows that there were calls.
         """
         if not self.exchanges:
             return False
@@ -250,7 +250,7 @@ class Conversation:
         return told[:-1] if self.exchanges else told
 
     def all_messages(self, first: int = 0) -> list[dict[str, Any]]:
-        """Return the system prompt and all questions, tool calls and answers. A missing answer becomes empty."""
+        """Return the system prompt and all questions, tool calls and answers. Missing answers become empty messages."""
         told: list[dict[str, Any]] = [] if self.system is None else [{"role": "system", "content": self.system}]
         for exchange in self.exchanges[first:]:
             told.append({"role": "user", "content": exchange.question})
@@ -261,7 +261,7 @@ class Conversation:
 
     @property
     def context_used(self) -> int:
-        """The number of tokens in the context after the last completed answer, or 0 if there is none."""
+        """The number of tokens in the context after the last completed answer, or 0 before the first such answer."""
         ended = [exchange.ended.context_used for exchange in self.exchanges if exchange.ended]
         return ended[-1] if ended else 0
 
@@ -312,7 +312,7 @@ def new_conversation(model: str) -> Conversation:
 
 
 def _valid(arguments: str) -> str:
-    """Return the arguments of a call if they are a JSON object, or an empty object."""
+    """Return the arguments of a call if they are a JSON object, or an empty object otherwise."""
     try:
         parsed_arguments(arguments)
     except ValueError:

@@ -1,7 +1,7 @@
 """The events of a conversation, their encoding as lines of JSON, and the settings that a conversation may change.
 
-A conversation is the result of applying its events in order (see `conversation.py`). Events are only ever appended to
-its file, so a truncated file still contains everything up to the point of truncation.
+A conversation is the result of applying its events in order (see `conversation.py`). Events are only appended to
+the conversation's file, so a truncated file still contains everything up to the point of truncation.
 
 While an answer streams, its pieces (`AnswerBegan`, `Thought`, `AnswerWent`, `WasThinking`) go to a separate file. When
 the answer ends, the whole answer is appended to the conversation's file as one `Answered` line. Files in formats 1 and
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Value = int | float | str | list[str]
 
 STOP = "stop"  # strings that end an answer; all other preferences are settings in `options/settings.py`
-CONTEXT = "ctx_size"  # saved with the conversation, but cannot change while the model is open
+CONTEXT = "ctx_size"  # this setting is saved with the conversation, but cannot change while the model is open
 THINK = "think"
 THINK_BUDGET = "think_budget"
 ON_FULL = "on_full"
@@ -42,7 +42,7 @@ _BY_FLAG = {"schema": flags.JSON_SCHEMA} | {
 
 
 def name_of(typed: str) -> str:
-    """Return the preference with this name or flag. If there is none, raise UsageError and suggest the nearest name."""
+    """Return the preference with this name or flag. For an unknown name, raise UsageError with a suggestion."""
     spelled = typed.lower().replace("-", "_")
     name = _BY_FLAG.get(spelled, spelled)
     if name in NAMES:
@@ -69,7 +69,7 @@ def parse_value(name: str, text: str) -> Value:
         try:
             value = RULES[name].parse(text)
         except ValueError:
-            value = text  # `checked_value` rejects it with the usual message
+            value = text  # `checked_value` rejects this text with the usual message
     return checked_value(name, value)
 
 
@@ -94,7 +94,7 @@ def checked_value(name: str, value: object) -> Value:
 
 
 def chosen_format(preferences: Mapping[str, Value]) -> ResponseFormat | None:
-    """Return the format of the answers, or None if they may be any text."""
+    """Return the format of the answers, or None if answers may be any text."""
     for name in flags.NAMES:
         if name in preferences:
             return flags.response_format(name, str(preferences[name]), f"/set {name}")
@@ -122,7 +122,7 @@ _REASONS = frozenset([*FinishReason, FAILED])
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The first event of every conversation. It occurs only once.
+    """The first event of every conversation, which occurs only once.
 
     conversation  ID of the conversation; its copies have the same ID
     created       UTC time in ISO 8601
@@ -142,7 +142,7 @@ class ModelChanged:
 
 @dataclass(frozen=True, slots=True)
 class SystemSet:
-    """A change of the system prompt. None restores the chat template's default; an empty string replaces it."""
+    """A change of the system prompt. None restores the chat template's default, and "" replaces the default."""
 
     text: str | None
 
@@ -157,7 +157,7 @@ class PreferenceSet:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAsked:
-    """A question. It is saved before it is sent to the model."""
+    """A question, which is saved before it is sent to the model."""
 
     text: str
     time: str
@@ -165,9 +165,9 @@ class QuestionAsked:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBegan:
-    """The beginning of an answer to the last question. It replaces any earlier answer.
+    """The beginning of an answer to the last question. The new answer replaces any earlier answer.
 
-    seed  None if the server chose it
+    seed  the seed of the answer, or None if the server chose the seed
     """
 
     seed: int | None
@@ -175,14 +175,14 @@ class AnswerBegan:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWent:
-    """The next piece of the answer. It is saved before it is shown."""
+    """The next piece of the answer, which is saved before it is shown."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The next piece of the model's thinking. It is saved only after the answer has begun."""
+    """The next piece of the model's thinking, which is saved only after the answer has begun."""
 
     text: str
 
@@ -210,10 +210,10 @@ class WasThinking:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The complete answer to the last question. It replaces any earlier answer.
+    """The complete answer to the last question, which replaces any earlier answer.
 
-    thinking  None if the model did not think
-    reason    see AnswerEnded; None if the process died during the answer, in which case the numbers below are 0
+    thinking  the model's thinking, or None if the model did not think
+    reason    the reason as in AnswerEnded, or None if the process died during the answer; all numbers are then 0
     """
 
     text: str
@@ -230,10 +230,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """A tool call of the last answer. It is saved before it is run.
+    """A tool call of the last answer, which is saved before the tool runs.
 
-    Once an answer has a call, it is part of a round of calls, and another answer follows their results. `arguments` is
-    the JSON text that the model wrote.
+    An answer with a call is part of a round of calls, and another answer follows the results of the round. `arguments`
+    is the JSON text that the model wrote.
     """
 
     id: str
@@ -243,7 +243,7 @@ class ToolCalled:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswered:
-    """The result of the tool call with this id, or why there is none."""
+    """The result of the tool call with this id, or a text that explains why the call has no result."""
 
     id: str
     text: str
@@ -256,7 +256,7 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The removal of all questions and answers, only in formats 1 and 2, because /clear now starts a new file."""
+    """The removal of all questions and answers in formats 1 and 2. In newer formats, /clear starts a new file."""
 
 
 Event = (

@@ -4,14 +4,14 @@ Cursor position requests (CPR) are disabled, because the terminal's reply could 
 and because prompt_toolkit prints a warning if the terminal does not reply within two seconds. Features that need CPR,
 such as toolbars, are not used.
 
-All chats share one input history. Each line of its file is a JSON string, so multi-line input is one entry, and an
+All chats share one input history. Each line of the file is a JSON string, so multi-line input is one entry, and an
 entry that was truncated because the disk was full does not damage the others. Only the user can read the file. Several
-chats may append to it at the same time. When the file reaches LARGEST bytes, its older half is dropped. If the file
-cannot be read or written, the chat prints one note and continues without a stored history.
+chats may append to the file at the same time. When the file reaches LARGEST bytes, its older half is dropped. If the
+history cannot be read or written, the chat prints one note and continues without a stored history.
 
 Hundreds of pasted lines would push everything else off the screen and fill the scrollback. In the edit buffer, a long
-paste is therefore one private-use character, which is shown as a short label. The user can move over this character and
-delete it like any other.
+paste is therefore one private-use character, which is shown as a short label. The user can move over this character or
+delete it like any other character.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, scre
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible_line
 
-LARGEST = 1 << 20  # bytes
+LARGEST = 1 << 20  # maximum size of the history file in bytes
 LONGEST = 1 << 16  # bytes per entry; longer entries would displace many others, and the conversation saves them anyway
 
 
@@ -146,7 +146,7 @@ _FIRST, _LAST = 0x10_0000, 0x10_FFFD  # Unicode's Supplementary Private Use Area
 
 
 class Pastes:
-    """The long pastes in the prompt. Each of them is represented by one placeholder character."""
+    """The long pastes in the prompt, each of which is represented by one placeholder character."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -211,17 +211,17 @@ class ShownPastes(Processor):
 
 
 PROMPT = "> "
-MOST_ROWS = 10  # screen rows for long input
+MOST_ROWS = 10  # maximum number of screen rows for long input
 _NEARLY_FULL = 0.9
 _METER_FROM = 40  # columns; on narrower terminals, no meter is shown
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
-_DRAFT_HINT_FROM = 60  # columns
+_DRAFT_HINT_FROM = 60  # minimum number of columns for the hint
 _DELETE_SELECTED = ("delete", "c-u", "c-k")
-# How long to wait after an Escape byte, and then after an Escape key. The bytes of an Alt combination arrive together,
-# but a person who presses Escape types the next key later.
+# The time to wait for more bytes or keys after Escape. The bytes of an Alt combination arrive together, but a person
+# who presses Escape types the next key later.
 _ESCAPE_S = 0.05
 _SEQUENCE_S = 1.0  # waiting time within other key sequences, such as Ctrl-X Ctrl-U
-_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these cancel a selection, like the arrow keys
+_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these keys cancel a selection, like the arrow keys
 _MENU_ROWS = 6
 
 _STYLE = Style.from_dict(
@@ -243,8 +243,8 @@ _STYLE = Style.from_dict(
 class TerminalTurns(Turns):
     """Reads turns from a user at a terminal (see plain.Turns). Controls the keyboard until `close` is called.
 
-    completions  returns the completions for the text before the cursor
-    keyboard     a keyboard on which `begin` has been called; it may have buffered keys since then
+    completions  a function that returns the completions for the text before the cursor
+    keyboard     a keyboard on which `begin` has been called, and which may already contain buffered keys
     """
 
     interactive = True
@@ -254,7 +254,7 @@ class TerminalTurns(Turns):
         self._keyboard = keyboard or quiet_keyboard()
         self._pastes = Pastes()
         self._meter = Meter(0, 0)
-        self._leaving = False  # Ctrl-C was pressed on an empty line
+        self._leaving = False  # True after Ctrl-C was pressed on an empty line
         self._stream = stream = screen()
         self._session: PromptSession[str] = PromptSession(
             [("class:prompt", PROMPT)],
@@ -341,7 +341,7 @@ class TerminalTurns(Turns):
         return self._pastes.unfolded(text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def _select_draft(self) -> None:
-        """Select the draft. Typing then replaces it, so a command is never appended to it.
+        """Select the draft, so that typing replaces the draft instead of appending to it.
 
         As in a browser's address bar, Enter sends the text, and moving the cursor lets the user edit it.
         """
@@ -365,7 +365,7 @@ class TerminalTurns(Turns):
             (self._unselect, typing & shift_selection_mode, "escape"),
         ):
             keys.add(*names, filter=filtered)(handler)
-        # Eager, because prompt_toolkit has sequences that begin with Ctrl-C, and would wait for the next key.
+        # Without `eager`, prompt_toolkit would wait for the rest of a sequence that begins with Ctrl-C.
         keys.add("c-c", filter=typing, eager=True)(self._clear)
         for name in _DELETE_SELECTED:
             keys.add(name, filter=typing & shift_selection_mode)(self._delete_selected)
@@ -374,7 +374,7 @@ class TerminalTurns(Turns):
         return keys
 
     def _choose_timeout(self, keys: KeyProcessor) -> None:
-        """Set how long prompt_toolkit waits for the rest of a key sequence, which it reads after each key."""
+        """Set how long prompt_toolkit waits for the rest of a key sequence. The time is read after each key."""
         begun = bool(keys.key_buffer) and keys.key_buffer[0].key == Keys.Escape
         self._session.app.timeoutlen = _ESCAPE_S if begun else _SEQUENCE_S
 
@@ -470,9 +470,9 @@ class _Completer(Completer):
 
 
 def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
-    """Merge each run of printable characters into one key press, because prompt_toolkit takes 0.15 ms per key.
+    """Merge each run of printable characters into one key press, because prompt_toolkit needs 0.15 ms per key.
 
-    The first character of a run is not merged, because it may belong to an Escape before it.
+    The first character of a run is not merged, because it may form a sequence with a preceding Escape.
     """
     for printable, presses in groupby(keys, lambda press: len(press.key) == 1 and press.key.isprintable()):
         run = list(presses)

@@ -29,10 +29,10 @@ class ModelLost(LlmrunError):
 
 
 class ModelInUse:
-    """The one model that is open.
+    """The only open model of a chat.
 
     Two models might not fit in memory at the same time, and the default context size of a model depends on the free
-    memory. The current model is therefore closed before the next one is opened, and reopened if that fails.
+    memory. The current model is therefore closed before the next model is opened, and is reopened after a failure.
     """
 
     def __init__(self, opener: ModelOpener, lasting_name: str, state: ConversationState | None = None) -> None:
@@ -50,10 +50,10 @@ class ModelInUse:
         return self._opened
 
     def switch(self, name: str) -> bool:
-        """Close the current model and open another one. Return False if `name` is the current model.
+        """Close the current model and open another model. Return False if `name` is the current model.
 
-        Raises the opener's errors and KeyboardInterrupt. The caller must then call `reopen`. If the name is unknown or
-        the download fails, the current model stays open.
+        Raises the opener's errors and KeyboardInterrupt, after which the caller must call `reopen`. If the name is
+        unknown or the download fails, the current model stays open.
         """
         lasting = self._opener.fetch(name)
         if lasting == self.lasting_name:
@@ -64,7 +64,7 @@ class ModelInUse:
         return True
 
     def reopen(self) -> None:
-        """Reopen the last model if none is open. Raises ModelLost."""
+        """Reopen the last model if no model is open. Raises ModelLost if the model cannot be opened."""
         if self._opened is not None:
             return
         try:
@@ -74,7 +74,7 @@ class ModelInUse:
 
     @contextmanager
     def saving(self, conversation: Path | None) -> Iterator[None]:
-        """Use the saved state of a conversation, given its file, in the `with` block, and save it again at the end."""
+        """Use a conversation's saved state in the `with` block, and save the new state at the end of the block."""
         if self._state is not None:
             self._state.use(self.opened.engine, conversation)
         try:
@@ -84,12 +84,12 @@ class ModelInUse:
                 self._state.save(self.opened.engine)
 
     def cancel(self) -> None:
-        """Stop the current answer. Safe to call from a signal handler."""
+        """Stop the current answer. This method is safe to call from a signal handler."""
         if self._opened is not None:
             self._opened.engine.cancel_current()
 
     def close(self) -> None:
-        """Close the model. Calling it twice is safe."""
+        """Close the model. Calling this method twice is safe."""
         try:
             if self._opened is not None and self._state is not None:
                 self._state.finish(self._opened.engine)

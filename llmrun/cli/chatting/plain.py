@@ -56,7 +56,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion. It replaces the `replaces` characters before the cursor with `text`.
+    """A completion, which replaces the `replaces` characters before the cursor with `text`.
 
     `about` is a short description. `text` and `about` may be untrusted, such as the title of a saved conversation.
     """
@@ -66,7 +66,7 @@ class Completion:
     about: str
 
 
-Completions = Callable[[str], Sequence[Completion]]  # takes the text before the cursor
+Completions = Callable[[str], Sequence[Completion]]  # the argument is the text before the cursor
 
 
 class Turns:
@@ -84,10 +84,10 @@ class Turns:
         A turn may have several lines. A block that begins with `"""` is returned as one turn, including the quotes. Use
         `is_unfinished(text)` to check whether the block has more lines.
 
-        `draft` is text that the user can send or edit. It is selected at first, so typing replaces it. Sources without
-        line editing ignore it.
+        `draft` is text that the user can send or edit. The draft is selected at first, so typing replaces it. Sources
+        without line editing ignore the draft.
 
-        Ctrl-C clears the line and prompts again. If this method raises KeyboardInterrupt anyway, an interactive chat
+        Ctrl-C clears the line and prompts again. If this method still raises KeyboardInterrupt, an interactive chat
         prompts again, and any other chat ends with exit code 130.
         '''
         raise NotImplementedError
@@ -101,13 +101,13 @@ class Turns:
         return nullcontext()
 
     def restore(self) -> None:
-        """Restore the original terminal modes immediately. Idempotent, and never raises.
+        """Restore the original terminal modes immediately. This method is idempotent and never raises.
 
         The signal handler calls this method just before it exits without any further cleanup.
         """
 
     def close(self) -> None:
-        """Release the input. No more turns can be read. Idempotent."""
+        """Release the input. No turns can be read afterwards. This method is idempotent."""
 
 
 class AnswerView(Protocol):
@@ -131,7 +131,7 @@ class PlainTurns(Turns):
     """
 
     def __init__(self, stream: BinaryIO, *, interactive: bool) -> None:
-        """Read from `stream`. If it is a dumb terminal (TERM=dumb), `interactive` is true and a prompt is shown."""
+        """Read from `stream`. For a dumb terminal (TERM=dumb), `interactive` is true and a prompt is shown."""
         self.interactive = interactive
         self._stream = stream
         self._lines = 0

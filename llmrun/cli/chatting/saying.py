@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 class ConversationRecord:
     """A conversation whose events are saved as they are applied. Every event is applied with `add`.
 
-    The file is created when the first question or answer is added. If it cannot be written, a note is printed once and
-    the conversation continues without being saved, and `is_given_up` is true.
+    The file is created when the first question or answer is added. If the file cannot be written, a note is printed
+    once, the conversation continues without being saved, and `is_given_up` is true.
     """
 
     def __init__(self, store: Store, conversation: Conversation, saved: Journal | None = None) -> None:
@@ -63,11 +63,11 @@ class ConversationRecord:
 
     @property
     def path(self) -> Path | None:
-        """The file of the conversation, or None if it is not saved."""
+        """The file of the conversation, or None if the conversation is not saved."""
         return self._saved.path if self._saved else None
 
     def close(self) -> None:
-        """Close and unlock the file, or delete it if the conversation has no questions. Idempotent."""
+        """Close and unlock the file, or delete it if the conversation has no questions. This method is idempotent."""
         saved, self._saved = self._saved, None
         if saved is not None and not self.conversation.exchanges:
             with contextlib.suppress(OSError):  # a file without questions is never listed
@@ -118,7 +118,7 @@ class ConversationRecord:
 
 
 def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
-    """Continue a saved conversation in its file, or in a new file if another process is writing to the old one.
+    """Continue a saved conversation in its file, or in a new file if another process is writing to the old file.
 
     A file in an older format is converted. Raises LlmrunError if the file is damaged, and OSError if it cannot be read.
     """
@@ -130,7 +130,7 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
         lock = lock_journal(path)
     except InUse:
         out.note("that conversation is open in another process, so this chat continues a copy")
-    except OSError:  # the folder is not writable; this is reported when the first question is saved
+    except OSError:  # an unwritable folder is reported when the first question is saved
         pass
     try:
         found = read_conversation(path)
@@ -143,7 +143,7 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
 
 
 def _opened(found: Recording, lock: Lock) -> Journal | None:
-    """Open the file for writing. Returns None if that is not possible; a new file will then be created."""
+    """Open the file for writing. Returns None if the file cannot be opened; a new file will then be created."""
     try:
         if found.conversation.began.format >= FORMAT:
             return Journal(found.path, found.whole_bytes, lock, found.answering_bytes)
@@ -158,9 +158,9 @@ def _opened(found: Recording, lock: Lock) -> Journal | None:
 class Saying:
     """One streaming answer to the last question. Every piece is saved before it is shown.
 
-    The answer begins with the first text or tool call after the thinking. If the user stops it before then, the
-    conversation does not change. If the `with` block raises an exception, the answer is marked as failed. If `stream`
-    is false, the answer is shown only when it is complete.
+    The answer begins with the first text or tool call after the thinking. If the user stops the answer before it
+    begins, the conversation does not change. If the `with` block raises an exception, the answer is marked as failed.
+    If `stream` is false, the answer is shown only when it is complete.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Saying:
         self._used_before = record.conversation.context_used
         self._ended = False
         self._problem = ""  # why a tool call in a complete answer is not valid
-        self._viewing = False  # True until the view's `end`
+        self._viewing = False  # True while the view is showing the answer
         self.begun = False
         self.calls = CollectedCalls()
 
@@ -211,7 +211,7 @@ class Saying:
         self._thinking.text(piece)
 
     def call(self, pieces: Sequence[ToolCallDelta]) -> None:
-        """Collect pieces of tool calls. They are shown when they are complete."""
+        """Collect pieces of tool calls, which are shown when they are complete."""
         self._begin()
         self.calls.take(pieces)
         self._show(self._certain.rest())
@@ -220,7 +220,7 @@ class Saying:
 
     def was_thinking(self) -> None:
         """Mark the text of the answer so far as thinking."""
-        if not self.begun:  # the last answer in the conversation is an older one, which this one will replace
+        if not self.begun:  # the last answer in the conversation is an older answer, which the new answer will replace
             return
         self._record.add(WasThinking())
         if held := self._certain.rest():

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from llmrun.options.settings import Settings
 
 
-# These errors end the turn, but not the chat.
+# The following errors end the turn, but not the chat.
 SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError, NetworkError, InvalidAnswer)
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
@@ -60,9 +60,9 @@ class Chat:
 
     models        the open model; the caller closes it
     record        the conversation and its file
-    settings_for  returns, for a model or preset, the settings that the conversation does not override
-    prompting     turns messages into prompts, and holds the tools
-    run_command   runs the slash command with a given name and argument; raises UsageError if there is none
+    settings_for  a function that returns the settings of a model or preset, which the conversation may override
+    prompting     creates prompts from messages, and contains the tools
+    run_command   runs the slash command with a given name and argument; raises UsageError for an unknown name
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Chat:
     ) -> None:
         self.store = store
         self.record = record
-        self.totals: list[Timings] = []  # of all answers that have at least one token
+        self.totals: list[Timings] = []  # the timings of all answers that have at least one token
         self.draft = ""  # the text with which the current prompt was prefilled
         self.failed_question = ""  # equals `draft` if the draft is a question that could not be answered
         self._models = models
@@ -100,7 +100,7 @@ class Chat:
     def run(self) -> int:
         """Read and process turns until the chat ends, and return the exit code.
 
-        If the chat is not interactive, any error ends it, because no user is there to try again.
+        Any error ends a chat that is not interactive, because no user is there to try again.
         """
         self._offer_unanswered()
         while not self._over:
@@ -166,12 +166,12 @@ class Chat:
 
     @property
     def context_used(self) -> int | None:
-        """The number of tokens that the conversation takes up, or None if only the next answer will report it."""
+        """The number of tokens in the conversation, or None if only the next answer will report the number."""
         return self._context_used.tokens(self.engine, self.conversation)
 
     @property
     def sampling(self) -> SamplingParams:
-        """The sampling parameters of the next answer, without its seed."""
+        """The sampling parameters of the next answer, without the seed."""
         return replace(self._models.opened.default_sampling, **self._now_set.sampling)
 
     @property
@@ -189,7 +189,7 @@ class Chat:
         return self._settings.base.system
 
     def preference(self, name: str) -> Value | None:
-        """Return the current value of a preference, or None if the server chooses it."""
+        """Return the current value of a preference, or None if the server chooses the value."""
         if name in SAMPLING:
             if self.sent_sampling is not None and name not in self.sent_sampling:
                 return None
@@ -251,7 +251,7 @@ class Chat:
         self._offer_unanswered()
 
     def start_over(self) -> None:
-        """Switch to an empty conversation with the same system prompt and settings. The current one stays saved."""
+        """Start an empty conversation with the current system prompt and settings. The old conversation stays saved."""
         fresh = new_conversation(self._models.lasting_name)
         fresh.system = self.conversation.system
         fresh.preferences = dict(self.conversation.preferences)
@@ -282,7 +282,7 @@ class Chat:
     def _answer_once(self, seed: int | None) -> Sequence[ToolCall]:
         """Answer the last question, and return the tool calls of the answer.
 
-        If that fails and there is no earlier answer, withdraw the question.
+        If no answer begins and there is no earlier answer, withdraw the question.
         """
         request = self._request(seed)
         try:
@@ -319,7 +319,7 @@ class Chat:
         return calls
 
     def _request(self, seed: int | None) -> Request:
-        """Return the request for the next answer, with all turns that have not been left out before."""
+        """Return the request for the next answer, with all turns that have not been left out already."""
         settings, preferences = self._now_set, self.conversation.preferences
         wish = wanted_thinking(self.engine, settings, preferences)
         stops = preferences.get(STOP, [])
@@ -335,7 +335,7 @@ class Chat:
         )
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
-        """Stream the answer. If `on_full` is `forget`, leave out the oldest turns if they do not fit in the context."""
+        """Stream the answer. If `on_full` is `forget`, leave out the oldest turns that do not fit in the context."""
         window, forgets = self._window, self.preference(ON_FULL) == FORGET
         left_out_before = window.left_out
         if forgets:

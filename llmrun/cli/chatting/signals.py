@@ -2,7 +2,7 @@
 
 Python's default handler can raise KeyboardInterrupt between any two instructions, for example after the end of an
 answer but before the answer is saved. The handler in this module is installed for the whole chat and raises an
-exception only while a turn is being read. At other times, it records the signal and tells the engine to stop.
+exception only while a turn is being read. At other times, the handler records the signal and asks the engine to stop.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _HEEDED = (signal.SIGINT, *TERMINATING, *HANGUP)
 class Signals:
     """A context manager that handles the signals of a chat.
 
-    cancel   stops the engine
-    restore  restores the terminal
+    cancel   a function that stops the engine
+    restore  a function that restores the terminal
 
-    Both are called from the signal handler. A second Ctrl-C during the same answer has no effect, unless the engine has
-    not stopped within STUCK_S seconds. In that case, the handler restores the terminal and exits immediately.
+    The signal handler calls both functions. If the engine has not stopped within STUCK_S seconds, a second Ctrl-C
+    during the same answer restores the terminal and exits immediately. An earlier second Ctrl-C has no effect.
     """
 
     def __init__(self, cancel: Callable[[], None], restore: Callable[[], None]) -> None:

@@ -1,9 +1,9 @@
 """The folder of saved conversations. Each conversation is an append-only file, and /save makes copies.
 
     conversations/why-is-the-sky-blue.jsonl      a conversation, named after its first question, one line per event
-    conversations/why-is-the-sky-blue.answering  its streaming answer: the size of the .jsonl file when the answer
+    conversations/why-is-the-sky-blue.answering  the streaming answer: the size of the .jsonl file when the answer
                                                  began, then one line per piece of the answer
-    conversations/why-is-the-sky-blue.kv         its saved KV cache (see context.py)
+    conversations/why-is-the-sky-blue.kv         the saved KV cache (see context.py)
     conversations/saved/NAME.jsonl               a copy, written atomically
     conversations/.locks/                        the lock files of conversations that are open for writing
 
@@ -11,8 +11,8 @@ Folders are created with mode 0700 and files with mode 0600. Earlier versions of
 20261120-143012-1f3a9c2e.jsonl.
 
 The .answering file exists while an answer streams, and is removed after the whole answer has been saved in the .jsonl
-file. If the process dies between these two steps, the .jsonl file is larger than the recorded size, so readers ignore
-the .answering file.
+file. If the process dies before it removes the .answering file, the .jsonl file is larger than the recorded size, so
+readers ignore the .answering file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lock:
         self._path = path
 
     def release(self) -> None:
-        """Remove the lock file before releasing the lock. Idempotent."""
+        """Remove the lock file, then release the lock. This method is idempotent."""
         if self._held.is_locked:
             with contextlib.suppress(OSError):  # an empty lock file that is left behind is harmless
                 self._path.unlink()
@@ -64,7 +64,7 @@ class Lock:
 
 
 def lock_journal(path: Path) -> Lock:
-    """Lock a journal for writing. Raises InUse, and OSError if the folder is not writable."""
+    """Lock a journal for writing. Raises InUse if the journal is locked, and OSError if the folder is not writable."""
     import filelock
 
     folder = path.parent / ".locks"
@@ -89,13 +89,13 @@ def state_path(path: Path) -> Path:
 
 
 class Journal:
-    """Appends events to a locked file. Everything that was written survives a crash of the process."""
+    """Appends events to a locked file. Written events survive a crash of the process."""
 
     def __init__(self, path: Path, whole_bytes: int, lock: Lock, answering_bytes: int | None = None) -> None:
         """Open a conversation's file and remove its last line if it is incomplete. Raises OSError.
 
         whole_bytes      size of the file's complete lines
-        answering_bytes  the same for the streaming answer's file, or None if there is no such file or it is out of date
+        answering_bytes  size of complete lines in the .answering file, or None if the file is missing or out of date
         """
         self.path = path
         self._lock = lock
@@ -128,7 +128,7 @@ class Journal:
             self._answer.append(to_line(piece))
 
     def write(self, event: Event) -> None:
-        """Append an event to the conversation's file. If it is a complete answer, sync the file and remove the pieces.
+        """Append an event to the conversation's file. For a complete answer, sync the file and remove the pieces.
 
         Raises OSError like `write_piece`, in which case the pieces are kept.
         """
@@ -141,7 +141,7 @@ class Journal:
                     answering_path(self.path).unlink()
 
     def close(self) -> None:
-        """Close the files and release the lock. Idempotent."""
+        """Close the files and release the lock. This method is idempotent."""
         self._close_files()
         self._lock.release()
 
@@ -227,7 +227,7 @@ class Recording:
     """A conversation that was read from a file.
 
     whole_bytes      size of the file's complete lines, without a partial last line that a crash may have left
-    answering_bytes  the same for the streaming answer's file, or None if there is no such file
+    answering_bytes  size of complete lines in the .answering file, or None if there is no such file
     changed          modification time in seconds since the epoch
     """
 
@@ -336,7 +336,7 @@ class Store:
         return path
 
     def remove(self, path: Path) -> None:
-        """Remove a conversation or a saved copy. Raises InUse if a chat is writing to it, and OSError."""
+        """Remove a conversation or a saved copy. Raises OSError, and InUse if a chat is writing to the file."""
         if self.is_saved_copy(path):
             path.unlink()
             return
@@ -366,7 +366,7 @@ def read_conversation(path: Path) -> Recording:
     OSError if the file cannot be read.
     """
     try:
-        # Read the pieces first, because a writer removes them only after it has appended the answer to the other file.
+        # Read the pieces first, because a writer removes the pieces only after appending the answer to the .jsonl file.
         pieces = _read(answering_path(path))
     except FileNotFoundError:
         pieces = None
@@ -451,7 +451,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def name_for(question: str) -> str:
-    """Make a short name from the first words of a question, such as `why-is-the-sky-blue`."""
+    """Return a short name made from the first words of a question, such as `why-is-the-sky-blue`."""
     plain = unicodedata.normalize("NFC", question[:1000]).lower().translate(_APOSTROPHES)
     name = ""
     for word in re.findall(r"[^\W_]+", plain)[:MOST_WORDS]:
@@ -477,7 +477,7 @@ def checked_name(name: str) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """Return the names that contain `name` or, if there are none, those with similar spelling."""
+    """Return the names that contain `name` or, if no name does, the names with a similar spelling."""
     import difflib
 
     holding = [known for known in names if name.casefold() in known.casefold()]

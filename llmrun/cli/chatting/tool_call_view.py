@@ -1,4 +1,4 @@
-"""Shows tool calls as rows of text. The user sees exactly what a tool gets, unless a row says that text is left out.
+"""Shows tool calls as rows of text, which contain everything that a tool receives or state that text is left out.
 
 Names, arguments, descriptions and results are untrusted. Characters that a terminal does not show, such as zero-width
 spaces, are written as escapes, because they could hide a part of a call from the user.
@@ -36,7 +36,7 @@ _MOST_SUMMARIZED = 10_000  # characters of a text that a summary considers
 
 
 def call_rows(info: ToolInfo, arguments: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """Return the rows that show a call, and whether they show all of it."""
+    """Return the rows that show a call, and True if the rows show the whole call."""
     rows, complete = _argument_rows(arguments), True
     if len(rows) > _MOST_ROWS:
         rows = [*rows[:_MOST_ROWS], f"… {len(rows) - _MOST_ROWS:,} more lines"]
@@ -66,7 +66,7 @@ def result_row(result: ToolResult) -> str:
 
 
 def past_call_row(name: str, arguments: str) -> str:
-    """Return a row that summarizes a call of a saved conversation, whose arguments may be any text."""
+    """Return a row that summarizes a tool call of a saved conversation. The arguments may be any text."""
     return f"tool {_summary(name)} {_summary(arguments or '{}')}"
 
 
@@ -76,7 +76,7 @@ def past_result_row(text: str) -> str:
 
 
 def tool_rows(tools: Sequence[ToolInfo]) -> list[str]:
-    """Return one row per tool, with its source and whether it runs without confirmation."""
+    """Return one row per tool, with the tool's source and whether the tool runs without confirmation."""
     return [f"{_title(info)}{_permission(info)}  {_first_sentence(info.description)}" for info in tools]
 
 
@@ -93,7 +93,7 @@ def _joined(head: str, rows: Sequence[str]) -> list[str]:
 
 
 def _title(info: ToolInfo) -> str:
-    """Return a tool's name, with its server and, if it differs, the name that the server uses."""
+    """Return a tool's name, with the tool's server and, if different, the server's own name for the tool."""
     if not info.server:
         return info.name
     original = "" if info.original == info.name else f": {_escaped(info.original)}"
@@ -119,5 +119,5 @@ def _argument_rows(value: Mapping[str, Any]) -> list[str]:
 
 
 def _escaped(line: str) -> str:
-    """Write characters that a terminal does not show as JSON escapes, which do not change the value of a JSON text."""
+    """Replace characters that terminals do not show with JSON escapes, which do not change a JSON text's value."""
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)

@@ -33,7 +33,7 @@ def ask(question: str, stream: BinaryIO | None = None) -> str | None:
     be in its original modes (`Turns.lent`). If the user cannot see the question, because stderr is redirected, the
     result is also None.
 
-    stream  None for standard input
+    stream  the stream to read from, or None for standard input
     """
     if stream is None and not is_terminal(sys.stderr):
         out.note("calls cannot be confirmed, because standard error is not a terminal")
@@ -48,7 +48,7 @@ def ask(question: str, stream: BinaryIO | None = None) -> str | None:
 
 REFUSED = "The user did not allow this call."
 NOBODY_ASKED = "This tool needs the user's confirmation, and nobody is there to give it."
-MOST_ROUNDS: Final = 25  # answers with tool calls in a row, after which the model is stopped, as it might never end
+MOST_ROUNDS: Final = 25  # maximum number of consecutive answers with tool calls, because a model might never stop
 CONTINUES: Final = "/retry lets the model continue"
 _STOPPED = "The user stopped this call."
 _MOST_QUOTED = 1000  # characters of invalid arguments that are repeated to the model
@@ -63,7 +63,7 @@ class ToolTurns:
         self._signals = signals
 
     def refresh(self) -> None:
-        """List the tools again for servers that have reported a change. Ctrl-C keeps the old list."""
+        """List the tools again for servers that have reported a change. On Ctrl-C, keep the old list."""
         with suppress(Cancelled), self._turns.answering():
             self._toolbox.refresh(lambda: self._signals.stop_wanted)
         out.clear_progress()
@@ -100,9 +100,9 @@ class ToolTurns:
         return None
 
     def _run(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Run a call and return its result for the model. Raises Cancelled, and KeyboardInterrupt at the question.
+        """Run a call and return its result for the model. Raises Cancelled, or KeyboardInterrupt during the question.
 
-        Any other LlmrunError is a result too, because the call is saved already and needs one.
+        Any other LlmrunError becomes the result, because every saved call needs a result.
         """
         try:
             refusal = self._refusal(name, arguments)
@@ -121,7 +121,7 @@ class ToolTurns:
         return result.text
 
     def _refusal(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Show a call, and return why it may not run, or None if it may. Raises ToolFailed for an unknown tool."""
+        """Show a call, and return why the call may not run, or None if it may. Raises ToolFailed for unknown tools."""
         info = self._toolbox.describe(name)
         rows, complete = call_rows(info, arguments)
         out.reply(rows)
@@ -146,14 +146,14 @@ class ToolTurns:
                 return None
 
     def _mark_safe(self, name: str) -> None:
-        """Remember the user's "always". If that fails, the call still runs, because the user has allowed it."""
+        """Save the user's answer "always". If saving fails, the call still runs, because the user has allowed it."""
         try:
             self._toolbox.mark_safe(name)
         except LlmrunError as error:
             out.reply([f"this choice could not be saved: {error}"])
 
     def _is_stopped(self) -> bool:
-        """Return whether the user wants to stop the call that is running. Called several times a second."""
+        """Return whether the user wants to stop the call that is running. The toolbox polls this method."""
         out.progress("waiting for the tool")
         return self._signals.stop_wanted
 

@@ -36,10 +36,10 @@ class QuietKeyboard:
     """Sets a terminal's input modes from `begin` to `end`, and restores the old modes during suspension (Ctrl-Z).
 
     Keys typed between `hold` and `release` are buffered, and `taken` returns them. Use this class only in the main
-    thread. It does nothing if `descriptor` is not a terminal, or on Windows, where the console echoes keys only when a
-    program reads them.
+    thread. The class does nothing if `descriptor` is not a terminal, or on Windows, where the console echoes keys only
+    when a program reads them.
 
-    screen  file descriptor to write escape sequences to, or None
+    screen  file descriptor for escape sequences, or None to write none
     """
 
     def __init__(self, descriptor: int, screen: int | None = None) -> None:
@@ -76,16 +76,16 @@ class QuietKeyboard:
             self._write(_ERASE_LINE)
 
     def quiet(self) -> None:
-        """Set the quiet modes again. Does nothing before `begin` or after `end`.
+        """Set the quiet modes again. Does nothing before `begin`, after `end` or in the background.
 
-        It also does nothing in the background, because changing the modes would stop a background process.
+        Changing the modes of the terminal would stop a process in the background.
         """
         if self._quiet is not None and self._in_foreground():
             self._set(self._quiet)
             self._write(_BRACKETED)
 
     def hold(self) -> None:
-        """Start a thread that reads and buffers keys, for `taken`. Does nothing before `begin` or after `end`."""
+        """Start a thread that reads keys and buffers them for `taken`. Does nothing before `begin` or after `end`."""
         if self._found is not None and self._thread is None:
             stopped, self._stop = os.pipe()
             self._thread = threading.Thread(target=self._read, args=(stopped,), name="llmrun-keyboard", daemon=True)
@@ -105,7 +105,7 @@ class QuietKeyboard:
         return held
 
     def restore(self) -> None:
-        """Restore the original modes immediately. Idempotent, safe in a signal handler, and never raises."""
+        """Restore the original modes. This method is idempotent, never raises, and is safe in a signal handler."""
         if self._found is not None and self._in_foreground():
             self._write(_UNBRACKETED)
             self._set(self._found)

@@ -1,7 +1,7 @@
-# Completion of llmrun for bash. `llmrun completion` says how to install it.
+# Completion of llmrun for bash. Run `llmrun completion` for installation instructions.
 
 _llmrun() {
-    # Bash also splits words at ":" and "=", as in qwen3:4b. Join what no blank separates.
+    # Bash also splits words at ":" and "=", as in qwen3:4b. Join the parts that no blank separates.
     local rest=${COMP_LINE:0:COMP_POINT} word last=-1 index
     local -a words=()
     for ((index = 0; index <= COMP_CWORD; index++)); do
@@ -16,7 +16,7 @@ _llmrun() {
         rest=${rest#"$word"}
     done
 
-    # Bash replaces only what follows the last ":" or "=".
+    # Bash replaces only the text after the last ":" or "=".
     local current=${words[last]} kept=
     [[ $current == *:* && $COMP_WORDBREAKS == *:* ]] && kept=${current%"${current##*:}"}
     [[ ${current#"$kept"} == *=* && $COMP_WORDBREAKS == *=* ]] && kept=${current%"${current##*=}"}
@@ -31,7 +31,7 @@ _llmrun() {
             COMPREPLY+=("$value")
         fi
     done < <("$program" completion --complete -- "${words[@]:1}" 2>/dev/null)
-    # Without candidates, bash completes file names, unless it is told not to.
+    # Without candidates, bash completes file names unless the `default` option is disabled.
     if [[ -z $files ]] && type compopt &>/dev/null; then
         compopt +o default
     fi

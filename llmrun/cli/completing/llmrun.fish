@@ -1,4 +1,4 @@
-# Completion of llmrun for fish. `llmrun completion` says how to install it.
+# Completion of llmrun for fish. Run `llmrun completion` for installation instructions.
 
 function __llmrun_complete
     set -l words (commandline -opc)

@@ -1,5 +1,5 @@
 #compdef llmrun
-# Completion of llmrun for zsh. `llmrun completion` says how to install it.
+# Completion of llmrun for zsh. Run `llmrun completion` for installation instructions.
 
 _llmrun() {
     local program=${(Q)words[1]} line value files=

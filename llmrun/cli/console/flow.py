@@ -27,7 +27,7 @@ _FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
 
 
 class WholeLines:
-    """Buffers each line until it is complete. Lines from concurrent processes then do not mix."""
+    """Buffers each line until it is complete, so that lines from concurrent processes do not mix."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
@@ -149,7 +149,7 @@ def atomic_writes(text: str) -> Iterator[str]:
 
 
 def reader_is_gone(stream: TextIO) -> bool:
-    """Return whether a pipe's reader has closed it, so that a write would raise BrokenPipeError."""
+    """Return whether a pipe's reader has closed the pipe. Writing would then raise BrokenPipeError."""
     if sys.platform == "win32":
         return False
     watched = select.poll()

@@ -149,7 +149,7 @@ class Output:
         """Write a piece of the answer to stdout.
 
         On a terminal, whole words are written, with control characters made visible. In a pipe or a file, whole lines
-        are written. Raises BrokenPipeError as soon as the pipe's reader has closed it.
+        are written. Raises BrokenPipeError as soon as the reader has closed the pipe.
         """
         if not text:
             return
@@ -162,7 +162,7 @@ class Output:
             raise BrokenPipeError
 
     def end_answer(self, end: str = "\n") -> None:
-        """Write the rest of the answer and `end`. The end is written even after an empty answer."""
+        """Write the rest of the answer and `end`. Even after an empty answer, `end` is written."""
         self._write_stdout(self._answer_rest() + end)
 
     def _answer_rest(self) -> str:
@@ -179,8 +179,8 @@ class Output:
     def thinking(self, text: str) -> None:
         """Write a piece of the model's thinking to stderr.
 
-        The text is dim or, if there is no color, preceded by the line "thinking:". An empty line separates it from the
-        next output that is not thinking.
+        The text is dim or, if there is no color, preceded by the line "thinking:". An empty line separates the thinking
+        from the next other output.
         """
         if self.quiet or not text:
             return
@@ -257,7 +257,7 @@ class Output:
             self._line("note:", text, YELLOW)
 
     def detail(self, text: str) -> None:
-        """Write a line of details. It is shown only with --verbose."""
+        """Write a line of details, which is shown only with --verbose."""
         if self.verbose and not self.quiet:
             self._write_stderr(self._styled(visible_line(text), DIM) + "\n")
 
@@ -275,7 +275,7 @@ class Output:
         self._write_stderr("".join(self._styled(line, DIM) + "\n" for line in lines))
 
     def reply(self, lines: Iterable[str]) -> None:
-        """Write the reply to a user's request, such as /help in a chat. It is shown even in quiet mode."""
+        """Write the reply to a user's request, such as /help in a chat. Replies are shown even in quiet mode."""
         self._write_stderr("".join(f"{row}\n" for line in lines for row in _rows(visible(line))))
 
     def sequence(self, text: str) -> None:
@@ -290,7 +290,7 @@ class Output:
         self._write_stderr(visible(text))
 
     def error(self, sentence: str, hint: str = "") -> None:
-        """Write `error: ...` and a hint about what to try. Both are shown even in quiet mode."""
+        """Write `error: ...` and a hint about what to try. Errors and hints are shown even in quiet mode."""
         self._cut_answer()
         self._line("error:", sentence, RED)
         words, _, command = hint.rpartition(": ")
@@ -391,7 +391,7 @@ class Stdout(io.TextIOWrapper):
     """
 
     def __init__(self, buffer: BinaryIO) -> None:
-        # A path may contain bytes that are not UTF-8. They are written as in JSON, such as "\udcff" for byte 0xff.
+        # Bytes in a path that are not UTF-8 are written as in JSON, such as "\udcff" for byte 0xff.
         super().__init__(buffer, encoding="utf-8", errors="backslashreplace", newline="")
 
     def write(self, text: str) -> int:

@@ -27,7 +27,7 @@ _PATIENCE_S = 5.0
 
 
 def copy_text(text: str) -> str:
-    """Copy text to the clipboard. Return a phrase that says where the text is now. Raises UsageError.
+    """Copy text to the clipboard. Return a phrase that describes where the text is now. Raises UsageError.
 
     In an SSH session, the terminal is used, because it runs on the user's machine. A clipboard program would set only
     the clipboard of the remote machine.
@@ -64,7 +64,7 @@ def _programs() -> Iterator[tuple[str, Sequence[str]]]:
 def _gave(command: Sequence[str], data: bytes) -> bool:
     """Run a clipboard program and return whether it succeeded.
 
-    Its output is discarded, because xclip and wl-copy stay in the background and would keep a pipe open.
+    The program's output is discarded, because xclip and wl-copy stay in the background and would keep a pipe open.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -86,7 +86,7 @@ def _gave(command: Sequence[str], data: bytes) -> bool:
 def _osc_52(data: bytes) -> str:
     """Return the escape sequence that sets the terminal's clipboard.
 
-    tmux forwards the sequence only if it is in a wrapper, in which every ESC is doubled.
+    tmux forwards the sequence only inside a wrapper, in which every ESC is doubled.
     """
     sequence = f"\x1b]52;c;{base64.b64encode(data).decode()}\x07"
     if os.environ.get("TMUX"):
@@ -134,7 +134,7 @@ def _editor() -> list[str]:
 
 
 def _run(command: list[str], path: Path) -> None:
-    """Run the editor on the terminal, even if stdout is redirected. Raises UsageError if it fails."""
+    """Run the editor on the terminal, even if stdout is redirected. Raises UsageError if the editor fails."""
     shown_on_stderr = is_terminal(sys.stderr) and not is_terminal(sys.stdout)
     stdout = sys.stderr if shown_on_stderr else None
     try:

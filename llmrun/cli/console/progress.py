@@ -17,7 +17,7 @@ from llmrun.cli.console.terminal import columns, width
 
 _BAR = 20  # columns
 _SHORTEST_LABEL = 12
-_WINDOW_S = 8.0  # the speed and the time left are averages over this period
+_WINDOW_S = 8.0  # the speed and the time left are computed over this period
 
 
 class HubReporter:
@@ -45,7 +45,7 @@ class HubReporter:
     def _recent(self, now: float, done: int) -> tuple[float, int]:
         """Return the oldest time in the window and the number of bytes done at that time.
 
-        The speed is computed from this point, so bytes that were already present at the start do not count toward it.
+        The speed is computed from this point, so bytes that were already present at the start are not counted.
         """
         if not self._seen or now - self._seen[-1][0] >= _WINDOW_S / 40:
             self._seen.append((now, done))
@@ -61,7 +61,7 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     at its start (because names differ at their ends), and then the bar is dropped. The numbers are always shown.
 
     done     number of bytes present
-    fetched  number of these bytes that arrived in the last `seconds`
+    fetched  number of bytes that arrived in the last `seconds`
     """
     fraction = done / total if total else 0.0
     # Round down, so that 100% appears only when the download is complete.

@@ -1,7 +1,7 @@
 """Detects the capabilities of terminals, makes untrusted text safe to print, and handles the display of Ctrl-C.
 
-By default, a terminal shows `^C` in the middle of an answer at Ctrl-C, and discards the output that it has not shown
-yet. Changed terminal modes prevent both.
+At Ctrl-C, terminals by default show `^C` in the middle of an answer and discard output that is not yet on the screen.
+This module changes the terminal modes to prevent the echo and the loss of output.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import BinaryIO, TextIO
 
 # Text from a model, a file or a server may contain escape sequences that move the cursor, set the clipboard or type
 # input for the user. On a terminal, every control character except newline and tab is therefore replaced by its symbol
-# (U+2400 to U+2421). Characters without a symbol are shown as code points. These are the C1 controls, the two Unicode
-# line separators, and the bidirectional embeddings, overrides and isolates, which change the order of displayed text.
+# (U+2400 to U+2421). Characters without a symbol are shown as code points: the C1 controls, the two Unicode line
+# separators, and the bidirectional embeddings, overrides and isolates, which change the order of displayed text.
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES[0x7F] = "\u2421"
 _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
 _PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
 _VIRTUAL_TERMINAL = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
-_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON requires escapes for the others
+_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON itself escapes lower codes
 
 
 def visible(text: str) -> str:
@@ -52,7 +52,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def discard_input(stream: BinaryIO) -> None:
-    """Discard what was typed on a terminal and has not been read."""
+    """Discard typed input that has not been read from a terminal."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -72,7 +72,7 @@ def can_move_cursor(stream: TextIO) -> bool:
 
 
 def _interprets_escapes(stream: TextIO) -> bool:
-    """Return whether a terminal interprets escape sequences. On Windows, this makes the console interpret them."""
+    """Return whether a terminal interprets escape sequences. On Windows, enable them in the console first."""
     if sys.platform == "win32":
         import ctypes
         import msvcrt
@@ -103,7 +103,7 @@ def columns() -> int:
 
 
 def room(stream: TextIO) -> int:
-    """Return the maximum columns per line for a stream. There is no limit if it is not a terminal."""
+    """Return the maximum number of columns per line for a stream, which is limited only for terminals."""
     return columns() if is_terminal(stream) else sys.maxsize
 
 
@@ -129,7 +129,7 @@ def shortened(text: str, limit: int) -> str:
 def _columns_of(character: str) -> int:
     if character in _TWO_ON_SOME_TERMINALS:
         return 2
-    if character == _EMOJI_STYLE:  # makes the symbol before it one column wider
+    if character == _EMOJI_STYLE:  # this character makes the preceding symbol one column wider
         return 1
     if unicodedata.category(character) in ("Mn", "Me", "Cf") and character != _SOFT_HYPHEN:
         return 0
@@ -145,7 +145,7 @@ _LOCAL = 3  # index into the list returned by tcgetattr
 
 
 def hide_control_echo() -> Callable[[], None]:
-    """Stop showing control characters on the terminal of stdin. Return an idempotent function that undoes this.
+    """Stop showing control characters on the terminal of stdin. Return an idempotent function that restores the echo.
 
     If stdin is not a terminal, or if the process is in the background, nothing is changed. On Windows, consoles do not
     show control characters.
@@ -158,7 +158,7 @@ def hide_control_echo() -> Callable[[], None]:
 
 
 def keep_output_at_ctrl_c() -> Callable[[], None]:
-    """Hide control characters too, and stop the terminal of stdin from discarding output at Ctrl-C.
+    """Stop the terminal of stdin from showing control characters and from discarding output at Ctrl-C.
 
     The terminal then keeps typed input as well, so a handler of SIGINT should call `discard_typed_input`.
     """
@@ -170,7 +170,7 @@ def keep_output_at_ctrl_c() -> Callable[[], None]:
 
 
 def discard_typed_input() -> None:
-    """Discard what was typed on the terminal of stdin, as terminals do at Ctrl-C by default."""
+    """Discard unread input from the terminal of stdin, as terminals do at Ctrl-C by default."""
     if _owns_terminal():
         discard_input(sys.stdin.buffer)
 
@@ -188,7 +188,7 @@ def _owns_terminal() -> bool:
 
 
 def _set_modes(mask: int, wanted: int) -> Callable[[], None]:
-    """Set the local modes in `mask` if they can be set now. Return an idempotent function that undoes this."""
+    """Set the local modes in `mask` if they can be set now. Return an idempotent function that restores the modes."""
     before = _change(mask, wanted)
     if before is None or before == wanted:
         return lambda: None

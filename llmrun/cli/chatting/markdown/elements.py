@@ -3,9 +3,9 @@
 The elements use only the terminal's own colors and no backgrounds, so answers are readable on both light and dark
 terminals. Code starts in the first column and is not wrapped, so it can be copied.
 
-Text is made safe here, after parsing, because entities such as `&#27;` can produce control characters. The targets of
-links and images are shown in parentheses after them, because Rich would hide a link's target in an escape sequence
-and show images before their paragraph.
+Text is made safe here, after parsing, because entities such as `&#27;` can produce control characters. Links and
+images are followed by their targets in parentheses, because Rich would hide a link's target in an escape sequence and
+show images before their paragraph.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Paragraph(markdown.Paragraph):
 
 
 class _Heading(markdown.Heading):
-    """A left-aligned heading without a box. If there is no color, its `#` characters are shown."""
+    """A left-aligned heading without a box. If there is no color, the heading's `#` characters are shown."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         signs = "" if console.color_system else "#" * int(self.tag[1:]) + " "
@@ -96,7 +96,7 @@ class _CodeBlock(markdown.CodeBlock):
         if self._fenced:
             label = f"── {self._info} " if self._info else ""
             yield _rule(options, label)
-        # The last line may still grow. It is not colored, so the cached highlighting of the lines above stays valid.
+        # The last line, which may still grow, is not colored, so the cached highlighting of earlier lines stays valid.
         code, ended, growing = self.text.plain.rpartition("\n")
         if ended:
             language = _LANGUAGE.match(self._info) if console.color_system else None
@@ -113,7 +113,7 @@ def _highlighted(code: str, language: str, console: Console) -> Sequence[Segment
     if language and len(code) <= _LONGEST_CODE and max(map(len, code.split("\n"))) <= _LONGEST_LINE:
         colored = Syntax(code, language, theme=_CODE_COLORS).highlight(f"{code}\n")
         colored.right_crop(1)
-        if colored.plain == code:  # otherwise, the lexer has changed the text
+        if colored.plain == code:  # ignore the colors if the lexer has changed the text
             text = colored
     return tuple(text.render(console, end="\n"))
 
@@ -161,7 +161,7 @@ class _Quote(markdown.BlockQuote):
 
 
 def _beside(first: str, others: str, elements: Renderables, console: Console, options: ConsoleOptions) -> RenderResult:
-    """Draw elements with the marker `first` before the first row and `others` before the rest.
+    """Draw elements with the marker `first` before the first row and the marker `others` before all other rows.
 
     If the terminal is too narrow, draw the elements below the marker. Rich's own list items are not used, because they
     truncate code that is wider than the terminal.
@@ -245,7 +245,7 @@ class Renderer:
 
 
 _TAB = 4
-_BREAKS = ("softbreak", "hardbreak")  # both become line breaks, because models break lines intentionally
+_BREAKS = ("softbreak", "hardbreak")  # both kinds become line breaks, because models break lines intentionally
 _EMPHASIS = ("strong", "em", "s")
 
 
@@ -272,7 +272,7 @@ def prepared(tokens: Sequence[Token], lines: Sequence[str], *, color: bool) -> l
 
 
 def _inline(children: Sequence[Token], color: bool) -> Iterator[Token]:
-    links: list[tuple[str, int]] = []  # each open link's target, and the index of the first child of its text
+    links: list[tuple[str, int]] = []  # each open link's target, and the index of the link text's first child
     for at, child in enumerate(children):
         if child.type in _BREAKS:
             yield Token("hardbreak", "br", 0)

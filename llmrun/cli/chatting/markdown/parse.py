@@ -57,7 +57,7 @@ class MarkdownBlock:
 
 
 def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[MarkdownBlock]:
-    """Parse text into blocks. If the text starts in the middle of a list, `continued` is the first item in it."""
+    """Parse text into blocks. If the text starts in the middle of a list, `continued` is the text's first item."""
     lines = source.split("\n")
     blocks: list[MarkdownBlock] = []
     for tokens in _siblings(_parser().parse(source)):
@@ -74,9 +74,9 @@ def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[Markd
 def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> int:
     """Return the index of the first block that further text may change. `lines` are the lines of the source.
 
-    Usually, this is the last block. If the last block may still merge with the one before it, the latter is returned.
-    For example, "#" after a paragraph is an empty heading, but "#1" continues the paragraph. After a list, "2" may be
-    the start of the next item's number.
+    The result is usually the last block's index. If the last block may still merge with the previous block, the index
+    of the previous block is returned. For example, "#" after a paragraph is an empty heading, but "#1" continues the
+    paragraph. After a list, "2" may be the start of the next item's number.
     """
     last = len(blocks) - 1
     if last < 1:
@@ -153,7 +153,7 @@ def _table(state: StateBlock, first: int, last: int, silent: bool) -> bool:
 
 
 def _keep_extra_cells(state: StateBlock, line: Sequence[Token]) -> None:
-    """Append extra cells to the last column. GitHub's Markdown would drop them."""
+    """Append extra cells, which GitHub's Markdown would drop, to the last column."""
     number = (line[0].map or (0, 0))[0]
     source = state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]].strip()
     written = _BAR.split(source.removeprefix("|"))

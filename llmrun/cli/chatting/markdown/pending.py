@@ -35,15 +35,15 @@ class Pending:
         self._first: MarkdownBlock | None = None  # the block that starts `source`, if earlier blocks were dropped
         # the part of the first unfinished block's ink (see rows.py) that can no longer be redrawn; see `leave`
         self._left = ""
-        self._drawn = ""  # the part of this ink that is now on the screen
+        self._drawn = ""  # the part of the first unfinished block's ink that is on the screen
         self._drawn_rows = 0
         self._gone = 0  # how many rows of the first unfinished block can no longer be redrawn
 
     def advance(self, width: int, room: int, *, is_open: bool) -> tuple[list[Row], list[Row]]:
         """Render the remaining text as rows of at most `width` columns. If `is_open` is false, the answer has ended.
 
-        Returns the finished rows, to be written permanently, and up to `room` live rows, to be drawn below them until
-        the next call.
+        Returns the finished rows, which are written permanently, and up to `room` live rows, which are drawn below the
+        finished rows until the next call.
         """
         lines = self.source.split("\n")
         blocks = blocks_of(self.source, self._first)
@@ -73,9 +73,9 @@ class Pending:
     def leave(self) -> int:
         """Make the rows that were drawn last permanent, and return their number.
 
-        Call this when the terminal has become too narrow for these rows. The next rows continue after the permanent
-        text, or at the first character of it that has changed. Returns 0 for tables, because their layout depends on
-        the width, and for blocks whose first rows are hidden.
+        Call this method when the terminal has become too narrow for these rows. The next rows continue after the
+        permanent text, or at the first character of this text that has changed. Returns 0 for tables, because their
+        layout depends on the width, and for blocks whose first rows are hidden.
         """
         if self._drawn:
             self._left = self._drawn
@@ -84,7 +84,7 @@ class Pending:
     def _unfinished(
         self, block: MarkdownBlock, others: Sequence[MarkdownBlock], lines: list[str], width: int, room: int
     ) -> tuple[list[Row], list[Row]]:
-        """Render the first unfinished block and any that may still merge with it. Return the same as `advance`."""
+        """Render the first unfinished block and the blocks that may merge with it. Return finished and live rows."""
         all_rows = self._rows(block, lines, width)
         if block.kind == "fence":
             all_rows.pop()  # drop the rule below the code
@@ -136,7 +136,7 @@ class Pending:
         return next((at for at, (left, now) in enumerate(pairs) if left != now), min(len(self._left), len(text)))
 
 
-# Characters that may turn out to be markup, and endings that the next character may extend.
+# These characters may become markup, and the next character may extend the endings below.
 _UNDECIDED = re.compile(r"[*_~`\[\]<&\\|]")
 _MAY_GO_ON = ("*", "_", "~", "`", "!")
 
@@ -149,7 +149,7 @@ def _certain_rows(block: MarkdownBlock, rows: int) -> int:
 
 
 def _is_decided(text: Token) -> bool:
-    """Return whether a paragraph can only grow. This is false if its last line may become a table header."""
+    """Return whether a paragraph can only grow. If the last line may become a table header, return False."""
     if len(text.content.rpartition("\n")[2]) < HEAD_OF_A_TABLE or text.content.endswith(_MAY_GO_ON):
         return False
     for child in text.children or []:
@@ -162,7 +162,7 @@ def _is_decided(text: Token) -> bool:
 def _without_growing_word(row: Row, limit: int) -> Row:
     """Drop the last word if it is so close to the end of the row that it may soon wrap to the next row.
 
-    As a result, rows only ever grow, which causes the least confusion when the terminal is resized.
+    Rows therefore only grow, which causes the least confusion when the terminal is resized.
     """
     limit = min(limit, WIDEST_TEXT)
     shorter = without_last_word(row)

@@ -64,7 +64,7 @@ def shown(text: str) -> str:
     return text if text.isascii() else _MARKS.sub(_thinned, text)
 
 
-# Combining marks are not word characters, so only runs of other non-ASCII characters can exceed the limit.
+# Combining marks are neither word characters nor ASCII, so the pattern skips all word and ASCII characters.
 _MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")
 
 

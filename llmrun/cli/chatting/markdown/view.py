@@ -20,8 +20,8 @@ from llmrun.cli.console.terminal import can_color, visible
 class LiveRows:
     """The rows on the screen that can still be redrawn. `write` sends text to the terminal.
 
-    The cursor is at the end of the last live row. If there are no live rows, it is in the first column of a new line.
-    Drawing only moves the cursor up and erases downwards. It changes no terminal modes, so there is nothing to restore.
+    The cursor is at the end of the last live row or, if there are no live rows, in the first column of a new line.
+    Drawing moves the cursor up and erases downwards, but changes no terminal modes, so no modes need to be restored.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -60,7 +60,7 @@ class LiveRows:
             self._write(text)
 
     def leave(self, count: int) -> None:
-        """Make the first `count` live rows permanent and erase the others. Later rows are drawn below them."""
+        """Make the first `count` live rows permanent and erase the others. Later rows are drawn below."""
         self.draw(self._drawn[:count], [])
 
 
@@ -72,9 +72,9 @@ _NARROWEST = 12  # columns; on narrower terminals, only finished rows are writte
 class MarkdownView:
     """Shows answers on stdout, which must be a terminal with a movable cursor.
 
-    write  sends characters to the terminal
-    size   returns the terminal's current number of columns and rows
-    clock  returns the time in seconds
+    write  a function that sends characters to the terminal
+    size   a function that returns the terminal's current number of columns and rows
+    clock  a function that returns the time in seconds
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class MarkdownView:
     def text(self, piece: str) -> None:
         """Add the next piece of the answer, exactly as the model generated it. The piece may be shown later."""
         piece = self._held + piece
-        self._held = "\r" if piece.endswith("\r") else ""  # may be the first half of "\r\n"
+        self._held = "\r" if piece.endswith("\r") else ""  # a trailing "\r" may be the first half of "\r\n"
         self._pending.source += visible(piece.removesuffix("\r").replace("\r\n", "\n"))
         if self._clock() >= self._next_frame:
             self._frame(is_open=True)
