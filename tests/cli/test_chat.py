@@ -280,7 +280,7 @@ def test_two_processes_never_write_into_one_conversation(tmp_path: Path) -> None
         say(process, "one\n")
         process.stdout.readline()
         second = chat(tmp_path, "--continue", turns="two\n")
-        assert b"note: that conversation is open in another process, so this chat continues a copy\n" in second.stderr
+        assert b"note: the conversation is open in another process, so this chat continues a copy\n" in second.stderr
         say(process, "three\n")
         process.stdout.readline()
     assert second.stdout == b"You said: two\n"

@@ -1,4 +1,4 @@
-"""The answer log, a JSON Lines file. `generate --log` appends to it, and `llmrun logs` reads it.
+"""The answer log, a JSON Lines file to which `generate --log` appends and which `llmrun logs` reads.
 
     logs/answers.jsonl   in the data folder; the folder has mode 0700, the file 0600
     logs/.answers.lock   held while a line is appended or the log is removed
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0  # maximum time to wait for the lock
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | O_BINARY
-_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")  # old: template
+_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")  # template is legacy
 
 Entry = Mapping[str, Any]
 
@@ -117,7 +117,7 @@ def logger(preset: str | None) -> Callable[[AnsweredRequest], None]:
 
     If logging fails, the function only prints a note, because the user already has the answer.
 
-    preset  the name of the preset, if one was used
+    preset  the name of the preset in use, or None
     """
 
     def log(done: AnsweredRequest) -> None:
@@ -194,7 +194,7 @@ def _append(descriptor: int, line: bytes) -> None:
 
 
 def _entry(line: bytes) -> Entry | None:
-    """Parse a line of the log. Return None if it is not an entry or lacks a required field."""
+    """Parse a line of the log. Return None if the line is not an entry or lacks a required field."""
     try:
         entry = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):

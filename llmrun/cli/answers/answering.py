@@ -96,11 +96,11 @@ class CollectedCalls:
     piece with a name and another id begins a new call. A new id alone does not begin a new call, because some
     servers send a new id with every piece.
 
-    problem  why the most recently dropped call is not valid; "" if none was dropped
+    problem  the reason why the most recently dropped call is invalid, or "" if no call was dropped
     """
 
     problem: str = ""
-    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and count of earlier calls with it
+    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and number of calls with it
     _counts: dict[int, int] = field(default_factory=dict)  # the number of earlier calls with the same index
 
     def take(self, deltas: Iterable[ToolCallDelta]) -> None:
@@ -234,7 +234,7 @@ def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bo
 
 @contextmanager
 def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
-    """Make Ctrl-C and SIGTERM call `cancel` instead of ending the process. A second signal ends the process.
+    """On the first Ctrl-C or SIGTERM, call `cancel` instead of ending the process. A second signal ends the process.
 
     Yields the list of signals received. Signals that were already ignored (because of `nohup`, or `&` in a
     script) stay ignored.

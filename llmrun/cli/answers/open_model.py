@@ -155,8 +155,8 @@ def open_model(
     will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
                with imports and the loading of weights
     max_sequences  the maximum number of concurrent requests; fewer requests run if their shared cache is too small
-    will_constrain, watch  the same as in Engine.open
-    saves_state  the same as in OpenOptions
+    will_constrain, watch  the arguments of Engine.open
+    saves_state  the field of OpenOptions
     """
     if is_endpoint(settings.model):
         with _open_remote(settings, max_sequences) as opened:
@@ -338,7 +338,7 @@ def _open_remote(settings: Settings, max_sequences: int) -> Iterator[OpenModel]:
 
 
 def _preset_name(settings: Settings) -> str:
-    """Return the name of the preset in use, or "", and print it for --verbose."""
+    """Return the name of the preset in use, or "", and print the name if --verbose is set."""
     if settings.preset is None:
         return ""
     out.detail(f"preset     {settings.preset.name}")

@@ -23,7 +23,7 @@ def with_prompt_cache(
 
     then  a function that the returned function calls at the end, or None
     """
-    assert isinstance(engine, Engine)  # the flag is refused for remote models
+    assert isinstance(engine, Engine)  # --prompt-cache is refused for remote models
     engine.use_saved(SavedFile(path, engine.state_key, None, out.note))
 
     def answered(done: AnsweredRequest) -> None:

@@ -57,7 +57,7 @@ def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> No
 
 
 def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:
-    """Return the statistics without the least important ones, so that they fit on a line of `limit` columns."""
+    """Return only the most important statistics, as many as fit on a line of `limit` columns."""
     facts = dict(facts)
     for name in _DROPPED:
         if width("  ".join(facts.values())) > limit:
@@ -88,7 +88,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     facts = {"model": name}
     if answer.finished.reason is FinishReason.CANCELLED:
         facts["stopped"] = "stopped"
-    if timings.prompt_tokens:  # some servers do not report this count
+    if timings.prompt_tokens:  # some servers do not report the number of prompt tokens
         computed = timings.prompt_tokens - timings.cached_tokens
         facts["prompt"] = f"{computed} in {format_number(timings.prompt_per_second)}/s"
     facts["TTFT"] = f"TTFT {format_seconds_briefly(timings.ttft_s)}"
@@ -111,7 +111,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
 
 
 def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context: str, reset: str = "") -> None:
-    """Print a note that explains why an answer was cut off. Complete answers need no note.
+    """Print a note that explains why an answer was cut off. Do nothing if the answer is complete.
 
     thinking, limit, context  advice on long thinking, the user's token limit and a full context; if `limit` is empty,
                               no note about the token limit is printed
@@ -139,7 +139,7 @@ def waiting_words(event: PrefillProgress) -> str:
 
 
 def model_words(model: str, info: ModelInfo) -> str:
-    """Return a model's name and where it runs."""
+    """Return a model's name and the backend or server that runs the model."""
     if info.backend == "remote":
         return f"{_shortened(model)} @ {info.device}"
     return f"{_shortened(model)} {info.backend}" + (

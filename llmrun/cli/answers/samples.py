@@ -212,7 +212,7 @@ class _Run:
         self._done: list[AnsweredRequest | None] = [None] * wanted.count
         self._indexes: dict[int, int] = {}  # indexes of the samples by request id
         self._n_shown = 0
-        # Log probabilities are requested only if they are needed, because they take time for every token.
+        # Log probabilities are requested only if they are needed, because computing them takes time for every token.
         needs_logprobs = wanted.best_of == MEAN_LOGPROB
         self._logprobs = 0 if request.logprobs is None and needs_logprobs else request.logprobs
 
@@ -288,7 +288,7 @@ class _Run:
         return [sum(each) / len(each) if each else None for each in values]
 
     def _best(self, answered: Sequence[AnsweredRequest], complete: Sequence[int]) -> Best | None:
-        """Choose the sample to print. Returns None to print all, or if no sample is complete. Raises LlmrunError."""
+        """Choose the sample to print, or return None if all are printed or none is complete. Raises LlmrunError."""
         if self._wanted.best_of is None or not complete:
             return None
         if self._wanted.best_of != MEAN_LOGPROB:
@@ -311,7 +311,7 @@ def _tell_of_equal_samples(engine: Answering, request: Request, count: int) -> N
     if count == 1:
         return
     if sampling.temperature == 0 and request.sends("temperature"):
-        out.note("temperature 0 makes all samples equal; use --temp to set a higher one")
+        out.note("temperature 0 makes all samples equal; use --temp to set a higher temperature")
     elif sampling.top_k == 1 and not is_remote(engine):
         out.note("--top-k 1 makes all samples equal")
 

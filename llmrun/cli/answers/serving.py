@@ -75,7 +75,7 @@ def serve_models(
 ) -> None:
     """Serve models until a signal arrives. Raises the errors of finding and opening the given models.
 
-    names      the models to open at start; the first model is the default. Without names, the server only forwards
+    names      the models to open at start, with the default first. Without names, the server only forwards requests
     template   the source of a chat template that replaces the model's own
     listening  a bound socket
     """
@@ -153,9 +153,9 @@ class _Opener:
 
 
 def _without_prompt(preset: Preset) -> Preset:
-    """Return a preset for requests, which bring their own prompts.
+    """Return a preset for requests, which contain their own prompts.
 
-    The variables of the system prompt get their defaults. Raises UsageError for a variable without a default.
+    The variables of the system prompt receive their default values. Raises UsageError for a variable without a default.
     """
     if preset.prompt is None or preset.system is None:
         return preset
@@ -281,7 +281,7 @@ def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: i
 
 
 def example_for(facts: ModelFacts | None) -> tuple[str, str]:
-    """Return a route and the fields of a request that the model can answer. If `facts` is None, use a placeholder."""
+    """Return the route and fields of a request that a model can answer. `facts` is None for a model loaded later."""
     chat = '"messages": [{"role": "user", "content": "Hello"}]'
     if facts is None:
         return "chat/completions", f'"model": "NAME", {chat}'

@@ -49,7 +49,7 @@ def copy(chat: Chat, argument: str) -> None:
     from llmrun.cli.console.programs import copy_text
 
     if argument not in ("", CODE):
-        raise UsageError(f"/copy: {argument}: unknown argument", hint="/copy copies the answer, /copy code its code")
+        raise UsageError(f"/copy: {argument}: unknown argument", hint="/copy code copies only the last code block")
     answers = [exchange.answer for exchange in chat.conversation.exchanges if exchange.answer]
     if not answers:
         raise UsageError("/copy: there is no answer yet")
@@ -280,7 +280,7 @@ def load(chat: Chat, name: str) -> None:
     chat.switch_to(record)
     chat.confirm(f"loaded {summary(found)}")
     if held_with != chat.conversation.model:
-        chat.confirm(f"it used {visible_line(held_with)} so far; {visible_line(chat.model)} answers from here on")
+        chat.confirm(f"{visible_line(held_with)} answered so far; {visible_line(chat.model)} answers from here on")
 
 
 def tools(chat: Chat, argument: str) -> None:
@@ -388,7 +388,7 @@ def search(chat: Chat, argument: str) -> None:
         out.reply([f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}"])
     out.reply_marked(line for hit in hits for line in hit_lines(hit, room(sys.stderr)))
     if others:
-        out.reply(["/load NAME continues one of them"])
+        out.reply(["/load NAME continues one of these conversations"])
     if unreadable:
         out.reply([f"{counted(unreadable, 'conversation')} cannot be read: /load lists them"])
 

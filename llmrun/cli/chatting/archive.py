@@ -256,7 +256,7 @@ def _first(rows: Sequence[str], most: int) -> list[str]:
     return [*rows] if len(rows) <= most else [*rows[: most - 1], _CUT]
 
 
-MOST_LINES = 5  # lines shown per conversation
+MOST_LINES = 5  # maximum number of lines shown per conversation
 _CONTEXT = 20  # columns to show before the first match if a line is truncated
 _QUESTION, _ANSWER = "  > ", "    "
 

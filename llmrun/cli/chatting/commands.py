@@ -116,7 +116,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             lambda chat: [(name, "") for name in actions.SHOWN],
         ),
         Command("stats", "", "show tokens, times and speeds since the start", actions.stats),
-        Command("exit", "", "end the chat; so does the end of input", actions.leave, aliases=("bye", "quit")),
+        Command("exit", "", "end the chat, like the end of input", actions.leave, aliases=("bye", "quit")),
     ),
 }
 COMMANDS = tuple(command for group in GROUPS.values() for command in group)

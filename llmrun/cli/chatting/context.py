@@ -78,7 +78,7 @@ def turns_to_leave_out(
     If leaving out `already` turns makes enough room for the answer, return `already`. Otherwise, leave out more turns
     until the prompt fills at most half of the context. The last turn is the question itself and is never left out.
 
-    tokens_from  returns the number of tokens in the prompt if it begins with the turn at the given index
+    tokens_from  a function that returns the number of tokens in a prompt that begins with the turn at an index
     """
     already = min(already, turns - 1)
     if tokens_from(already) + room_for_answer(context, max_tokens) <= context:
@@ -286,12 +286,12 @@ class ConversationState:
 
 def _local(engine: Answering) -> Engine | None:
     """Return the engine if it runs in this process, or None if the engine is remote."""
-    from llmrun.engine.engine import Engine  # imports NumPy
+    from llmrun.engine.engine import Engine  # this module imports NumPy
 
     return engine if isinstance(engine, Engine) else None
 
 
-_RESULT_CHARACTERS = 2  # per token of the context, so that a tool's result fills at most about half of the context
+_RESULT_CHARACTERS = 2  # characters per token of the context, so one result fills about half of the context
 _HINT = "use a model that was trained for tool calls, such as qwen3:4b"
 
 
@@ -329,7 +329,7 @@ def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation
 def longest_result(engine: Answering) -> int:
     """Return the maximum length of a tool's result, in characters, for the size of a model's context."""
     most = Limits().result
-    size = engine.info.context_size  # 0 if a server does not report it
+    size = engine.info.context_size  # 0 if a server does not report the size
     return min(most, _RESULT_CHARACTERS * size) if size else most
 
 

@@ -131,7 +131,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation. Only its last exchange may lack an answer.
+    """A conversation, in which only the last exchange may lack an answer.
 
     recount  True if the model has changed since the tokens were counted with the last answer
     """
@@ -230,7 +230,7 @@ class Conversation:
 
     @property
     def is_stopped_at_calls(self) -> bool:
-        """True if the last question has only tool calls, because the user stopped the answer or the process died.
+        """True if the last answer has only tool calls, because the user stopped the answer or the process died.
 
         If the process died before it saved the calls, only the answer's finish reason shows that there were calls.
         """

@@ -3,7 +3,7 @@
 A conversation is the result of applying its events in order (see `conversation.py`). Events are only appended to
 the conversation's file, so a truncated file still contains everything up to the point of truncation.
 
-While an answer streams, its pieces (`AnswerBegan`, `Thought`, `AnswerWent`, `WasThinking`) go to a separate file. When
+The pieces of a streaming answer (`AnswerBegan`, `Thought`, `AnswerWent`, `WasThinking`) are in a separate file. When
 the answer ends, the whole answer is appended to the conversation's file as one `Answered` line. Files in formats 1 and
 2 contain the pieces themselves.
 """
@@ -115,7 +115,7 @@ FORMAT: Final = 4  # version of the file format, incremented when older versions
 READABLE: Final = (1, 2, 3, 4)
 FAILED: Final = "failed"  # the finish reason if an answer ended with an error
 
-Name = str  # can be a path that is not UTF-8, in which "\\udcff" represents byte 0xff, both in memory and in the file
+Name = str  # a name may be a non-UTF-8 path, in which "\\udcff" represents byte 0xff, both in memory and in the file
 
 _REASONS = frozenset([*FinishReason, FAILED])
 

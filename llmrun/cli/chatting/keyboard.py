@@ -58,7 +58,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible_line
 
 LARGEST = 1 << 20  # maximum size of the history file in bytes
-LONGEST = 1 << 16  # bytes per entry; longer entries would displace many others, and the conversation saves them anyway
+LONGEST = 1 << 16  # maximum bytes per entry, because longer entries would displace many other entries
 
 
 class StoredHistory(History):
@@ -213,12 +213,12 @@ class ShownPastes(Processor):
 PROMPT = "> "
 MOST_ROWS = 10  # maximum number of screen rows for long input
 _NEARLY_FULL = 0.9
-_METER_FROM = 40  # columns; on narrower terminals, no meter is shown
+_METER_FROM = 40  # minimum number of columns for the meter
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
 _DRAFT_HINT_FROM = 60  # minimum number of columns for the hint
 _DELETE_SELECTED = ("delete", "c-u", "c-k")
-# The time to wait for more bytes or keys after Escape. The bytes of an Alt combination arrive together, but a person
-# who presses Escape types the next key later.
+# The waiting time after Escape in seconds. The bytes of an Alt combination arrive together, but a person who presses
+# Escape types the next key later.
 _ESCAPE_S = 0.05
 _SEQUENCE_S = 1.0  # waiting time within other key sequences, such as Ctrl-X Ctrl-U
 _LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these keys cancel a selection, like the arrow keys
@@ -381,7 +381,7 @@ class TerminalTurns(Turns):
     def _enter(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state and buffer.complete_state.current_completion:
-            buffer.complete_state = None  # accept the completion without sending the line
+            buffer.complete_state = None  # Enter accepts the completion without sending the line
             return
         buffer.exit_selection()
         if is_unfinished(buffer.text):

@@ -70,7 +70,7 @@ Completions = Callable[[str], Sequence[Completion]]  # the argument is the text 
 
 
 class Turns:
-    """The source of the user's turns. The methods other than `read` suit sources that do not change the terminal.
+    """The source of the user's turns. The default methods are for sources that do not change the terminal.
 
     interactive  True if a person types the turns. The chat then shows errors and continues. If False, the input is a
                  pipe, and the first error ends the chat with the error's exit code

@@ -120,7 +120,7 @@ class ConversationRecord:
 def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
     """Continue a saved conversation in its file, or in a new file if another process is writing to the old file.
 
-    A file in an older format is converted. Raises LlmrunError if the file is damaged, and OSError if it cannot be read.
+    A file in an older format is converted. Raises LlmrunError if the file is damaged, and OSError if it is unreadable.
     """
     if store.is_saved_copy(path):
         found = read_conversation(path)
@@ -129,7 +129,7 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
     try:
         lock = lock_journal(path)
     except InUse:
-        out.note("that conversation is open in another process, so this chat continues a copy")
+        out.note("the conversation is open in another process, so this chat continues a copy")
     except OSError:  # an unwritable folder is reported when the first question is saved
         pass
     try:
@@ -180,7 +180,7 @@ class Saying:
         self._thoughts = ""  # the thinking received before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
-        self._problem = ""  # why a tool call in a complete answer is not valid
+        self._problem = ""  # the reason why a tool call in a complete answer is not valid
         self._viewing = False  # True while the view is showing the answer
         self.begun = False
         self.calls = CollectedCalls()
@@ -220,7 +220,7 @@ class Saying:
 
     def was_thinking(self) -> None:
         """Mark the text of the answer so far as thinking."""
-        if not self.begun:  # the last answer in the conversation is an older answer, which the new answer will replace
+        if not self.begun:  # the conversation still contains the older answer, which the new answer will replace
             return
         self._record.add(WasThinking())
         if held := self._certain.rest():

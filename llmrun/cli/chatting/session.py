@@ -82,7 +82,7 @@ class Chat:
         self.record = record
         self.totals: list[Timings] = []  # the timings of all answers that have at least one token
         self.draft = ""  # the text with which the current prompt was prefilled
-        self.failed_question = ""  # equals `draft` if the draft is a question that could not be answered
+        self.failed_question = ""  # the draft if it is a question that could not be answered, or ""
         self._models = models
         self._settings = ModelSettings(settings_for, prompting, models.lasting_name)
         self._turns = turns
@@ -100,7 +100,7 @@ class Chat:
     def run(self) -> int:
         """Read and process turns until the chat ends, and return the exit code.
 
-        Any error ends a chat that is not interactive, because no user is there to try again.
+        Any error ends a chat that is not interactive, because no user can try again.
         """
         self._offer_unanswered()
         while not self._over:

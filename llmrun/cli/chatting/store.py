@@ -45,7 +45,7 @@ class ConversationFileError(LlmrunError):
 
 
 class InUse(ConversationFileError):
-    """Another process is writing to this journal."""
+    """The journal is locked, because another process is writing to it."""
 
 
 class Lock:
@@ -212,12 +212,12 @@ class _Appended:
 
 
 CONVERSATION_ENDING = ".jsonl"
-LARGEST_FILE = 64 << 20  # bytes, enough for a million tokens of answers
-LONGEST_NAME = 64  # characters
-LONGEST_OWN_NAME = 40  # characters in a name made from a question's first words
+LARGEST_FILE = 64 << 20  # maximum size in bytes, which is enough for a million tokens of answers
+LONGEST_NAME = 64  # maximum characters in a name chosen by the user
+LONGEST_OWN_NAME = 40  # maximum characters in a name made from a question's first words
 MOST_WORDS = 6
 MOST_MEANT = 3  # maximum number of names that a hint suggests
-_DAMAGE_HINT = "llmrun chat starts a new one"
+_DAMAGE_HINT = "llmrun chat starts a new conversation"
 _HEAD = re.compile(rb'\{"after": (\d{1,18})\}')
 _APOSTROPHES = {ord(character): None for character in "'\u2019"}
 
@@ -317,7 +317,7 @@ class Store:
             if not path.exists():
                 return path, lock
             lock.release()  # another process has used the name in the meantime
-        raise AssertionError("numbers do not end")
+        raise AssertionError("itertools.count never ends")
 
     def save(self, name: str, conversation: Conversation) -> Path:
         """Save a named copy, replacing an older copy of the same conversation. Raises UsageError and OSError."""
@@ -472,7 +472,7 @@ def checked_name(name: str) -> str:
             hint=f"use up to {LONGEST_NAME} letters, digits, spaces and . _ -, with a letter or digit at each end",
         )
     if len(os.fsencode(name)) > 200:  # file systems allow 255 bytes, including the extension
-        raise UsageError(f"{name!r:.80} is too long for a file name", hint="choose a shorter one")
+        raise UsageError(f"{name!r:.80} is too long for a file name", hint="choose a shorter name")
     return name
 
 

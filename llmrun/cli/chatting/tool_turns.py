@@ -107,7 +107,7 @@ class ToolTurns:
         try:
             refusal = self._refusal(name, arguments)
             if refusal is not None:
-                out.reply(["not run: it needs your confirmation" if refusal == NOBODY_ASKED else "not run"])
+                out.reply(["not run: the call needs your confirmation" if refusal == NOBODY_ASKED else "not run"])
                 return refusal
             with self._turns.answering():
                 result = self._toolbox.call(name, arguments, self._is_stopped)

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from llmrun.cli.console.terminal import is_terminal
 
 _INPUT, _LOCAL, _CHARACTERS = 0, 3, 6  # indices into the list returned by tcgetattr
-_UNREACHABLE = (OSError, ValueError)  # raised if the terminal has disconnected or the file is closed
+_UNREACHABLE = (OSError, ValueError)  # errors raised if the terminal has disconnected or the file is closed
 _BRACKETED, _UNBRACKETED = b"\x1b[?2004h", b"\x1b[?2004l"
 _ERASE_LINE = b"\r\x1b[K"
 _CTRL_C = b"\x03"
@@ -72,7 +72,7 @@ class QuietKeyboard:
         for number, handler in ((signal.SIGTSTP, self._on_stop), (signal.SIGCONT, self._on_continue)):
             self._handlers[number] = signal.signal(number, handler)
         self.quiet()
-        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # keys typed before were echoed
+        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # earlier keys were echoed
             self._write(_ERASE_LINE)
 
     def quiet(self) -> None:

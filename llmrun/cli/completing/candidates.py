@@ -70,7 +70,7 @@ def candidates(top: Any, words: Sequence[str]) -> tuple[list[Candidate], bool]:
     """Return the candidates for the last word, and True if the shell should also complete file names.
 
     top    the `llmrun` command
-    words  the words after `llmrun`, up to the cursor; the last one may be empty
+    words  the words after `llmrun`, up to the cursor; the last word may be empty
     """
     *before, current = words or [""]
     line = _Line(_context(top, "llmrun", None))
@@ -125,7 +125,7 @@ def _flag_names(line: _Line) -> Iterator[Candidate]:
 
 
 def _values(context: Any, parameter: Any) -> list[Candidate]:
-    """Return the possible values of a flag or an argument, or [] if it accepts any text."""
+    """Return the possible values of a flag or an argument, or [] if any text is accepted."""
     if parameter is None:
         return []
     if parameter.type.name == "path":

@@ -12,10 +12,10 @@ from typing import TextIO
 from llmrun.cli.console.terminal import columns, is_terminal, width
 
 # POSIX guarantees that writes of up to this size to a pipe are atomic.
-_ATOMIC = getattr(select, "PIPE_BUF", 512)  # bytes
+_ATOMIC = getattr(select, "PIPE_BUF", 512)  # maximum size of an atomic write in bytes
 _TAB = 8  # columns
 
-# A character of two columns, with the closing punctuation after it, counts as a word, because Chinese and Japanese do
+# A character of two columns, with any closing punctuation after it, counts as a word, because Chinese and Japanese do
 # not use spaces. Closing punctuation must not begin a row.
 WIDE = (
     r"\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"

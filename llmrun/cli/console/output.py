@@ -121,7 +121,7 @@ MarkedLine = Sequence[tuple[str, bool]]  # the pieces of a line; True means high
 
 _COMMAND = re.compile(r"(?:llmrun|\S*/\S+) ")
 
-_SHOW_AFTER_S = 0.15  # most waits are shorter, and a progress line that flashes briefly is distracting
+_SHOW_AFTER_S = 0.15  # delay of the progress line, because a line that flashes briefly is distracting
 _REDRAW_S = 0.05
 _PLAIN_LINE_S = 10.0  # interval between progress lines in a log file
 
@@ -180,7 +180,7 @@ class Output:
         """Write a piece of the model's thinking to stderr.
 
         The text is dim or, if there is no color, preceded by the line "thinking:". An empty line separates the thinking
-        from the next other output.
+        from the output that follows.
         """
         if self.quiet or not text:
             return
@@ -338,7 +338,7 @@ class Output:
             newline = "" if self._thinking_ends_a_line else "\n"
             self._write(newline + ("\n" if can_color(sys.stderr, self.color) else "done thinking\n\n"))
         if self._live_width:
-            blanks = min(self._live_width + len("^C"), columns() - 1)  # also erases the echo of Ctrl-C
+            blanks = min(self._live_width + len("^C"), columns() - 1)  # the spaces also erase the echo of Ctrl-C
             self._live_width = 0
             self._write("\r" + " " * blanks + "\r")
 

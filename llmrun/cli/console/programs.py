@@ -29,7 +29,7 @@ _PATIENCE_S = 5.0
 def copy_text(text: str) -> str:
     """Copy text to the clipboard. Return a phrase that describes where the text is now. Raises UsageError.
 
-    In an SSH session, the terminal is used, because it runs on the user's machine. A clipboard program would set only
+    In an SSH session, the text is sent to the terminal on the user's machine. A clipboard program would set only
     the clipboard of the remote machine.
     """
     data = text.encode("utf-8", "replace")
@@ -105,7 +105,7 @@ def edited(text: str) -> str:
     not UTF-8.
     """
     command = _editor()
-    descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=".md")  # only the user can read this file
+    descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=".md")  # a file that only the user can read
     path = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:

@@ -72,7 +72,7 @@ def can_move_cursor(stream: TextIO) -> bool:
 
 
 def _interprets_escapes(stream: TextIO) -> bool:
-    """Return whether a terminal interprets escape sequences. On Windows, enable them in the console first."""
+    """Return whether a terminal interprets escape sequences, after enabling them in the Windows console."""
     if sys.platform == "win32":
         import ctypes
         import msvcrt

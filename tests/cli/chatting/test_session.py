@@ -506,7 +506,7 @@ def test_search_finds_words_here_and_in_earlier_conversations(tmp_path: Path, ca
             "the-31mblue-sky",
             "  > The ␛[31mblue<9B> sky",
             "    You said: The ␛[31mblue<9B> sky",
-            "/load NAME continues one of them",
+            "/load NAME continues one of these conversations",
         ]
         found.run('/search "blue sea"', "/search blue fox", "/search", "/search it's")
         told = capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_nothing_unsafe_runs_without_a_user(monkeypatch: pytest.MonkeyPatch) -> 
     with opened(PROGRAM) as box:
         run = ran(box.toolbox, monkeypatch, interactive=False)
     assert run.result == NOBODY_ASKED
-    assert run.rows[-1] == "not run: it needs your confirmation"
+    assert run.rows[-1] == "not run: the call needs your confirmation"
 
 
 def test_failures_are_results_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

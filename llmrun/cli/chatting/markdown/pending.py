@@ -37,7 +37,7 @@ class Pending:
         self._left = ""
         self._drawn = ""  # the part of the first unfinished block's ink that is on the screen
         self._drawn_rows = 0
-        self._gone = 0  # how many rows of the first unfinished block can no longer be redrawn
+        self._gone = 0  # the number of rows of the first unfinished block that can no longer be redrawn
 
     def advance(self, width: int, room: int, *, is_open: bool) -> tuple[list[Row], list[Row]]:
         """Render the remaining text as rows of at most `width` columns. If `is_open` is false, the answer has ended.

@@ -16,7 +16,7 @@ from llmrun.cli.console.terminal import visible, visible_line, width
 Row = list[Segment]
 
 _MOST_MARKS = 8  # maximum number of combining marks per character; no script needs more than five
-_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # deletes characters whose number depends on the width
+_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # deletes characters whose number depends on the screen's width
 
 
 def plain(row: Row) -> str:

@@ -60,7 +60,7 @@ class LiveRows:
             self._write(text)
 
     def leave(self, count: int) -> None:
-        """Make the first `count` live rows permanent and erase the others. Later rows are drawn below."""
+        """Make the first `count` live rows permanent, so that later rows are drawn below them, and erase the others."""
         self.draw(self._drawn[:count], [])
 
 
