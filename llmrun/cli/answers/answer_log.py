@@ -1,7 +1,7 @@
 """The answer log, a JSON Lines file to which `generate --log` appends and which `llmrun logs` reads.
 
-    logs/answers.jsonl   in the data folder; the folder has mode 0700, the file 0600
-    logs/.answers.lock   held while a line is appended or the log is removed
+    logs/answers.jsonl   in the data folder; the folder has mode 0700, and the file has mode 0600
+    logs/.answers.lock   a lock, which is held while a line is appended or the log is removed
 
 The lock prevents concurrent processes from interleaving their lines, and makes it safe to remove a partial line when
 the disk is full.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0  # maximum time to wait for the lock
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | O_BINARY
-_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")  # template is legacy
+_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")  # template is obsolete
 
 Entry = Mapping[str, Any]
 

@@ -92,15 +92,15 @@ class CollectedAnswer:
 class CollectedCalls:
     """The tool calls of an answer so far.
 
-    Some servers give several calls the same index, and some repeat the id and the name in every piece. Therefore, a
-    piece with a name and another id begins a new call. A new id alone does not begin a new call, because some
+    Some servers give several calls the same index, and some repeat the id and the name in every piece. A piece
+    with both a name and another id therefore begins a new call. A new id alone does not begin a new call, because some
     servers send a new id with every piece.
 
     problem  the reason why the most recently dropped call is invalid, or "" if no call was dropped
     """
 
     problem: str = ""
-    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and number of calls with it
+    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and occurrence of the index
     _counts: dict[int, int] = field(default_factory=dict)  # the number of earlier calls with the same index
 
     def take(self, deltas: Iterable[ToolCallDelta]) -> None:

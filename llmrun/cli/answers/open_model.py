@@ -55,7 +55,7 @@ def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
 def tell_of_default_model(settings: Settings, command: str) -> None:
     """Print a note that the default model is a toy. The note appears only once, and only on a terminal.
 
-    A file in the data folder records that the note was shown. If this file cannot be written, the note is not shown at
+    A file in the data folder records that the note was shown. If the record cannot be saved, the note is not shown at
     all, because it would otherwise appear on every run.
 
     command  the command that opens another model, such as `llmrun chat`
@@ -152,7 +152,7 @@ def open_model(
 
     May raise any LlmrunError from the hub or the engine.
 
-    will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
+    will_chat  True to start the chat template process first, because most of the process's 70 ms startup then overlaps
                with imports and the loading of weights
     max_sequences  the maximum number of concurrent requests; fewer requests run if their shared cache is too small
     will_constrain, watch  the arguments of Engine.open

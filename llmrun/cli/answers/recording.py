@@ -39,7 +39,7 @@ class Recorder:
                 out.note("the answer was stopped, so it was not recorded")
                 return
             engine = opened.engine
-            assert isinstance(engine, Engine)  # servers are refused earlier
+            assert isinstance(engine, Engine)  # an earlier check refuses remote models
             template, tags = self._chat_template, opened.thinking_tags
             recording = record(
                 engine,

@@ -83,7 +83,7 @@ def samples_body(
             "text": done.text,
             "reasoning": done.reasoning or None,
             "finish_reason": str(done.finished.reason),
-            "mean_logprob": None if mean is None else max(mean, -9999.0),  # as in OpenAI's log probabilities
+            "mean_logprob": None if mean is None else max(mean, -9999.0),  # the lowest value in OpenAI's API
             "votes": best.votes[index] if best is not None and best.votes else None,
             "logprobs": body["choices"][0]["logprobs"],
             "usage": body["usage"],

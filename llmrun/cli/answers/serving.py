@@ -214,7 +214,7 @@ async def _serve(
     models = Models(known, partial(opener.process, known), limits, created=int(time.time()), note=out.note)
     upstreams: Upstreams | None = None
     if given_upstreams:
-        from llmrun.serving.upstreams.front import Upstreams  # imports an HTTP client, which takes 0.1 s
+        from llmrun.serving.upstreams.front import Upstreams  # importing the HTTP client takes 0.1 s
 
         upstreams = Upstreams(given_upstreams, options.limits.ping_s, out.note)
     service = Service(models, options, Bodies(options.limits), upstreams=upstreams)
@@ -281,7 +281,7 @@ def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: i
 
 
 def example_for(facts: ModelFacts | None) -> tuple[str, str]:
-    """Return the route and fields of a request that a model can answer. `facts` is None for a model loaded later."""
+    """Return the route and fields of a request that a model can answer. `facts` is None before a model is loaded."""
     chat = '"messages": [{"role": "user", "content": "Hello"}]'
     if facts is None:
         return "chat/completions", f'"model": "NAME", {chat}'

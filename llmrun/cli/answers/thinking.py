@@ -51,7 +51,7 @@ class CertainAnswer:
     """Buffers text until it is certain to be part of the answer and not of the thinking.
 
     On a terminal, text is written immediately, because a note can correct it later. Text in a pipe or a file
-    could not be corrected. If `stream` is false, all text is buffered until the end.
+    cannot be corrected. If `stream` is false, all text is buffered until the end.
     """
 
     def __init__(self, *, stream: bool = True) -> None:

@@ -163,7 +163,7 @@ def _system_reply(chosen: str | None, *, is_default: bool) -> str:
 
 
 def set_preference(chat: Chat, argument: str) -> None:
-    argument = argument.removeprefix("parameter ").strip()  # Ollama's spelling
+    argument = argument.removeprefix("parameter ").strip()  # accept Ollama's /set parameter NAME VALUE
     typed, _, value = argument.partition(" ")
     if not typed:
         out.reply(_preference_lines(chat))
@@ -284,7 +284,7 @@ def load(chat: Chat, name: str) -> None:
 
 
 def tools(chat: Chat, argument: str) -> None:
-    """List the tools, describe one (`/tools NAME`), or change its mark (`/tools allow NAME`, `/tools ask NAME`)."""
+    """List the tools, describe a tool (`/tools NAME`), or mark a tool (`/tools allow NAME`, `/tools ask NAME`)."""
     toolbox = chat.toolbox
     if toolbox is None:
         raise UsageError("/tools: this chat has no tools", hint="start it with --tools FILE")

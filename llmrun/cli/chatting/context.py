@@ -158,7 +158,7 @@ class PromptWindow:
         return ContextExceeded(sentence, hint=hint)
 
     def _tokens(self, engine: Answering, conversation: Conversation, request: Request, first: int) -> int | None:
-        """Count the tokens of the prompt that starts at turn `first`. Returns None if only a server can count them."""
+        """Count the tokens of a prompt that starts at turn `first`. Returns None if only a server can count tokens."""
         return engine.prompt_tokens(replace(request, prompt=self.prompt(conversation, first)))
 
     def _without(self, count: int, conversation: Conversation, request: Request) -> Request:
@@ -346,7 +346,7 @@ def _can_read_calls(engine: Answering) -> bool:
 
 
 def _reason(engine: Answering) -> str:
-    """Return why a local model cannot use tools."""
+    """Return the reason why a local model cannot use tools."""
     assert engine.tools is not None, "servers are not asked"
     if engine.tools.abilities.takes_tools:
         return "the format of its tool calls is unknown"

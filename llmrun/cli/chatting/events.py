@@ -111,7 +111,7 @@ def _stops(text: str) -> object:
 
 
 FORMAT: Final = 4  # version of the file format, incremented when older versions of llmrun cannot read a new feature
-# Format 1 has no thoughts, and formats 1 to 3 have no tool calls. Formats 1 and 2 save every token on its own line.
+# Format 1 has no thinking, and formats 1 to 3 have no tool calls. Formats 1 and 2 save every token on its own line.
 READABLE: Final = (1, 2, 3, 4)
 FAILED: Final = "failed"  # the finish reason if an answer ended with an error
 

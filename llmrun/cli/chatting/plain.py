@@ -87,7 +87,7 @@ class Turns:
         `draft` is text that the user can send or edit. The draft is selected at first, so typing replaces it. Sources
         without line editing ignore the draft.
 
-        Ctrl-C clears the line and prompts again. If this method still raises KeyboardInterrupt, an interactive chat
+        Ctrl-C clears the line and prompts again. If this method raises KeyboardInterrupt, an interactive chat
         prompts again, and any other chat ends with exit code 130.
         '''
         raise NotImplementedError

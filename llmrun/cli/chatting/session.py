@@ -209,7 +209,7 @@ class Chat:
         self._answer(seed)
 
     def switch_model(self, name: str) -> bool:
-        """Continue this conversation with another model. Return False if that model is already in use.
+        """Continue this conversation with another model. Return False if the other model is already in use.
 
         If the model cannot be opened, the current model stays in use and the error is raised. Ctrl-C stops a download.
         """

@@ -65,7 +65,7 @@ class Signals:
 
     @property
     def end_wanted(self) -> bool:
-        """True if SIGTERM or SIGHUP has arrived. These signals end the chat at any time."""
+        """True if SIGTERM or SIGHUP has arrived, each of which ends the chat at any time."""
         return any(number != signal.SIGINT for number in self._received)
 
     @contextmanager

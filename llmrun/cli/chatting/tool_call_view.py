@@ -29,7 +29,7 @@ def parsed_arguments(text: str) -> dict[str, Any]:
 
 
 _MOST_ROWS = 12
-_LONGEST_ROW = 300  # characters
+_LONGEST_ROW = 300  # maximum length of a row in characters
 _LONGEST_ON_ONE_LINE = 80
 _LONGEST_SUMMARY = 100
 _MOST_SUMMARIZED = 10_000  # characters of a text that a summary considers

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import ToolCall
     from llmrun.engine.tools.toolbox import Toolbox
 
-_LONGEST_LINE = 1000  # bytes
+_LONGEST_LINE = 1000  # maximum length of a line in bytes
 
 
 def ask(question: str, stream: BinaryIO | None = None) -> str | None:
@@ -69,9 +69,9 @@ class ToolTurns:
         out.clear_progress()
 
     def run(self, calls: Sequence[ToolCall], record: ConversationRecord) -> bool:
-        """Run the calls of the last answer in order. Returns False if the user has stopped them.
+        """Run the calls of the last answer in order. Returns False if the user has stopped the calls.
 
-        All calls are saved before the first one runs. A call without a result in the file was interrupted.
+        All calls are saved before the first call runs. A call without a result in the file was interrupted.
         """
         for call in calls:
             record.add(ToolCalled(call.id, call.name, call.arguments))

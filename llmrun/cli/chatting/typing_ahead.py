@@ -2,12 +2,12 @@
 
 - Echo and the terminal driver's line editing are disabled. With line editing, Ctrl-D would end the input, and long
   pastes would be truncated, because the driver's lines have at most 4,095 characters.
-- Enter produces a carriage return, as the prompt expects. By default, the driver would convert it to a newline.
+- Enter produces a carriage return, as the prompt expects, although the driver's default is a newline.
 - Ctrl-C still sends a signal, but no longer flushes the queues. By default, the driver discards typed-ahead keys and
   any output that the terminal has not read yet, which may cut an escape sequence in half.
 - A thread reads the keys, because the driver's queue holds only 4,096 bytes. When the queue is full, the driver accepts
   no more keys, not even Ctrl-C.
-- Bracketed paste stays enabled. Otherwise, the next prompt would treat each line of a paste as a turn.
+- Bracketed paste stays enabled, because the next prompt would otherwise treat each line of a paste as a turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNREACHABLE = (OSError, ValueError)  # errors raised if the terminal has discon
 _BRACKETED, _UNBRACKETED = b"\x1b[?2004h", b"\x1b[?2004l"
 _ERASE_LINE = b"\r\x1b[K"
 _CTRL_C = b"\x03"
-_AT_ONCE = 1 << 16  # bytes per read
+_AT_ONCE = 1 << 16  # maximum bytes per read
 _PAUSE_S = 0.1  # delay before retrying if the terminal cannot be read now
 
 
@@ -120,7 +120,7 @@ class QuietKeyboard:
     def _read(self, stopped: int) -> None:
         if sys.platform == "win32":
             return
-        # Block all signals in this thread, because the main thread may be waiting for one. With SIGTTIN blocked,
+        # Block all signals in this thread, because the main thread may be waiting for a signal. With SIGTTIN blocked,
         # reading in the background fails instead of stopping the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while stopped not in select.select([self.descriptor, stopped], [], [])[0]:

@@ -44,7 +44,7 @@ class _Line:
         return self.context.command
 
     def take(self, word: str) -> bool:
-        """Parse one more word. Return False for an unknown command."""
+        """Parse the next word. Return False for an unknown command."""
         if self.flag is not None:
             self.flag = None
         elif word == "--" and not self.ended:
@@ -101,7 +101,7 @@ def _possible(line: _Line, current: str) -> tuple[str, list[Candidate]]:
 
 
 def _kept(value: str) -> str:
-    """Return the complete part of a comma-separated value: `cpu,` for `cpu,lla`."""
+    """Return the complete part of a comma-separated value, such as `cpu,` for `cpu,lla`."""
     return value[: value.rfind(",") + 1]
 
 

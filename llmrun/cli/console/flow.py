@@ -13,7 +13,7 @@ from llmrun.cli.console.terminal import columns, is_terminal, width
 
 # POSIX guarantees that writes of up to this size to a pipe are atomic.
 _ATOMIC = getattr(select, "PIPE_BUF", 512)  # maximum size of an atomic write in bytes
-_TAB = 8  # columns
+_TAB = 8  # width of a tab in columns
 
 # A character of two columns, with any closing punctuation after it, counts as a word, because Chinese and Japanese do
 # not use spaces. Closing punctuation must not begin a row.
@@ -50,7 +50,7 @@ class WholeLines:
 
 
 class WordWrap:
-    """Breaks lines at spaces, so that the terminal does not split words. Buffers incomplete words.
+    """Breaks lines at spaces and buffers incomplete words, so that the terminal does not split words.
 
     Lines of fenced code and words longer than a row are left for the terminal to wrap, so that they can be copied
     without extra line breaks.
@@ -125,7 +125,7 @@ class WordWrap:
         return column
 
 
-Flow = WholeLines | WordWrap  # decides when to write the pieces of a streamed text
+Flow = WholeLines | WordWrap  # a flow decides when to write the pieces of a streamed text
 
 
 def flow_to(stream: TextIO) -> Flow:
@@ -155,6 +155,6 @@ def reader_is_gone(stream: TextIO) -> bool:
     watched = select.poll()
     try:
         watched.register(stream.fileno(), 0)
-    except io.UnsupportedOperation:  # an in-memory stream
+    except io.UnsupportedOperation:  # an in-memory stream has no file descriptor
         return False
     return any(event & select.POLLERR for _, event in watched.poll(0))

@@ -139,7 +139,7 @@ class Output:
         self._answer: Flow | None = None  # the flow of an unfinished answer
         self._thinking: Flow | None = None
         self._thinking_ends_a_line = False
-        self._live_width = 0  # columns of the progress line on the screen
+        self._live_width = 0  # width in columns of the progress line on the screen
         self._waiting_since: float | None = None
         self._last_drawn = 0.0
 
@@ -224,7 +224,7 @@ class Output:
         self._write_stderr("".join(_marked(line, can_color(sys.stderr, self.color)) for line in lines))
 
     def picture(self, renderable: Any) -> None:
-        """Write a Rich renderable to stdout. Its text must have passed through `visible_line`."""
+        """Write a Rich renderable to stdout. The text must have passed through `visible_line`."""
         self.clear_progress()
         drawn = io.StringIO()  # if the pipe is closed, Rich would exit the process with a different exit code
         self._console(drawn).print(renderable)
@@ -384,7 +384,7 @@ def _marked(line: MarkedLine, color: bool) -> str:
 
 
 class Stdout(io.TextIOWrapper):
-    """Standard output, always in UTF-8, with clear errors.
+    """Standard output in UTF-8 with clear error messages.
 
     Every OSError except BrokenPipeError is converted to an LlmrunError that names the stream. Without the name, the
     error could be mistaken for a problem with a file.

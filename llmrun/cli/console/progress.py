@@ -15,7 +15,7 @@ from llmrun.base.amounts import format_bytes, format_bytes_done, format_clock
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, width
 
-_BAR = 20  # columns
+_BAR = 20  # width of a bar in columns
 _SHORTEST_LABEL = 12
 _WINDOW_S = 8.0  # the speed and the time left are computed over this period
 
@@ -60,7 +60,7 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     The line has at most `limit` columns. If there is not enough room, the bar is shortened first, then the label is cut
     at its start (because names differ at their ends), and then the bar is dropped. The numbers are always shown.
 
-    done     number of bytes present
+    done     number of bytes that are present
     fetched  number of bytes that arrived in the last `seconds`
     """
     fraction = done / total if total else 0.0
@@ -97,7 +97,7 @@ _REDRAW_S = 0.2
 
 
 class LiveReporter:
-    """A BenchReporter for any job. Nothing else may write to the terminal inside its `with` block."""
+    """A BenchReporter for any job. Nothing else may write to the terminal inside the `with` block."""
 
     def __init__(self) -> None:
         self._words: Callable[[], str] = str

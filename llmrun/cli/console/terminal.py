@@ -25,7 +25,7 @@ _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
 _PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
 _VIRTUAL_TERMINAL = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
-_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON itself escapes lower codes
+_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON escapes codes below 0x20
 
 
 def visible(text: str) -> str:
@@ -42,7 +42,7 @@ def visible_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """Escape the control characters in a JSON text, as in `\\u009b`. The JSON value stays the same."""
+    """Escape the control characters in a JSON text, as in `\\u009b`. The JSON value does not change."""
     return text.translate(_IN_JSON)
 
 
@@ -160,7 +160,7 @@ def hide_control_echo() -> Callable[[], None]:
 def keep_output_at_ctrl_c() -> Callable[[], None]:
     """Stop the terminal of stdin from showing control characters and from discarding output at Ctrl-C.
 
-    The terminal then keeps typed input as well, so a handler of SIGINT should call `discard_typed_input`.
+    The terminal then also keeps typed input, so a handler of SIGINT should call `discard_typed_input`.
     """
     if sys.platform == "win32":
         return lambda: None

@@ -32,10 +32,10 @@ from rich.theme import Theme
 from llmrun.cli.chatting.markdown.parse import follows_blank
 from llmrun.cli.chatting.markdown.rows import Row, rows_of, shown, wrapped
 
-WIDEST_TEXT = 100  # columns; longer lines are hard to read, but code and tables may be wider
-_NARROWEST = 8  # columns; narrower cells, list items and quotes would be unreadable
+WIDEST_TEXT = 100  # maximum width in columns; longer lines are hard to read, but code and tables may be wider
+_NARROWEST = 8  # minimum width in columns; narrower cells, list items and quotes would be unreadable
 _RULE = 30  # width of a rule in columns
-_LONGEST_LINE = 2000  # characters; longer lines of code are probably data, and Pygments can be slow on them
+_LONGEST_LINE = 2000  # maximum number of characters; longer lines are probably data, and Pygments may be slow
 _LONGEST_CODE = 50_000
 _LANGUAGE = re.compile(r"[\w+#-]*")
 _DIM = Style(dim=True)

@@ -22,7 +22,7 @@ _ROOM_TO_GROW = 10  # expected width of a word in columns
 
 
 class Pending:
-    """The unfinished part of an answer. Text is appended at its end, and finished blocks are removed from its start.
+    """The unfinished part of an answer. Text is appended at the end, and finished blocks are removed from the start.
 
     source  the remaining text, which starts with an unfinished top-level block
     """
@@ -136,7 +136,7 @@ class Pending:
         return next((at for at, (left, now) in enumerate(pairs) if left != now), min(len(self._left), len(text)))
 
 
-# These characters may become markup, and the next character may extend the endings below.
+# A character in _UNDECIDED may be markup, and the next character may extend an ending in _MAY_GO_ON.
 _UNDECIDED = re.compile(r"[*_~`\[\]<&\\|]")
 _MAY_GO_ON = ("*", "_", "~", "`", "!")
 

@@ -97,7 +97,7 @@ def folded(row: Row, limit: int) -> Iterator[Row]:
 
 
 def without_beginning(rows: list[Row], count: int) -> list[Row]:
-    """Drop the first `count` characters that are not spaces. The rest may start in the middle of a row."""
+    """Drop the first `count` characters that are not spaces. The remaining text may start in the middle of a row."""
     for number, row in enumerate(rows):
         if count <= 0:
             return rows[number:]
@@ -122,7 +122,7 @@ def without_last_word(row: Row) -> Row | None:
 
 
 def wrapped(text: Text, limit: int) -> Iterator[Text]:
-    """Wrap text at newlines and spaces into rows of at most `limit` columns. Longer words start a new row.
+    """Wrap text at newlines and spaces into rows of at most `limit` columns. Words longer than a row start a new row.
 
     Rich avoids line breaks in Chinese and Japanese sentences and allows punctuation at the start of a row. This
     function fills each row before it starts the next one, so appending text changes only the last two rows.

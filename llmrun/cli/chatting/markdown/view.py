@@ -66,7 +66,7 @@ class LiveRows:
 
 _FRAME_S = 0.05
 _SHARE = 0.05  # maximum share of time to spend on drawing, because the model needs the CPU
-_NARROWEST = 12  # columns; on narrower terminals, only finished rows are written
+_NARROWEST = 12  # minimum width in columns; on narrower terminals, only finished rows are written
 
 
 class MarkdownView:
