@@ -382,7 +382,7 @@ def read_conversation(path: Path) -> Recording:
             else:
                 raise Misplaced("the first event must be `began`")
     if conversation is None:
-        raise ConversationFileError(f"conversation is damaged: {path}: the file has no complete line", hint=_DAMAGE_HINT)
+        raise ConversationFileError(f"conversation is damaged: {path}: no complete line", hint=_DAMAGE_HINT)
     answering_bytes = None
     if pieces is not None and _continue_with(pieces, conversation, messages.whole, answering_path(path)):
         answering_bytes = pieces.whole
