@@ -1,1 +1,1 @@
-"""What is built on an engine: batches, benchmarks, evaluation, replays, the doctor, quantizing and converting."""
+"""Jobs that run on an engine: batches, benchmarks, evaluation, replays, the doctor, quantizing and converting."""

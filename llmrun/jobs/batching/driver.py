@@ -1,7 +1,7 @@
-"""Keeps the workers of a run busy, and opens them again when they are lost.
+"""Keeps the workers of a run busy, and reopens lost workers.
 
-Before a worker gets any calls, it is identified: workers whose answers may differ from those of the others are refused,
-unless --mixed accepts them. `Reporter` is the interface through which a batch tells the user how it is going.
+Before a worker receives calls, the worker is identified. A worker whose answers may differ from the others' is refused,
+unless --mixed accepts such workers. `Reporter` is the interface through which a batch reports its progress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmrun.engine.remote.client import OWNER
 from llmrun.jobs.batching.work import Tally, Work
 from llmrun.jobs.batching.workers.base import COMPLETION, RefusedWorker, Worker, WorkerLost
 
-# The log-probabilities of these tokens have all digits of the logits, so that a single different bit would show.
+# The log-probabilities of these tokens have all digits of the logits, so a single different bit would be visible.
 _PROOF: Final[Mapping[str, Any]] = {
     "prompt": "Once upon a time, there were three machines. The first one said: 1, 2, 3, 5, 8, 13,",
     "max_tokens": 16,
@@ -32,13 +32,13 @@ _OK: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a worker, as far as it decides its answers.
+    """The properties of a worker that decide its answers.
 
-    model        the name of its model
-    context_size  the most tokens of a prompt and its answer together, or None if it is unknown
+    model        the name of the worker's model
+    context_size  the maximum number of tokens of a prompt and its answer together, or None if it is unknown
     fingerprint  equal for workers that give the same answers if their contexts have the same size
-    is_certain   whether answers do not depend on concurrent requests, so that equal fingerprints mean equal answers
-    is_foreign   whether the worker is another program than llmrun, so that nothing about its answers is known
+    is_certain   True if answers do not depend on concurrent requests, so that equal fingerprints mean equal answers
+    is_foreign   True if the worker is a program other than llmrun, so that nothing about its answers is known
     """
 
     model: str
@@ -49,11 +49,11 @@ class Identity:
 
 
 class Admission:
-    """Opens workers, and refuses those whose answers may differ from those of the others.
+    """Opens workers, and refuses a worker whose answers may differ from those of the others.
 
     mixed     accept all workers
-    is_alone  whether the run has only one worker
-    expected  the identity that all workers must have; the first worker that is opened sets it if it is None
+    is_alone  True if the run has only one worker
+    expected  the identity that all workers must have; if None, the first opened worker sets it
     """
 
     def __init__(self, *, mixed: bool, is_alone: bool, expected: Identity | None = None) -> None:
@@ -62,7 +62,7 @@ class Admission:
         self.expected = expected
 
     async def open(self, worker: Worker) -> str | None:
-        """Open a worker. Return the fingerprint for its records, or None if all workers have the same.
+        """Open a worker, and return the fingerprint for its records, or None if all workers have the same fingerprint.
 
         Raises RefusedWorker, and the errors of `Worker.start`.
         """
@@ -89,7 +89,7 @@ class Admission:
 async def identify(worker: Worker, card: Mapping[str, Any]) -> Identity:
     """Return the identity of an open worker. Raises WorkerLost and RefusedWorker.
 
-    card  its entry of /v1/models
+    card  the worker's entry of /v1/models
 
     The fingerprint covers the model, the default sampling and the answer to a known prompt.
     """
@@ -115,7 +115,7 @@ def _words(identity: Identity) -> str:
 
 
 def _foreign_fingerprint(worker: Worker, card: Mapping[str, Any]) -> str:
-    """Return a name for a server of which only its entry of /v1/models is known, without the times in it."""
+    """Return a name for a server that consists of the server's entry of /v1/models, without the times in the entry."""
     said = {name: value for name, value in card.items() if name != "created"}
     return f"foreign_{_digest([worker.name, said])}"
 
@@ -128,7 +128,7 @@ class Reporter(Protocol):
     """Shows what a batch is doing."""
 
     def progress(self, tally: Tally) -> None:
-        """Show the counts of a run. Called several times a second."""
+        """Show the counts of a run. The batch calls this method several times a second."""
 
     def waiting(self, words: str) -> None:
         """Show what the run is waiting for, such as "opening 10.0.0.7"."""
@@ -137,20 +137,20 @@ class Reporter(Protocol):
         """Show a line that the user should read."""
 
 
-_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before the attempts to open a worker; the last one repeats
-_ATTEMPTS: Final = 5  # after which a run ends if no other worker is there
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before each attempt; the last one repeats
+_ATTEMPTS: Final = 5  # failed attempts after which a run ends if no other worker is open
 
 
 class Driver:
-    """Gives work to workers until it is done."""
+    """Assigns calls to workers until all lines are done."""
 
     def __init__(self, work: Work, admission: Admission, reporter: Reporter) -> None:
         self._work = work
         self._admission = admission
         self._reporter = reporter
         self._employed: set[str] = set()  # the names of the workers that were not refused
-        self._busy: set[str] = set()  # those of them that are open
-        self._answered: dict[str, int] = {}  # by their names, the calls that they answered since they were opened
+        self._busy: set[str] = set()  # the names of the workers that are open
+        self._answered: dict[str, int] = {}  # the number of calls that each worker has answered since opening
 
     async def run(self, workers: Sequence[Worker], opened: Mapping[str, str | None]) -> None:
         """Run until all lines are done.
@@ -168,9 +168,9 @@ class Driver:
             raise first_error(errors) from errors
 
     async def _employ(self, worker: Worker, opened: Mapping[str, str | None]) -> None:
-        """Keep one worker busy until all work is done or the worker is of no use."""
+        """Keep one worker busy until all work is done or the worker cannot be used."""
         is_open, fingerprint = worker.name in opened, opened.get(worker.name)
-        failures = 0  # in a row, of opening the worker or of getting any answer from it
+        failures = 0  # consecutive failures to open the worker or to receive any answer from the worker
         while not self._work.is_over:
             try:
                 if not is_open:
@@ -203,7 +203,7 @@ class Driver:
     async def _pause(self, failures: int, lost: WorkerLost) -> None:
         """Wait before the next attempt to open a worker, unless all work is done.
 
-        Raises the reason of the loss after several attempts if no other worker is there.
+        Raises the reason of the loss after several attempts if no other worker is open.
         """
         if failures >= _ATTEMPTS and not self._busy and not self._work.is_over:
             reason = lost.__cause__ if isinstance(lost.__cause__, LlmrunError) else lost
@@ -214,7 +214,7 @@ class Driver:
             await self._work.unless_over(asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]))
 
     async def _serve(self, worker: Worker, fingerprint: str | None) -> None:
-        """Give calls to an open worker until all work is done. Raises WorkerLost, and errors that end the run."""
+        """Assign calls to an open worker until all work is done. Raises WorkerLost, and errors that end the run."""
         self._busy.add(worker.name)
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,7 +1,7 @@
-"""Estimates what a batch takes: counts its prompt tokens exactly, and measures the speed on a sample of its calls.
+"""Estimates the tokens and the time of a batch, from an exact count of prompt tokens and a sample that measures speed.
 
-The calls are read in this process, as the engine reads them. Tokens that are in the cache as the prefix of an earlier
-prompt are not computed again, so they are counted separately.
+The calls are read in this process, as the engine reads them. Tokens in the cache, as the prefix of an earlier prompt,
+are not computed again, so cached tokens are counted separately.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from llmrun.jobs.batching.requests import Call, CallOptions
 from llmrun.jobs.batching.work import prefix_of
 from llmrun.jobs.batching.workers.local import parse_call
 
-_SAMPLED: Final = 512  # calls; their mean length is precise enough, and their bodies fit in memory
+_SAMPLED: Final = 512  # calls in the sample, whose mean length is precise enough and whose bodies fit in memory
 _SEED: Final = 1
-_SHOWN: Final = 100  # calls after which the progress is shown
-BEGIN_S: Final = 20.0  # how long new calls of the sample begin
-FINISH_S: Final = 100.0  # how long the begun ones may take to finish after that
+_SHOWN: Final = 100  # calls between two updates of the progress
+BEGIN_S: Final = 20.0  # how long the sample may begin new calls
+FINISH_S: Final = 100.0  # how long calls may take to finish after BEGIN_S
 
 
 class PrefixCounter:
-    """Counts the computed tokens of prompts that are given in the order in which a run computes them.
+    """Counts the computed tokens of prompts, which must be given in the order in which a run computes the prompts.
 
-    A prompt reuses what it has in common with the one before it. In sorted order, this is as much as it has in common
-    with any earlier prompt, so only one prompt has to be kept, however many there are.
+    A prompt reuses the prefix that it shares with the previous prompt. In sorted order, no earlier prompt shares a
+    longer prefix, so only one prompt has to be kept, however many there are.
 
-    total     tokens of all prompts
-    computed  how many of them are computed
+    total     the number of tokens of all prompts
+    computed  the number of tokens that are not reused
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PrefixCounter:
         self._last: list[int] = []
 
     def add(self, tokens: list[int]) -> None:
-        """Count the next prompt. At least its last token is computed, because the answer begins with its logits."""
+        """Count the next prompt. Its last token is always computed, because that token's logits start the answer."""
         shared = common_prefix(self._last, tokens)
         self.total += len(tokens)
         self.computed += len(tokens) - min(shared, max(len(tokens) - 1, 0))
@@ -56,8 +56,8 @@ class PrefixCounter:
 class CountedCall:
     """A call as the engine reads it.
 
-    prompts  the tokens of each prompt. All but few calls have one
-    choices  answers to each prompt
+    prompts  the tokens of each prompt; nearly all calls have one prompt
+    choices  the number of answers to each prompt
     """
 
     prompts: Sequence[list[int]]
@@ -65,7 +65,7 @@ class CountedCall:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt tokens in the call's usage, where a prompt counts once however many answers it gets."""
+        """The prompt tokens in the call's usage, which counts each prompt once, regardless of the number of answers."""
         return sum(map(len, self.prompts))
 
 
@@ -74,13 +74,13 @@ class Counts:
     """The counts of a batch.
 
     lines          lines that are not blank
-    failing        lines that cannot be answered
-    first_problem  the number of the first of them, and what is wrong with it
-    calls          calls to answer: lines that can be answered, without those that are equal to others
-    prompt_tokens  of these calls, as in their usage
-    billed_tokens  prompt tokens of all lines that can be answered, including equal ones
+    failing        lines that would be answered with an error
+    first_problem  the number of the first failing line, and its problem
+    calls          distinct calls that can be answered, where equal lines count once
+    prompt_tokens  the prompt tokens of the distinct calls, as in their usage
+    billed_tokens  the prompt tokens of all lines that can be answered, including equal lines
     prefixes       prompts in the order of the run
-    sample         some calls, in random order; each call is as likely to be among them as any other
+    sample         some calls in random order, where every call is equally likely to be included
     """
 
     lines: int = 0
@@ -94,17 +94,17 @@ class Counts:
 
     @property
     def answered(self) -> int:
-        """Lines that can be answered."""
+        """The number of lines that can be answered."""
         return self.lines - self.failing
 
 
 def count_batch(
     source: Path, options: CallOptions, read: Callable[[Call], CountedCall], progress: Callable[[Counts], None]
 ) -> Counts:
-    """Count a batch, in the windows and in the order in which a run reads and answers it.
+    """Count a batch in the same windows and in the same order in which a run reads and answers the lines.
 
-    read      reads a call as the engine does. An LlmrunError means that the run would answer with an error
-    progress  called now and then
+    read      reads a call as the engine does, and raises LlmrunError if the run would answer with an error
+    progress  a function that is called now and then
     Raises UsageError if the input cannot be read.
     """
     counting = _Counting(read, progress)
@@ -116,12 +116,12 @@ def count_batch(
 
 
 class _Counting:
-    """The counts so far, and the calls that were already counted."""
+    """The counts so far, and the calls that are already counted."""
 
     def __init__(self, read: Callable[[Call], CountedCall], progress: Callable[[Counts], None]) -> None:
         self._read = read
         self._progress = progress
-        self._tokens: dict[bytes, int | None] = {}  # by the key of a call, its prompt tokens, or None if it fails
+        self._tokens: dict[bytes, int | None] = {}  # maps each call's key to its prompt tokens; None if it fails
         self.counts = Counts()
         self.drawn = random.Random(_SEED)
 
@@ -141,7 +141,7 @@ class _Counting:
                 self.counts.first_problem = (line.id.number, words)
 
     def _add_calls(self, calls: Iterable[Call]) -> dict[bytes, str]:
-        """Count new calls, and return what is wrong with some of them, by their keys."""
+        """Count new calls, and return the problems of those that fail, by their keys."""
         problems: dict[bytes, str] = {}
         for number, call in enumerate(sorted(calls, key=prefix_of), 1):
             try:
@@ -169,19 +169,19 @@ class _Counting:
 
 @dataclass(frozen=True, slots=True)
 class CallReader:
-    """Turns calls into tokens with the chat template and the tokenizer of an open model."""
+    """Converts calls to tokens with the chat template and the tokenizer of an open model."""
 
     engine: Engine
     facts: ModelFacts
 
     def count(self, call: Call) -> CountedCall:
-        """Read a call without running it. Raises the LlmrunError with which a run would answer it."""
+        """Read a call without running the call. Raises the LlmrunError with which a run would answer."""
         parsed = parse_call(call.url, call.body, self.facts)
         answers = [self.engine.prepare(request) for request in parsed.requests[:: parsed.n]]
         return CountedCall([answer.tokens for answer in answers], parsed.n)
 
     def prepare(self, call: Call) -> list[Answer]:
-        """Return the answers of a call, ready to be queued. Raises the same errors."""
+        """Return the answers of a call, ready to be queued. Raises the same errors as `count`."""
         parsed = parse_call(call.url, call.body, self.facts)
         return [self.engine.prepare(request) for request in parsed.requests]
 
@@ -190,9 +190,9 @@ class CallReader:
 class Step:
     """One step of the engine.
 
-    prompt_rows  prompt tokens that it computed
+    prompt_rows  prompt tokens that the step computed
     answering    answers that already had tokens before the step
-    generated    tokens that all answers got
+    generated    tokens that all answers received in the step
     """
 
     seconds: float
@@ -206,9 +206,9 @@ class Sample:
     """The measurements of a sample.
 
     steps       all steps, in order
-    parallel    the most answers that a run generates at a time
-    at_a_time   the most answers of the sample that had begun at a time
-    finished    calls that were answered completely
+    parallel    the maximum number of answers that a run generates at a time
+    at_a_time   the maximum number of answers of the sample that were in progress at a time
+    finished    calls whose answers are complete
     unfinished  calls that took too long
     """
 
@@ -220,17 +220,17 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """The seconds of all steps."""
+        """The total duration of all steps in seconds."""
         return sum(step.seconds for step in self.steps)
 
     @property
     def generated(self) -> int:
-        """The tokens of all answers, including the unfinished ones."""
+        """The number of tokens of all answers, including unfinished answers."""
         return sum(step.generated for step in self.steps)
 
     @property
     def seconds_per_generated_token(self) -> float:
-        """The seconds of a generated token with as many answers at a time as in the run, if the sample had as many."""
+        """The seconds per generated token, with as many concurrent answers as in the run if the sample had as many."""
         steps = [step for step in self.steps if step.generated and not step.prompt_rows]
         steps = [step for step in steps if step.answering >= self.parallel] or steps or list(self.steps)
         generated = sum(step.generated for step in steps)
@@ -249,7 +249,7 @@ class Sample:
 class Estimate:
     """The tokens, speed and time of a batch on this machine.
 
-    load_s  seconds to open the model
+    load_s  the time to open the model in seconds
     """
 
     counts: Counts
@@ -258,7 +258,7 @@ class Estimate:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the sample has all calls."""
+        """True if the sample contains all calls."""
         return self.sample.finished == self.counts.calls
 
     @property
@@ -268,7 +268,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """The seconds of a run if all answers are as long as those of the sample, with the time to open the model."""
+        """The duration of a run in seconds, including opening the model, if its answers are as long as the sample's."""
         sample = self.sample
         if self.is_complete:
             return self.load_s + sample.seconds
@@ -278,11 +278,11 @@ class Estimate:
 
 
 class Sampler:
-    """Runs calls in the order in which they are given.
+    """Runs calls in the given order.
 
-    A new call begins as soon as another one ends, until the time is up. All begun calls then finish. Otherwise, long
-    answers would be missing, because they are the ones that are still running at any moment. For the same reason, the
-    decision to begin a call never depends on its own length.
+    A new call begins as soon as another call ends, until the time is up. All calls in progress then finish. Otherwise,
+    long answers would be missing from the sample, because at any moment, the answers in progress tend to be long. To
+    avoid the same bias, the decision to begin a call never depends on the call's own length.
     """
 
     def __init__(
@@ -297,8 +297,8 @@ class Sampler:
     ) -> None:
         """Prepare the sample.
 
-        begin_s   how long new calls begin
-        finish_s  how long the begun ones may take to finish after that
+        begin_s   how long the sample may begin new calls
+        finish_s  how long calls in progress may take to finish after `begin_s`
         """
         self._reader, self._engine = reader, reader.engine
         self._waiting = list(reversed(calls))
@@ -306,17 +306,17 @@ class Sampler:
         self._begin_s, self._finish_s = begin_s, finish_s
         self._clock = clock
         self._calls: list[list[Answer]] = []  # the answers of each unfinished call
-        self._answers: dict[int, Answer] = {}  # unfinished ones, by their IDs
-        self._computed: dict[int, int] = {}  # their prompt tokens in the cache, by their IDs
+        self._answers: dict[int, Answer] = {}  # unfinished answers, by their IDs
+        self._computed: dict[int, int] = {}  # prompt tokens of unfinished answers in the cache, by the answers' IDs
         self._steps: list[Step] = []
         self._finished = self._at_a_time = 0
 
     def run(self, progress: Callable[[int, float], None]) -> Sample:
-        """Measure, which takes `begin_s` or a few seconds longer, unless answers are long or the model is slow.
+        """Measure the sample for `begin_s`, or longer if answers are long or the model is slow.
 
-        progress  called with the number of finished calls and the seconds so far
+        progress  called with the number of finished calls and the elapsed seconds
 
-        Raises the errors of `Engine.step`, and LlmrunError if the model was too slow to generate a single token.
+        Raises the errors of `Engine.step`, and LlmrunError if the model is too slow to generate a single token.
         """
         began = self._clock()
         while (passed := self._clock() - began) < self._begin_s + self._finish_s:
@@ -366,7 +366,7 @@ class Sampler:
         self._calls = unfinished
 
     def _computed_rows(self, event: Event) -> int:
-        """Return the prompt tokens that a step has computed, according to one of its events."""
+        """Return the number of prompt tokens that a step has computed, according to one of the step's events."""
         if not isinstance(event, PrefillProgress):
             return 0
         before = self._computed.get(event.request_id, self._answers[event.request_id].cached_tokens or 0)

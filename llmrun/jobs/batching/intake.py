@@ -1,7 +1,7 @@
 """Reads the input in windows, finds equal calls and repeated IDs, and writes the lines of the output.
 
 The output has the format of OpenAI's Batch API. A record depends only on the run, its line and the answer, never on the
-time or on what else was running. That is why an interrupted run has the same output as an uninterrupted one.
+time or on concurrent requests. Therefore, an interrupted run has the same output as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIXES: Final = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
 
 @dataclass(frozen=True, slots=True)
 class LineId:
-    """The identity of a line: its number, the digest of its bytes, and its own ID, or None if it could not be read."""
+    """The identity of a line: its number, the digest of its bytes, and its own ID, or None if the ID is unreadable."""
 
     number: int
     digest: bytes
@@ -34,21 +34,21 @@ class LineId:
 class RecordWriter:
     """Writes the records of one run.
 
-    run    identifies everything that can change an answer, apart from the line
-    model  the name of the model in all answers, or None to keep what each worker says
+    run    identifies everything except the line that can change an answer
+    model  the name of the model in all answers, or None to keep the name that each worker reports
     """
 
     run: str
     model: str | None
 
     def record_id(self, number: int, digest: bytes) -> str:
-        """Return the ID of a line's record, which proves that the record belongs to this line and this run."""
+        """Return the ID of a line's record, which proves that the record belongs to the given line of this run."""
         return f"batch_req_{self._hex(number, digest.hex())}"
 
     def answered(self, line: LineId, call: Call, reply: Reply, fingerprint: str | None) -> bytes:
         """Return the record of a line with an answer.
 
-        fingerprint  identifies the worker, in runs with workers whose answers may differ; otherwise None
+        fingerprint  identifies the worker in runs whose workers may give different answers; otherwise None
         """
         digits = self._hex(call.url, call.key.hex())
         body = reply.body
@@ -60,7 +60,7 @@ class RecordWriter:
         return self._record(line, response, None, {} if fingerprint is None else {"fingerprint": fingerprint})
 
     def failed(self, line: LineId, code: str, message: str) -> bytes:
-        """Return the record of a line that got no answer at all."""
+        """Return the record of a line that received no answer at all."""
         return self._record(line, None, {"code": code, "message": message}, {})
 
     def bad(self, line: LineId, problem: BadLine) -> bytes:
@@ -68,7 +68,7 @@ class RecordWriter:
         return self.failed(line, problem.code, str(problem))
 
     def copied(self, line: LineId, record: bytes) -> bytes:
-        """Return the record of a line whose call equals that of another line, from the other line's record."""
+        """Return the record of a line whose call equals another line's call, made from the other line's record."""
         other = json.loads(record)
         return _encoded(other | {"id": self.record_id(line.number, line.digest), "custom_id": line.custom_id})
 
@@ -83,7 +83,7 @@ class RecordWriter:
 
 
 def is_success(record: bytes) -> bool:
-    """Return whether a record has an answer. Raises ValueError if it is not a record."""
+    """Return whether a record contains an answer. Raises ValueError if the data is not a record."""
     try:
         parsed = json.loads(record)
     except RecursionError:
@@ -99,7 +99,7 @@ def _encoded(record: Mapping[str, Any]) -> bytes:
 
 
 def _lasting(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an answer that do not depend on the time and on the state of the cache."""
+    """Return the parts of an answer that depend on neither the time nor the state of the cache."""
     kept = {name: value for name, value in body.items() if name != "timings"}
     usage = kept.get("usage")
     if isinstance(usage, dict):
@@ -107,14 +107,14 @@ def _lasting(body: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-_LINES: Final = 10_000  # in a window; only a few hundred bytes of each line before it stay in memory
+_LINES: Final = 10_000  # lines per window; of earlier lines, only a few hundred bytes each stay in memory
 _BYTES: Final = 64 << 20
 _MOST_MODELS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """A line, and either its call or its problem."""
+    """A line with either its call or its problem."""
 
     id: LineId
     call: Call | None
@@ -122,20 +122,20 @@ class ReadLine:
 
 
 class Intake:
-    """The lines of the input, which can be read once, in order.
+    """The lines of the input, which can be read only once and in order.
 
-    foreign_models  the names of models in the lines, which the run's own model answers
+    foreign_models  the names of other models in the lines, which the run's own model answers
     """
 
     def __init__(self, path: Path, options: CallOptions, check: Callable[[], None] = lambda: None) -> None:
-        """Open nothing yet. `check` is called for every line, and may raise an exception to stop."""
+        """Create an intake without opening the file. `check` is called for every line; may raise to stop."""
         self._lines = read_lines(path, check)
         self._options = options
-        self._first_uses: dict[bytes, int] = {}  # by the digest of an ID, the number of the first line that has it
+        self._first_uses: dict[bytes, int] = {}  # maps the digest of an ID to the number of the first line with that ID
         self.foreign_models: set[str] = set()
 
     def next_window(self) -> list[ReadLine]:
-        """Return the next lines, or an empty list after the last one. May run in any thread."""
+        """Return the next lines, or an empty list after the last line. May run in any thread."""
         found, size = [], 0
         for line in islice(self._lines, _LINES):
             found.append(self._read(line))
@@ -167,9 +167,9 @@ def _digest(custom_id: str) -> bytes:
 
 
 def survey(path: Path, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:
-    """Call `each` with every line, and yield their count so far after each window.
+    """Call `each` with every line, and yield the number of lines so far after each window.
 
-    check  called for every line, even if it is blank; may raise an exception to stop
+    check  called for every line, including blank lines; may raise an exception to stop
     """
     count = 0
     for line in read_lines(path, check):

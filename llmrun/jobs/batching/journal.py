@@ -1,10 +1,10 @@
 """The journal of a run: the records of finished lines, in the order in which they finished.
 
-The first line is a header in JSON. Every other line is `NUMBER CRC RECORD`: the number of the input's line, the CRC-32
-of the number and the record, and the record, which is the line of the final output. A line that was cut off by a crash,
-or that a failing disk has changed, does not match its CRC and is ignored, so that its request runs again.
+The first line is a JSON header. Every other line is `NUMBER CRC RECORD`: the number of the input's line, the CRC-32 of
+the number and the record, and the record, which is a line of the final output. A line that a crash has cut off, or that
+a failing disk has changed, does not match its CRC and is ignored, so its request runs again.
 
-The functions at the top write the files of a run next to the user's own files, without ever touching those.
+The functions at the top write the files of a run next to the user's own files, and never modify the user's files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Stamp = list[int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return the size and the time of a file, which change when it is written again, or None if there is no file."""
+    """Return a file's size and modification time, which reveal a rewritten file, or None if the file does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -50,7 +50,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def resolved(path: Path) -> Path:
-    """Return the file that a path names, after following links, so that the file is replaced and not a link.
+    """Return the file that a path names after following links, so that the file is replaced and the link is kept.
 
     Raises UsageError for links that lead in a circle.
     """
@@ -64,10 +64,10 @@ def resolved(path: Path) -> Path:
 
 @contextmanager
 def new_file(path: Path, check: Callable[[], None] = lambda: None, *, hint: str = _CONTINUE) -> Iterator[FileIO]:
-    """Yield a file that replaces `path` when the block has ended without an exception. Its `name` is its current path.
+    """Yield a file that replaces `path` if the block succeeds. The file's `name` is its current path.
 
-    check  called directly before; may raise an exception
-    hint   what to do if the disk is full
+    check  called just before the file is replaced; may raise an exception
+    hint   the advice to the user if the disk is full
     Raises DoesNotFit if the disk is full, and LlmrunError.
     """
     temporary = path.with_name(f".{path.name}.llmrun-{secrets.token_hex(8)}")
@@ -86,7 +86,7 @@ def new_file(path: Path, check: Callable[[], None] = lambda: None, *, hint: str 
 
 
 def check_absent(path: Path) -> None:
-    """Raise UsageError if the file already exists, or its folder does not exist."""
+    """Raise UsageError if the file already exists, or if the file's folder does not exist."""
     if os.path.lexists(path):
         raise UsageError(f"{path}: already exists", hint="choose another name, or remove it first")
     if not path.parent.is_dir():
@@ -96,9 +96,9 @@ def check_absent(path: Path) -> None:
 
 @contextmanager
 def absent_file(path: Path, n_bytes: int = 0) -> Iterator[FileIO]:
-    """Yield a file as `new_file` does, but never replace another one. Remove what killed processes have left behind.
+    """Yield a file as `new_file` does, but never replace an existing file. Remove leftovers of killed processes.
 
-    n_bytes  the size that the file will have, if it is known
+    n_bytes  the size of the complete file, if known
 
     Raises UsageError if the file exists or its folder does not, DoesNotFit if the disk is too small, and LlmrunError.
     """
@@ -110,10 +110,10 @@ def absent_file(path: Path, n_bytes: int = 0) -> Iterator[FileIO]:
 
 
 def remove_leftovers(*paths: Path) -> None:
-    """Remove temporary files of `new_file` that killed processes have left behind."""
+    """Remove temporary files of `new_file` that killed processes left behind."""
     for path in paths:
         name = re.compile(rf"\.{re.escape(path.name)}(\.partial)?\.llmrun-[0-9a-f]{{16}}")
-        with suppress(OSError):  # a folder that cannot be listed has no leftovers that matter
+        with suppress(OSError):  # the leftovers in an unreadable folder do not matter
             for found in path.parent.iterdir():
                 if name.fullmatch(found.name) and stat.S_ISREG(found.lstat().st_mode):
                     with alone_with([found]) as busy:
@@ -123,7 +123,7 @@ def remove_leftovers(*paths: Path) -> None:
 
 @contextmanager
 def writing(path: Path, hint: str = _CONTINUE) -> Iterator[None]:
-    """Convert an OSError from writing to `path` to an LlmrunError. `hint` says what to do if the disk is full."""
+    """Convert an OSError from writing to `path` to an LlmrunError. `hint` is the advice if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -142,7 +142,7 @@ def _free_text(folder: Path) -> str:
 _ENDING: Final = ".partial"
 _FORMAT: Final = "llmrun batch journal, version 1"
 _LONGEST_HEADER: Final = 1 << 20
-_MOST_DIGITS: Final = 18  # of the number of a line
+_MOST_DIGITS: Final = 18  # digits of the longest line number
 
 
 class Place(NamedTuple):
@@ -153,16 +153,16 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The end of the record's line."""
+        """The offset of the end of the record's line."""
         return self.offset + self.size + 1
 
 
 class Journal:
-    """The journal of an output file, which only this process uses.
+    """The journal of an output file, for the exclusive use of this process.
 
     path     the journal's file
-    header   what was written when the run began, or None if there is no run yet
-    places   the places of the records by the numbers of their lines
+    header   the header that was written when the run began, or None if no run has begun
+    places   maps line numbers to the places of their records
     """
 
     def __init__(self, output: Path, lock: BaseFileLock) -> None:
@@ -177,7 +177,7 @@ class Journal:
 
     @classmethod
     def open(cls, output: Path, check: Callable[[], None] = lambda: None) -> Self:
-        """Open the journal of an output file, if there is one. Raises UsageError and LlmrunError.
+        """Open the journal of an output file, if the journal exists. Raises UsageError and LlmrunError.
 
         check  called often; may raise an exception to stop
         """
@@ -192,9 +192,9 @@ class Journal:
         return journal
 
     def begin(self, header: Mapping[str, Any], records: Iterable[tuple[int, bytes]] = ()) -> None:
-        """Replace the journal with that of a new run, which may already have records.
+        """Replace the journal with the journal of a new run, which may already have records.
 
-        Whenever the process ends, there is either the old journal or the complete new one.
+        If the process is killed at any moment, either the old journal or the complete new journal remains.
         """
         places: dict[int, Place] = {}
         with new_file(self.path) as new:
@@ -221,11 +221,11 @@ class Journal:
         return self._open_file.read(place.size)
 
     def drop(self, number: int) -> None:
-        """Forget a record, so that its line runs again. A later record replaces it in the file, too."""
+        """Forget a record, so that its line runs again. A later record of the line replaces the one in the file."""
         del self.places[number]
 
     def sync(self) -> None:
-        """Make everything written so far survive a power failure. May run in any thread."""
+        """Flush everything written so far to the disk, to survive a power failure. May run in any thread."""
         if self._is_dirty:
             self._is_dirty = False
             with writing(self.path):
@@ -234,8 +234,8 @@ class Journal:
     def write_output(self, check: Callable[[], None] = lambda: None) -> None:
         """Write all records to the output file in the order of their lines, and remove the journal.
 
-        The file gets its name when it is complete. After this, only `close` may be called. Raises LlmrunError if the
-        output is not the one that the run may replace.
+        The file receives its name when it is complete. After this call, only `close` may be called. Raises LlmrunError
+        if the output is not the file that the run may replace.
 
         check  called often; may raise an exception to stop
         """
@@ -256,7 +256,7 @@ class Journal:
         self.remove()
 
     def is_written(self, check: Callable[[], None]) -> bool:
-        """Return whether the output has all records, because a process was killed just before it removed the journal.
+        """Return whether the output has all records: a process may have been killed just before removing the journal.
 
         check  called often; may raise an exception to stop
         """
@@ -271,7 +271,7 @@ class Journal:
             return not stream.read(1)
 
     def remove(self) -> None:
-        """Remove the journal. After this, only `close` may be called."""
+        """Remove the journal. After this call, only `close` may be called."""
         with writing(self.path):
             self._open_file.close()  # Windows cannot remove open files
             self.path.unlink(missing_ok=True)
@@ -281,7 +281,7 @@ class Journal:
         return None if self.header is None else self.header.get(name)
 
     def close(self) -> None:
-        """Close the journal. Idempotent."""
+        """Close the journal. This method is idempotent."""
         if self._file is not None:
             self._file.close()
         self._lock.release()
@@ -292,7 +292,7 @@ class Journal:
         return self._file
 
     def _load(self, check: Callable[[], None]) -> None:
-        """Read the header and the places of all records. Cut off what a crash has left after the last line."""
+        """Read the header and the places of all records, and cut off an incomplete last line that a crash has left."""
         with writing(self.path):
             self._file = _opened(self.path)
         with os.fdopen(os.dup(self._file.fileno()), "rb") as stream:
@@ -322,16 +322,16 @@ def journal_path(output: Path) -> Path:
 
 
 def recorded_header(output: Path) -> Mapping[str, Any] | None:
-    """Return the header of an output's journal without opening it for writing, or None if there is none."""
+    """Return the header of an output's journal without opening the journal for writing, or None if there is none."""
     try:
         with _opened(journal_path(output), os.O_RDONLY) as file:
             return _parsed_header(file.read(_LONGEST_HEADER).partition(b"\n")[0] + b"\n")
-    except (OSError, LlmrunError):  # opening it for writing tells why
+    except (OSError, LlmrunError):  # opening the journal for writing reports the reason
         return None
 
 
 def read_records(output: Path) -> Iterator[bytes]:
-    """Yield the records of a complete output file. Raises UsageError if it cannot be read."""
+    """Yield the records of a complete output file. Raises UsageError if the file cannot be read."""
     try:
         with output.open("rb") as stream:
             for line in stream:
@@ -341,9 +341,9 @@ def read_records(output: Path) -> Iterator[bytes]:
 
 
 def _locked(output: Path) -> BaseFileLock:
-    """Return a lock that no other run of this user has. Raises UsageError if another run writes to this output.
+    """Return a lock that no other run of this user holds. Raises UsageError if another run is writing to the output.
 
-    The lock is in the cache folder, because a file beside the output could clash with one of the user's.
+    The lock file is in the cache folder, because a file beside the output could clash with one of the user's files.
     """
     import filelock
 
@@ -351,7 +351,7 @@ def _locked(output: Path) -> BaseFileLock:
     folder = cache_folder() / "locks"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # One thread acquires it, and another one may release it.
+        # One thread acquires the lock, and another thread may release it.
         lock = filelock.FileLock(folder / f"batch-{name}.lock", thread_local=False)
         try:
             lock.acquire(timeout=0)
@@ -369,7 +369,7 @@ def _put(file: FileIO, end: int, number: int, record: bytes) -> Place:
 
 
 def _append(file: FileIO, end: int, data: bytes) -> int:
-    """Write at the end of a file, and return its new end. If that fails, the file is as before."""
+    """Write at the end of a file, and return the file's new end. After an error, the file is unchanged."""
     written = 0
     try:
         file.seek(end)

@@ -1,4 +1,4 @@
-"""Reads the lines of a batch, JSON Lines or the rows of a CSV file, and turns them into calls of OpenAI's API."""
+"""Reads the lines of a batch, which are JSON Lines or rows of a CSV file, and turns the lines into OpenAI API calls."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _BOM: Final = b"\xef\xbb\xbf"
 class Line:
     """One line of the input.
 
-    number   counts from 1, as editors do; the first of several lines if a CSV row has line breaks
+    number   counts from 1, as editors do; if a CSV row has line breaks, the number of the row's first line
     data     the line, or a CSV row as a JSON object; b"" if there is a problem
-    digest   the SHA-256 of the line, however long it is
-    problem  why the line cannot be used, or ""
+    digest   the SHA-256 of the complete line, regardless of its length
+    problem  the reason why the line cannot be used, or ""
     """
 
     number: int
@@ -40,14 +40,14 @@ class Line:
 
 
 def is_csv(path: Path) -> bool:
-    """Return whether a file's name says that it has comma-separated or tab-separated values."""
+    """Return whether a file's name has an extension for comma-separated or tab-separated values."""
     return path.suffix.lower() in _CSV
 
 
 def check_source(path: Path, *, has_template: bool) -> None:
     """Raise UsageError if the input is not a file, or a CSV file whose columns cannot be used.
 
-    has_template  whether the columns are the variables of a prompt template
+    has_template  True if the columns are the variables of a prompt template
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file")
@@ -65,10 +65,10 @@ def check_source(path: Path, *, has_template: bool) -> None:
 
 
 def read_lines(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Line]:
-    """Yield the lines of a batch that are not blank. Only one line is in memory at a time, however long it is.
+    """Yield the lines of a batch that are not blank. Only one line is in memory at a time, regardless of its length.
 
-    check  called for every line, even if it is blank; may raise an exception to stop
-    Raises UsageError for a file that cannot be read, and for a CSV file without a header or with a row that is too
+    check  called for every line, including blank lines; may raise an exception to stop
+    Raises UsageError for a file that cannot be read, for a CSV file without a header, and for a CSV row that is too
     long.
     """
     with _reading(path) as stream:
@@ -85,7 +85,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def _text_lines(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Line]:
-    """Yield every line without the white space around it, and only a problem for one that is too long."""
+    """Yield every line without the surrounding white space. For a line that is too long, yield only a problem."""
     number = 0
     while piece := stream.readline(LONGEST_LINE + 1):
         check()
@@ -104,14 +104,14 @@ def _text_lines(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Line]:
 
 
 class _CsvText:
-    """The lines of a CSV file as text, for Python's reader of rows."""
+    """The lines of a CSV file as text, which Python's csv module reads."""
 
     def __init__(self, stream: BinaryIO, path: Path, check: Callable[[], None]) -> None:
         self._stream = stream
         self._path = path
         self._check = check
         self._number = 0
-        self.row_bytes = 0  # of the current row so far; to be reset before each row
+        self.row_bytes = 0  # bytes of the current row so far; the caller resets the count before each row
 
     def __iter__(self) -> Iterator[str]:
         while line := self._stream.readline(LONGEST_LINE + 1):
@@ -124,7 +124,7 @@ class _CsvText:
 
 
 def _csv_names(path: Path) -> list[str]:
-    """Return the names of the columns. Raises UsageError."""
+    """Return the names of the columns. Raises UsageError for an invalid header."""
     with _reading(path) as stream:
         return _header(_csv_reader(_CsvText(stream, path, lambda: None), path), path)
 
@@ -135,7 +135,7 @@ def _csv_reader(text: _CsvText, path: Path) -> Any:
 
 
 def _csv_rows(stream: BinaryIO, path: Path, check: Callable[[], None]) -> Iterator[Line]:
-    """Yield the rows of a CSV file as JSON objects, whose keys are the names in the header."""
+    """Yield the rows of a CSV file as JSON objects, whose keys are the column names in the header."""
     text = _CsvText(stream, path, check)
     rows = _csv_reader(text, path)
     names = _header(rows, path)
@@ -162,7 +162,7 @@ def _csv_rows(stream: BinaryIO, path: Path, check: Callable[[], None]) -> Iterat
 
 
 def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
-    """Read the names of the columns. Raises UsageError."""
+    """Read the names of the columns. Raises UsageError for an invalid header."""
     try:
         names = next(rows, [])
     except csv.Error as error:
@@ -182,17 +182,17 @@ def _problem(number: int, problem: str, row: list[str] | None = None) -> Line:
     return Line(number, b"", hashlib.sha256(content).digest(), problem)
 
 
-_LONGEST_ID: Final = 512  # characters
-_SEEDS: Final = 1 << 31  # the largest seed that all servers and JSON parsers accept is 2**31 - 1
+_LONGEST_ID: Final = 512  # characters in the ID of a line
+_SEEDS: Final = 1 << 31  # all servers and JSON parsers accept seeds up to 2**31 - 1
 _LEFT_OUT: Final = ("model", "stream", "stream_options")
-_RANDOM_SEED: Final = -1  # as in llama.cpp
+_RANDOM_SEED: Final = -1  # requests a random seed, as in llama.cpp
 
 Fill = Callable[[Mapping[str, Any]], tuple[str, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A field that a call gets if it has none of these names, of which the first one is used."""
+    """A field that is added, under the first of `names`, to every call without a field of any of these names."""
 
     names: tuple[str, ...]
     value: Any
@@ -202,10 +202,10 @@ class Default:
 class CallOptions:
     """Options that a run adds to its calls.
 
-    seed      decides the seeds of calls that have none
-    defaults  fields for calls that do not have them
-    system    the system prompt for lines with a prompt, or None
-    fill      turns the fields of a line into a prompt and a system prompt, or None if lines are calls or prompts
+    seed      decides the seeds of calls without a seed
+    defaults  fields that are added to calls without those fields
+    system    the system prompt for lines that contain a prompt, or None
+    fill      turns a line's fields into a prompt and a system prompt; None if the lines are calls or prompts
     template  the text of the prompt template that `fill` uses, or None
     """
 
@@ -216,7 +216,7 @@ class CallOptions:
     template: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything but the seed as JSON, to recognize a run with other options."""
+        """Return everything except the seed as JSON, to detect a run with other options."""
         defaults = {default.names[0]: default.value for default in self.defaults}
         return {**defaults, "--system": self.system, "--template": self.template}
 
@@ -226,7 +226,7 @@ class Call:
     """One request of a batch, reduced to the fields that affect its answer.
 
     key    identifies the call: calls with equal keys have equal answers
-    model  the model that the line named, or ""; the run's own model answers
+    model  the model that the line named, or "" if none; in any case, the run's own model answers
     """
 
     url: str
@@ -237,17 +237,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A line that is a request: the line's own ID, and its call."""
+    """A line that is a request: the line's ID and the line's call."""
 
     custom_id: str
     call: Call
 
 
 class BadLine(LlmrunError):
-    """A line is not a request.
+    """An error for a line that is not a request.
 
     code       a word for the kind of problem, as in OpenAI's API
-    custom_id  the line's ID if it can be read, or None
+    custom_id  the line's ID, or None if the ID cannot be read
     """
 
     def __init__(self, message: str, code: str, custom_id: str | None = None) -> None:
@@ -257,11 +257,11 @@ class BadLine(LlmrunError):
 
 
 def read_request(line: Line, options: CallOptions) -> Asked:
-    """Read a line. Raises BadLine.
+    """Read a line as a request. Raises BadLine if the line is not a request.
 
     A line is an object with `custom_id`, `method`, `url` and `body`, as in OpenAI's Batch API, or an object with either
     `messages` or `prompt`, which may have a `custom_id` and any field of a chat completion. With `options.fill`, a line
-    has the values for a prompt template.
+    contains the values for a prompt template.
     """
     if line.problem:
         raise BadLine(line.problem, "invalid_line")

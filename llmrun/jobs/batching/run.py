@@ -1,6 +1,6 @@
-"""Runs a batch from its input to its output, and continues one that was interrupted.
+"""Runs a batch from its input to its output, and continues an interrupted run.
 
-An interrupted run continues only if its journal fits the present input, model and options.
+An interrupted run continues only if the run's journal matches the current input, model and options.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from llmrun.jobs.batching.workers.base import RefusedWorker, Worker
 class Batch:
     """A batch to run.
 
-    source, output  the input and the output; the output must not be a link (see `resolved`)
-    model         the name by which the user asked for the model, or "" if only servers know it
+    source, output  the input and the output; the output must not be a link (see `journal.resolved`)
+    model         the user's name for the model, or "" if only servers know the name
     mixed         accept workers whose answers may differ
     retry_errors  rerun the lines whose records are errors
-    force         start again, and replace an output that exists
+    force         start over, and replace an existing output
     """
 
     source: Path
@@ -57,23 +57,23 @@ class Batch:
             self.check_output(None)
 
     def check_output(self, header: Mapping[str, Any] | None) -> None:
-        """Raise UsageError if there is an output that this run must not replace.
+        """Raise UsageError if an output exists that this run must not replace.
 
-        header  the header of the run's journal, or None if there is none
+        header  the header of the run's journal, or None if the run has no journal
 
-        A run may replace the output that was there when it began with --force or --retry-errors.
+        With --force or --retry-errors, a run may replace an output that existed when the run began.
         """
         if self.output.exists() and not (self.force or self.retry_errors or self.may_continue(header)):
             hint = "--retry-errors runs its errors again, --force replaces it"
             raise UsageError(f"{self.output}: the file exists", hint=hint)
 
     def may_continue(self, header: Mapping[str, Any] | None) -> bool:
-        """Return whether the journal belongs to a run that may replace the existing output, if there is one."""
+        """Return whether the journal belongs to a run that may replace the existing output, if an output exists."""
         return header is not None and header.get("replaces") == stamp_of(self.output)
 
 
 _AGAIN = "use the original input, model and options to continue, or add --force to start over"
-# The values in a journal's header that decide answers, and the words of messages about a difference.
+# Values in a journal's header that decide the answers, mapped to the words for a difference in messages.
 _DECISIVE = {
     "model": "a different model",
     "context_size": "a different context size",
@@ -85,7 +85,7 @@ _DECISIVE = {
 
 
 def check_header(journal: Journal, header: Mapping[str, Any]) -> None:
-    """Raise UsageError if the journal belongs to a run that would give other answers."""
+    """Raise UsageError if the journal belongs to a run whose answers would differ."""
     for name, words in _DECISIVE.items():
         before, now = journal.header_value(name), header.get(name)
         if before != now:
@@ -104,12 +104,12 @@ def check_lines(
     check: Callable[[], None],
     progress: Callable[[int], None],
 ) -> tuple[int, int]:
-    """Compare the records of a journal with the input, and drop those to retry.
+    """Compare the records of a journal with the input, and drop the records of lines to retry.
 
     check     called for every line; may raise an exception to stop
     progress  called with the number of lines so far
     Returns the number of lines in the input, and the number of records that are errors. Raises UsageError if a line
-    that has a record was changed or removed.
+    with a record was changed or removed.
     """
     unseen = set(journal.places)
     failed = total = 0
@@ -145,7 +145,7 @@ def successes_in(
     """Yield the records of a complete output that are not errors, with the numbers of their lines.
 
     check  called for every line; may raise an exception to stop
-    Raises UsageError if the output was not made from this input by this model with these options.
+    Raises UsageError if the output was not generated from this input by this model with these options.
     """
     numbers: dict[str, int] = {}
 
@@ -170,16 +170,16 @@ def successes_in(
             yield numbers[record_id], record
 
 
-_SYNC_S: Final = 1.0  # how long a finished answer may be lost in a power failure
+_SYNC_S: Final = 1.0  # maximum time for which a power failure can lose a finished answer
 _SHOW_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The result of a run.
 
-    is_complete     whether the output has been written; otherwise, the same command continues the run
-    foreign_models  the models that lines named, other than the run's own, which answered them
+    is_complete     True if the output has been written; otherwise, the same command continues the run
+    foreign_models  models that lines named but that did not answer, because the run's own model answers all lines
     """
 
     tally: Tally
@@ -188,10 +188,10 @@ class Outcome:
 
 
 async def run_batch(batch: Batch, workers: Sequence[Worker], reporter: Reporter, stop: asyncio.Event) -> Outcome:
-    """Run a batch until it is complete or `stop` is set, and close the workers.
+    """Run a batch until the batch is complete or `stop` is set, and close the workers.
 
     Raises UsageError for an input that has changed or an output that exists, RefusedWorker, DoesNotFit if the disk is
-    full, and the errors of opening a worker. The journal stays, so that the same command continues the run.
+    full, and the errors of opening a worker. The journal remains, so the same command continues the run.
     """
     batch.check_files()
     run = _Run(batch, workers, reporter)
@@ -211,7 +211,7 @@ async def run_batch(batch: Batch, workers: Sequence[Worker], reporter: Reporter,
 
 
 class _Run:
-    """One run."""
+    """The state of one run."""
 
     def __init__(self, batch: Batch, workers: Sequence[Worker], reporter: Reporter) -> None:
         self._batch = batch
@@ -230,11 +230,11 @@ class _Run:
         return self._opened_journal
 
     def foreign_models(self) -> list[str]:
-        """See Outcome."""
+        """The models that lines named but that did not answer, as in `Outcome`."""
         return sorted(self._intake.foreign_models - {self._model})
 
     def close(self) -> None:
-        """Make sure that finished answers survive, and close the journal."""
+        """Flush finished answers to the disk, and close the journal."""
         if self._opened_journal is not None:
             try:
                 if not self.is_complete:
@@ -243,12 +243,12 @@ class _Run:
                 self._opened_journal.close()
 
     async def run(self) -> None:
-        """Run the batch to its end."""
+        """Run the batch until it is complete or stopped."""
         await in_thread(self._halt, self._open_journal)
         if self.is_complete:
             return
         self._batch.check_output(self._journal.header)
-        replaced = stamp_of(self._batch.output)  # what appears while a model is loaded must not be replaced
+        replaced = stamp_of(self._batch.output)  # a file that appears while a model is loading must not be replaced
         admission = Admission(mixed=self._batch.mixed, is_alone=len(self._workers) == 1)
         opened = await self._open_first(admission)
         assert admission.expected is not None
@@ -281,7 +281,7 @@ class _Run:
             self.is_complete = True
 
     async def _open_first(self, admission: Admission) -> Mapping[str, str | None]:
-        """Open the first worker that can be opened. Its identity is that of the run."""
+        """Open the first worker that can be opened. This worker's identity becomes the identity of the run."""
         for number, worker in enumerate(self._workers, 1):
             self._reporter.waiting(f"opening {worker.name}")
             try:
@@ -295,7 +295,7 @@ class _Run:
         raise UsageError("a batch needs at least one worker")
 
     def _header(self, expected: Identity) -> dict[str, Any]:
-        """Return everything that decides the answers. In mixed runs, this is only what the user asked for."""
+        """Return everything that decides the answers. In mixed runs, only the user's options count."""
         options, mixed = self._batch.options, self._batch.mixed
         return {
             "model": self._batch.model if mixed else expected.model,
@@ -307,7 +307,7 @@ class _Run:
         }
 
     def _prepare(self, header: Mapping[str, Any], writer: RecordWriter, replaced: Stamp | None) -> None:
-        """Begin or continue the journal, and count the lines. `replaced` is the output that there was."""
+        """Begin or continue the journal, and count the lines. `replaced` is the stamp of the output before the run."""
         batch, journal, check = self._batch, self._journal, self._halt.check
         if batch.force or not batch.may_continue(journal.header):
             kept: Iterable[tuple[int, bytes]] = ()

@@ -1,7 +1,7 @@
-"""The work of a run: hands out the calls of its lines to workers, writes the answers to the journal, and counts them.
+"""Distributes the calls of a run to workers, writes the answers to the journal, and counts the lines.
 
-Calls with the same prefix run on one machine, one after another. Files are read in threads that can be stopped, so that
-Ctrl-C never has to wait for a large file.
+Calls with the same prefix run on one machine, one after another. Files are read in threads that can be stopped, so
+Ctrl-C never has to wait until a large file is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Stopped(Exception):
-    """Raised in a thread that was asked to stop."""
+    """Raised in a thread that is asked to stop."""
 
 
 class Halt:
@@ -44,7 +44,7 @@ class Halt:
 
 
 async def in_thread(halt: Halt, work: Callable[[], Result]) -> Result:
-    """Run `work`, which calls `halt.check` often, in a thread. If this is cancelled, it waits for the thread's end."""
+    """Run `work`, which calls `halt.check` often, in a thread. If cancelled, wait for the end of the thread."""
     future = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(future)
@@ -52,22 +52,22 @@ async def in_thread(halt: Halt, work: Callable[[], Result]) -> Result:
         halt.set()
         await asyncio.wait((future,))
         if not future.cancelled():
-            future.exception()  # it was probably Stopped, and nobody needs the result any more
+            future.exception()  # probably Stopped, and nobody needs the result any more
         raise
 
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of one run, which an interrupted run continues.
+    """The counts of a run, which carry over when the run is continued.
 
     lines      lines of the input that are not blank
-    done       lines with a record, including those of earlier runs
-    resumed    lines with a record of an earlier run
-    failed     lines whose record is an error, including those of earlier runs
-    copied     lines that got the answer to an equal line
-    calls      calls that this run answered
-    ignored    names of fields that had no effect
-    prompt_tokens, cached_tokens, generated_tokens  of the calls that this run answered
+    done       lines with a record, including records from before an interruption
+    resumed    lines with a record from before an interruption
+    failed     lines whose record is an error, including records from before an interruption
+    copied     lines that received the answer to an equal line
+    calls      calls that this process answered
+    ignored    names of request fields that had no effect
+    prompt_tokens, cached_tokens, generated_tokens  the tokens of the calls that this process answered
     """
 
     lines: int = 0
@@ -98,22 +98,22 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the first call of this run."""
+        """The seconds since the first call of this process."""
         return time.monotonic() - self.began
 
     @property
     def per_second(self) -> float:
-        """Lines that this run finishes in a second."""
+        """The number of lines that this process finishes per second."""
         return (self.done - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def remaining_s(self) -> float | None:
-        """The predicted seconds until all lines are done, or None if it is too early to tell."""
+        """The predicted seconds until all lines are done, or None if a prediction is not possible yet."""
         return (self.lines - self.done) / self.per_second if self.done > self.resumed else None
 
     @property
     def cached_share(self) -> float:
-        """The share of the prompt tokens that were not computed, because they were cached."""
+        """The share of the prompt tokens that were cached and therefore not computed."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -121,14 +121,14 @@ def _integer(value: Any) -> int:
     return value if type(value) is int else 0
 
 
-_CUTS = 32  # places that are compared when a range is divided
+_CUTS = 32  # positions that are compared when a range is divided
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A call to answer, and the lines that ask for it.
+    """A call to answer, and the lines that request the call.
 
-    losses  how many workers were lost while they ran the call
+    losses  the number of workers that were lost while they ran the call
     """
 
     call: Call
@@ -138,9 +138,9 @@ class Job:
 
 
 def prefix_of(call: Call) -> str:
-    """Return a text that begins the same for calls whose prompts begin the same, as far as templates allow.
+    """Return a text. Calls whose prompts share a prefix have texts that share a prefix, as far as templates allow.
 
-    It is made from the texts of the messages rather than from tokens, because a server's tokens are unknown here.
+    The text is made from the messages rather than from tokens, because a server's tokenizer is unknown to this process.
     """
     body = call.body
     if "prompt" in body:
@@ -158,10 +158,10 @@ def _text(value: Any) -> str:
 
 
 class WorkQueue:
-    """The calls that no worker has, sorted by their prefixes.
+    """The calls that are not assigned to a worker, sorted by their prefixes.
 
-    A worker takes its calls from one range. When that is empty, it steals half of the largest other range, which is
-    divided where two neighbors have the shortest common prefix.
+    A worker takes its calls from one range of the sorted calls. When the range is empty, the worker steals half of the
+    largest other range, which is divided where two neighbors have the shortest common prefix.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class WorkQueue:
         return len(self._returned) + sum(map(len, self._unowned)) + sum(map(len, self._ranges.values()))
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add calls."""
+        """Add calls to the queue."""
         jobs = list(jobs)
         for job in jobs:
             job.prefix = prefix_of(job.call)
@@ -182,11 +182,11 @@ class WorkQueue:
             self._unowned.append(deque(jobs))
 
     def put_back(self, jobs: Sequence[Job]) -> None:
-        """Return calls of a lost worker. They are the next ones that any worker gets."""
+        """Put the calls of a lost worker back into the queue, so that workers receive these calls next."""
         self._returned.extend(jobs)
 
     def take(self, owner: Hashable) -> Job | None:
-        """Return the next call for a worker, or None if there are no calls at all."""
+        """Return the next call for a worker, or None if the queue is empty."""
         if self._returned:
             return self._returned.popleft()
         if not self._ranges.get(owner):
@@ -195,7 +195,7 @@ class WorkQueue:
         return own.popleft() if own else None
 
     def leave(self, owner: Hashable) -> None:
-        """Give the range of a lost worker to the others."""
+        """Give the range of a lost worker to the other workers."""
         left = self._ranges.pop(owner, None)
         if left:
             self._unowned.append(left)
@@ -209,7 +209,7 @@ class WorkQueue:
 
 
 def _best_cut(jobs: Sequence[Job]) -> int:
-    """Return where to divide sorted calls: in the middle half, where two neighbors have the least in common."""
+    """Return where to divide sorted calls: in the middle half, where neighbors have the shortest common prefix."""
     first, last = max(1, len(jobs) // 4), max(2, 3 * len(jobs) // 4)
     step = max(1, (last - first) // _CUTS)
     cuts = sorted(range(first, last, step), key=lambda cut: abs(cut - len(jobs) / 2))
@@ -217,7 +217,7 @@ def _best_cut(jobs: Sequence[Job]) -> int:
 
 
 def _common(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts, by bisection."""
+    """Return the length of the common prefix of two texts, using bisection."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -228,9 +228,9 @@ def _common(one: str, other: str) -> int:
     return low
 
 
-_MOST_LOSSES: Final = 5  # of a call's workers, after which the call is probably the reason
+_MOST_LOSSES: Final = 5  # lost workers per call, after which the call itself is probably the reason
 _OK: Final = 200
-_MOST_IGNORED: Final = 100  # names
+_MOST_IGNORED: Final = 100  # names of ignored fields to store
 
 
 class Work:
@@ -239,8 +239,8 @@ class Work:
     def __init__(self, intake: Intake, journal: Journal, writer: RecordWriter, tally: Tally, halt: Halt) -> None:
         self._intake, self._journal, self._writer, self._tally = intake, journal, writer, tally
         self._queue = WorkQueue()
-        self._unfinished: dict[bytes, Job] = {}  # by the keys of their calls
-        self._finished: dict[bytes, int] = {}  # by the key of a call, the number of a line that has its answer
+        self._unfinished: dict[bytes, Job] = {}  # maps the keys of calls to their jobs
+        self._finished: dict[bytes, int] = {}  # maps each call's key to the number of a line that has its answer
         self._n_running = 0
         self._halt = halt
         self._is_read = False
@@ -250,13 +250,13 @@ class Work:
 
     @property
     def is_over(self) -> bool:
-        """Whether all lines are done."""
+        """True if all lines are done."""
         return self._over.is_set()
 
     async def next(self, owner: Hashable) -> Job | None:
         """Return the next call for a worker, or None once all lines are done.
 
-        Waits as long as other workers run the last calls, because these come back if a worker is lost.
+        Waits while other workers run the last calls, because the calls return to the queue if a worker is lost.
         """
         while True:
             job = self._queue.take(owner)
@@ -264,7 +264,7 @@ class Work:
                 self._n_running += 1
                 return job
             if not self._is_read:
-                # The slots of a worker are cancelled when it is lost, but the window must not be lost with them.
+                # When a worker is lost, its tasks are cancelled, but the window must not be lost with them.
                 self._reading = self._reading or asyncio.create_task(self._read_window())
                 await asyncio.shield(self._reading)
             elif self._n_running:
@@ -276,7 +276,7 @@ class Work:
                 return None
 
     async def unless_over(self, doing: Coroutine[Any, Any, Result]) -> Result | None:
-        """Run a coroutine and return its result, but cancel it and return None once all lines are done."""
+        """Run a coroutine and return its result, or cancel the coroutine and return None once all lines are done."""
         task, over = asyncio.create_task(doing), asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
@@ -287,7 +287,7 @@ class Work:
             await asyncio.wait((task, over))
 
     def finish(self, job: Job, reply: Reply, fingerprint: str | None) -> None:
-        """Write the records of a call that was answered. Raises DoesNotFit if the disk is full."""
+        """Write the records of an answered call. Raises DoesNotFit if the disk is full."""
         if reply.status == _OK:
             self._tally.count(reply.body)
         self._tally.copied += len(job.lines) - 1
@@ -297,19 +297,19 @@ class Work:
         self._end(job, records, has_failed=reply.status != _OK)
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the input."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
 
     def give_back(self, job: Job) -> None:
-        """Return a call that has not been answered."""
+        """Put a call that has not been answered back into the queue."""
         self._n_running -= 1
         self._queue.put_back([job])
         self._news.set()
 
     def lose(self, job: Job) -> None:
-        """Return a call whose worker was lost. A call that loses one worker after another fails."""
+        """Requeue a call whose worker was lost. A call that loses one worker after another fails."""
         job.losses += 1
         if job.losses < _MOST_LOSSES:
             self.give_back(job)
@@ -319,7 +319,7 @@ class Work:
         self._end(job, records, has_failed=True)
 
     def leave(self, owner: Hashable) -> None:
-        """Give the calls that were meant for a lost worker to the others."""
+        """Give the calls that were reserved for a lost worker to the other workers."""
         self._queue.leave(owner)
         self._news.set()
 
@@ -338,11 +338,11 @@ class Work:
 
     async def _read_window(self) -> None:
         window = await in_thread(self._halt, self._intake.next_window)
-        # Finished lines come first, so that their answers are known when an equal line asks for them.
+        # Finished lines are read first, so that their answers are known when an equal line needs them.
         fresh = [line for line in window if not self._note_finished(line)]
         self._queue.add([job for line in fresh if (job := self._new_job(line)) is not None])
         self._is_read = not window
-        self._reading = None  # after an error, it stays, so that the next slot raises it
+        self._reading = None  # after an error, the task stays, so that the next caller raises the error
         self._news.set()
 
     def _note_finished(self, line: ReadLine) -> bool:
@@ -353,7 +353,7 @@ class Work:
         return True
 
     def _new_job(self, line: ReadLine) -> Job | None:
-        """Return the job for a line, or None if it needs none of its own."""
+        """Return the job for a line, or None if the line needs no job."""
         if line.problem is not None:
             self._write(line.id, self._writer.bad(line.id, line.problem), has_failed=True)
             return None

@@ -1,6 +1,6 @@
-"""The interface between a batch and its workers: a local process, another machine or a server.
+"""The interface between a batch and its workers. A worker is a local process, another machine or a server.
 
-It includes the kinds of messages between the batch, the process that talks to Ray, and the workers on the nodes.
+The interface includes the messages between the batch, the process that talks to Ray, and the workers on the nodes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ COMPLETION: Final = "/v1/completions"
 
 
 class WorkerLost(LlmrunError):
-    """The worker is gone. Its unfinished calls can be repeated by any worker, including this one after a restart."""
+    """The worker is gone. Any worker can repeat the unfinished calls, including the lost worker after a restart."""
 
 
 class RefusedWorker(LlmrunError):
-    """The worker cannot be used, even if it is opened again, such as one whose answers may differ from the run's."""
+    """The worker cannot be used, even after reopening; for example, because its answers may differ from the run's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to one call, as an HTTP response: a body of OpenAI's API, or its form of an error.
+    """The answer to one call, as an HTTP response: the body of a response or of an error, as in OpenAI's API.
 
-    ignored  the names of fields of the call that had no effect
+    ignored  the names of the call's fields that had no effect
     """
 
     status: int
@@ -37,49 +37,49 @@ class Reply:
 
 
 class Worker(Protocol):
-    """Something that answers calls of OpenAI's API, several at a time.
+    """A worker that answers calls of OpenAI's API, several at a time.
 
-    name   what messages call it, such as "http://10.0.0.7:8080/v1"
-    slots  how many calls to give it at a time: as many as it runs, and some more, so that it never has to wait
+    name   the worker's name in messages, such as "http://10.0.0.7:8080/v1"
+    slots  the number of calls to send at a time: slightly more than the worker runs, so that the worker is never idle
     """
 
     name: str
     slots: int
 
     async def start(self) -> Mapping[str, Any]:
-        """Open the worker, again if it was lost, and return its entry of /v1/models. Raises LlmrunError.
+        """Open or reopen the worker, and return its entry of /v1/models. Raises LlmrunError.
 
         Entries from llmrun have `system_fingerprint`, `default_sampling` and `batch_invariant`.
         """
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Reply:
-        """Answer a call, such as of "/v1/chat/completions".
+        """Answer a call, such as a call of "/v1/chat/completions".
 
-        Raises WorkerLost if there can be no answer now, and RefusedWorker if there will never be one.
+        Raises WorkerLost if an answer is not possible now, and RefusedWorker if an answer will never be possible.
         """
 
     async def close(self) -> None:
-        """Free all resources. Unfinished calls raise WorkerLost. Idempotent."""
+        """Free all resources. Unfinished calls raise WorkerLost. This method is idempotent."""
 
 
-# answers to calls, with a value
+# the kinds of answers to calls, each with a value
 OK: Final = "ok"
-FAILED: Final = "failed"  # the JSON of an LlmrunError
-LOST: Final = "lost"  # the reason why there can be no answer now
+FAILED: Final = "failed"  # the value is the JSON of an LlmrunError
+LOST: Final = "lost"  # the value is the reason why an answer is not possible now
 
-# what there is to show
-LOADING: Final = "loading"  # a description and a fraction
+# the kinds of news to show
+LOADING: Final = "loading"  # followed by a description and a fraction
 NOTE: Final = "note"
 DETAIL: Final = "detail"
 
-# unasked messages from the process that talks to Ray
-CONNECTED: Final = "connected"  # the nodes
-NEWS: Final = "news"  # a worker's name, followed by one of the kinds above with its values
-GONE: Final = "gone"  # the reason why the cluster cannot be used any more
+# unsolicited messages from the process that talks to Ray
+CONNECTED: Final = "connected"  # followed by the nodes
+NEWS: Final = "news"  # followed by a worker's name, one of the kinds above and its values
+GONE: Final = "gone"  # followed by the reason why the cluster can no longer be used
 
 
 def value_of(kind: str, value: Any) -> Any:
-    """Return the value of an answer. Raises WorkerLost, or the error with which the call failed."""
+    """Return the value of an answer. Raises WorkerLost, or the error that ended the call."""
     if kind == FAILED:
         raise error_from_json(value)
     if kind == LOST:

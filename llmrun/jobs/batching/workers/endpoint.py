@@ -1,4 +1,4 @@
-"""A worker that is a server with OpenAI's API, such as `llmrun serve` on another machine."""
+"""A worker that is a server with an OpenAI-compatible API, such as `llmrun serve` on another machine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _DENIED: Final = (401, 403)
 _NOT_FOUND: Final = 404
-_BUSY: Final = (408, 425, 429, 502, 503, 504)  # the same request may succeed later
-_MOST_BYTES: Final = 64 << 20  # of one answer
-_MOST_MODELS: Final = 4 << 20  # bytes of a list of models
-_PATIENCE_S: Final = 600.0  # how long a server may be busy
+_BUSY: Final = (408, 425, 429, 502, 503, 504)  # statuses after which the same request may succeed later
+_MOST_BYTES: Final = 64 << 20  # maximum size of one answer
+_MOST_MODELS: Final = 4 << 20  # maximum size of a list of models in bytes
+_PATIENCE_S: Final = 600.0  # maximum time for which a server may be busy
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
-_PROBE_S: Final = 60.0  # a server that runs one request at a time may take as long to show that it is there
+_PROBE_S: Final = 60.0  # a server that runs one request at a time may need this long to respond to a probe
 
 
 class _TooLarge(Exception):
@@ -41,18 +41,18 @@ class UnusableServer(RefusedWorker, NetworkError):
 
 
 class EndpointWorker:
-    """A server. It has no time limit for an answer, as long as it also answers other requests.
+    """A server. An answer has no time limit as long as the server also responds to other requests.
 
-    Its key is in the environment, as for all models on servers.
+    The API key is read from the environment, as for all models on servers.
     """
 
     def __init__(
         self, endpoint: Endpoint, *, slots: int, note: Callable[[str], None], probe_s: float = _PROBE_S
     ) -> None:
-        """Create a worker without connecting. Raises UsageError for a key that cannot be sent.
+        """Create a worker without connecting. Raises UsageError for an API key that cannot be sent in a header.
 
         note     called with a line for the user if the server is busy
-        probe_s  how long the server may be silent until it is asked whether it is there, and how long it may then take
+        probe_s  how long a server may be silent before a probe is sent, and how long the probe may take
         """
         key = os.environ.get(KEY_VARIABLE) or None
         self.name = endpoint.address
@@ -66,10 +66,10 @@ class EndpointWorker:
         self._teller = Teller(endpoint.host, key)
         self._client: httpx2.AsyncClient | None = None
         self._heard_at = 0.0
-        self._fingerprint = ""  # of the model when the worker was opened; "" if the server does not tell
+        self._fingerprint = ""  # the model's fingerprint when the worker was opened; "" if unknown
 
     async def start(self) -> Mapping[str, Any]:
-        """See Worker. Raises NetworkError, ModelNotFound, and UsageError if the server has several models."""
+        """Open the worker. Raises NetworkError, ModelNotFound, and UsageError if the server has several models."""
         await self.close()
         endpoint = self._endpoint
         self._client = async_client(endpoint, self._headers, most_open=self.slots + 1, most_idle=0)
@@ -86,7 +86,7 @@ class EndpointWorker:
         return card
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Reply:
-        """See Worker. A busy server is asked again."""
+        """Answer a call, as `Worker.answer` specifies. Retry the call if the server is busy."""
         content = json.dumps({**body, "model": self._endpoint.model}).encode()
         busy_since, pause = time.monotonic(), _FIRST_PAUSE_S
         while True:
@@ -107,7 +107,7 @@ class EndpointWorker:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _check_status(self, status: int, headers: httpx2.Headers) -> None:
-        """Raise an error for a status that is not about the call alone."""
+        """Raise an error if the status does not concern the call alone."""
         if status in _DENIED:
             raise UnusableServer(f"{self.name}: not authorized (HTTP {status})", hint=f"set {KEY_VARIABLE} to your key")
         if 300 <= status < 400:
@@ -121,7 +121,7 @@ class EndpointWorker:
                 raise WorkerLost(f"{self.name}: the server no longer has the model (HTTP {status})") from error
 
     async def close(self) -> None:
-        """See Worker."""
+        """Close the connections to the server."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -146,7 +146,7 @@ class EndpointWorker:
         return found
 
     async def _sent(self, path: str, content: bytes) -> tuple[int, httpx2.Headers, bytes]:
-        """Post a call, and wait for the response as long as the server shows that it is there."""
+        """Post a call, and wait for the response as long as the server responds to probes."""
         task = asyncio.create_task(self._request("POST", path, content, _MOST_BYTES))
         try:
             while not (await asyncio.wait((task,), timeout=self._probe_s))[0]:
@@ -195,7 +195,7 @@ class EndpointWorker:
         return Reply(status, body, tuple(name for name in ignored if name))
 
     def _parsed(self, data: bytes) -> Mapping[str, Any]:
-        """Return the object in a response, or an error in its place. The key does not appear in it."""
+        """Return the JSON object of a response, or an error object if it is invalid. The API key is redacted."""
         try:
             body = parse_json(data)
         except InvalidField as error:
@@ -210,7 +210,7 @@ def _error(message: str) -> dict[str, Any]:
 
 
 def _retry_after(headers: httpx2.Headers, pause: float) -> float:
-    """Return how long to wait: what the server says, if that is a sensible number of seconds."""
+    """Return the seconds to wait: the server's value if it is sensible, otherwise `pause`."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with contextlib.suppress(ValueError):
             said = float(headers.get(name, "")) * unit

@@ -20,8 +20,8 @@ from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswe
 
 _Parse = Callable[[dict[str, Any], ModelFacts, int], ParsedCompletion]
 _NewAnswer = Callable[[ParsedCompletion, ModelFacts, str, int], ChatAnswer | CompletionAnswer]
-_SEED: Final = 0  # never used, because every call of a batch has a seed
-_NO_LIMIT: Final = 1 << 40  # bytes; a batch bounds what it has in flight by the number of calls
+_SEED: Final = 0  # unused, because every call of a batch has a seed
+_NO_LIMIT: Final = 1 << 40  # bytes; a batch limits the number of its concurrent calls instead
 _CALLS: Final[Mapping[str, tuple[_Parse, _NewAnswer]]] = {
     CHAT: (parse_chat, ChatAnswer),
     COMPLETION: (parse_completion, CompletionAnswer),
@@ -29,7 +29,7 @@ _CALLS: Final[Mapping[str, tuple[_Parse, _NewAnswer]]] = {
 
 
 class LocalWorker:
-    """An engine in a child process. If the process ends, it is restarted, and its calls are repeated unnoticed."""
+    """An engine in a child process. If the process ends, it is restarted, and its calls run again automatically."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class LocalWorker:
         note: Callable[[str], None],
         detail: Callable[[str], None],
     ) -> None:
-        """Create a worker that is not open yet.
+        """Create a worker without opening the model.
 
-        model  what to open; `options["max_sequences"]` is the number of answers generated at a time
-        loading, note, detail  see ModelProcess
+        model  the model to open; `options["max_sequences"]` is the number of answers generated at a time
+        loading, note, detail  callbacks, as for ModelProcess
         """
         self.name = name
         self.slots = 2 * int(model.options["max_sequences"])
@@ -55,11 +55,11 @@ class LocalWorker:
 
     @property
     def pid(self) -> int | None:
-        """The ID of the engine's process, or None if it is not open."""
+        """The ID of the engine's process, or None if the worker is not open."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> Mapping[str, Any]:
-        """See Worker. Raises the errors of opening a model."""
+        """Open the model, and return its entry of /v1/models. Raises the errors of opening a model."""
         await self.close()
         self._process = self._new_process()
         await self._process.start()
@@ -67,7 +67,7 @@ class LocalWorker:
         return model_body(self._process.facts, 0)
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Reply:
-        """See Worker."""
+        """Answer a call, as `Worker.answer` specifies."""
         process = self._process
         if process is None or process.facts is None:
             raise WorkerLost(f"{self.name}: the model is not open")
@@ -83,14 +83,14 @@ class LocalWorker:
         return Reply(200, answer.whole(), parsed.ignored)
 
     async def close(self) -> None:
-        """See Worker."""
+        """End the engine's process, as `Worker.close` specifies."""
         process, self._process = self._process, None
         if process is not None:
             await process.close()
 
 
 def parse_call(url: str, body: Mapping[str, Any], facts: ModelFacts) -> ParsedCompletion:
-    """Convert the body of a call into requests. Raises the LlmrunError of one that cannot be answered."""
+    """Convert the body of a call into requests. Raises LlmrunError if the call cannot be answered."""
     name = body.get("model")
     if isinstance(name, str) and name not in ("", facts.name):
         raise ModelNotFound(f"no such model: {shown(name, 100)}", hint=f"this batch runs {facts.name}")
@@ -98,7 +98,7 @@ def parse_call(url: str, body: Mapping[str, Any], facts: ModelFacts) -> ParsedCo
 
 
 async def _run(process: ModelProcess, parsed: ParsedCompletion, answer: ChatAnswer | CompletionAnswer) -> None:
-    """Run the requests of a call, and feed the answer with their events. Raises the error of one that failed."""
+    """Run the requests of a call, and feed their events to the answer. Raises the error of a failed request."""
     news = asyncio.Event()
     asked: list[Asked] = []
     try:

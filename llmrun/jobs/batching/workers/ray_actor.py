@@ -1,6 +1,6 @@
-"""The actor on each node of a Ray cluster: an engine in a child process, and the model file that it needs.
+"""The actor on each node of a Ray cluster, which runs an engine in a child process and stores the model file.
 
-Ray starts this class in a process of its own. Arguments and results are JSON and bytes, because Ray would otherwise
+Ray starts this class in a separate process. Arguments and results are JSON and bytes, because Ray would otherwise
 pickle objects whose classes may differ between the machines. This module does not import Ray.
 """
 
@@ -24,7 +24,7 @@ from llmrun.hub.upkeep.model_copies import IncomingModel, OriginalFile, find_cop
 from llmrun.jobs.batching.workers.base import DETAIL, FAILED, LOADING, LOST, NOTE, OK, WorkerLost
 from llmrun.jobs.batching.workers.local import LocalWorker
 
-_NEWS_S: Final = 5.0  # how long a call of `news` waits, if there are none
+_NEWS_S: Final = 5.0  # how long a call of `news` waits if there are no news
 _MOST_NEWS: Final = 1000
 
 
@@ -35,29 +35,29 @@ class RayActor:
     """
 
     def __init__(self, name: str, n_cpus: int) -> None:
-        """Create a worker that is not open yet.
+        """Create a worker without opening a model.
 
-        name    what messages call it
+        name    the worker's name in messages
         n_cpus  the number of CPUs that Ray grants
         """
         self._name = name
         self._n_cpus = n_cpus
         self._worker: LocalWorker | None = None
         self._incoming: IncomingModel | None = None
-        self._files = contextlib.ExitStack()  # the locks of the model's files
+        self._files = contextlib.ExitStack()  # holds the locks of the model's files
         self._news: list[tuple[Any, ...]] = []
         self._some_news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def hello(self) -> bytes:
-        """Return the version of llmrun, and how the node authenticates."""
+        """Return the version of llmrun, and the node's authentication mode."""
         self._loop = asyncio.get_running_loop()
         return _encoded(OK, {"version": __version__, "auth_mode": os.environ.get("RAY_AUTH_MODE", "")})
 
     async def news(self) -> bytes:
-        """Return what there is to show: LOADING with a description and a fraction, NOTE or DETAIL with a text.
+        """Return the next news to show: LOADING with a description and a fraction, or NOTE or DETAIL with a text.
 
-        If there is nothing, waits a while, so that the answer also shows that the node is alive.
+        If there are no news, the method waits a while, so that the answer also shows that the node is alive.
         """
         if not self._news:
             with contextlib.suppress(TimeoutError):
@@ -68,33 +68,33 @@ class RayActor:
         return _encoded(OK, news)
 
     async def find(self, files: bytes) -> bytes:
-        """Return the path of the model with these files on this node, or None."""
+        """Return the path on this node of the model with these files, or None."""
         return await self._threaded(lambda: _path(find_copy(_originals(files), self)))
 
     async def receive(self, files: bytes) -> bytes:
-        """Prepare to receive a model. Returns False if another process on this node is receiving it."""
+        """Prepare to receive a model. Return False if another process on this node is receiving the model."""
         self._forget_incoming()
         self._incoming = IncomingModel(_originals(files))
         return await self._threaded(self._incoming.take)
 
     async def begin_file(self, index: int) -> bytes:
-        """Begin a file of the model. Returns how many of its bytes are already here."""
+        """Begin a file of the model, and return the number of bytes that are already on this node."""
         return await self._threaded(lambda: self._receiving.begin(index))
 
     async def add_bytes(self, data: bytes) -> bytes:
-        """Append bytes to the file."""
+        """Append bytes to the current file."""
         return await self._threaded(lambda: self._receiving.write(data))
 
     async def end_file(self) -> bytes:
-        """Verify the file."""
+        """Verify the current file."""
         return await self._threaded(lambda: self._receiving.end(self))
 
     async def end_receiving(self) -> bytes:
-        """Return the path of the model that has arrived."""
+        """Return the path of the received model."""
         return await self._threaded(lambda: _path(self._receiving.finish()))
 
     async def open(self, model: bytes) -> bytes:
-        """Open a model, whose paths are those on this node. Returns its entry of /v1/models."""
+        """Open a model, given its paths on this node, and return the model's entry of /v1/models."""
         asked: Open = codec_of(Open).decode(decoded(model))
         if asked.options.get("threads") is None:
             threads = max(1, min(default_threads(), self._n_cpus))
@@ -108,7 +108,7 @@ class RayActor:
             return _failed(error)
 
     async def answer(self, url: str, body: bytes) -> bytes:
-        """Answer a call. Returns the status, the body, and the names of the fields that had no effect."""
+        """Answer a call. Return the status, the body, and the names of the fields that had no effect."""
         assert self._worker is not None
         try:
             reply = await self._worker.answer(url, decoded(body))
@@ -117,11 +117,11 @@ class RayActor:
         return _encoded(OK, [reply.status, dict(reply.body), list(reply.ignored)])
 
     def note(self, line: str) -> None:
-        """Show a line. See hub.progress_reporter.Reporter."""
+        """Show a line, as `hub.progress_reporter.Reporter` specifies."""
         self._tell(NOTE, line)
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Show progress. See hub.progress_reporter.Reporter."""
+        """Show progress, as `hub.progress_reporter.Reporter` specifies."""
         self._tell(LOADING, label, done / max(1, total))
 
     @property
@@ -141,7 +141,7 @@ class RayActor:
         self._tell(DETAIL, text)
 
     def _tell(self, *news: Any) -> None:
-        """Add news, from any thread."""
+        """Add news. May be called from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._add_news, news)
 

@@ -1,4 +1,4 @@
-"""The address of a Ray cluster on the command line, and what must be true before Ray may connect to it."""
+"""The address of a Ray cluster on the command line, and the checks before connecting to the cluster."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DISTRIBUTION: Final = "llmrun-gguf"
 
 
 def is_ray(name: str) -> bool:
-    """Return whether a name of a worker means a Ray cluster: `ray`, or `ray:HOST:PORT`."""
+    """Return whether a worker's name denotes a Ray cluster: `ray`, or `ray:HOST:PORT`."""
     return name == RAY or name.startswith(_PREFIX)
 
 
 def check_ray(name: str) -> None:
-    """Raise UsageError for an invalid address, or if Ray is not installed or cannot be used here."""
+    """Raise UsageError for an invalid address, or if Ray is not installed or not supported on this platform."""
     if name != RAY:
         match = _HOST_AND_PORT.fullmatch(name.removeprefix(_PREFIX))
         if match is None or not 0 < int(match[2]) < 65536:
@@ -40,7 +40,7 @@ def check_ray(name: str) -> None:
 
 
 def find_address(name: str) -> str:
-    """Return HOST:PORT. For `ray`, this is the cluster that was started on this machine. Raises NetworkError."""
+    """Return HOST:PORT. The name `ray` denotes the cluster that was started on this machine. Raises NetworkError."""
     if name != RAY:
         return name.removeprefix(_PREFIX)
     found = os.environ.get("RAY_ADDRESS", "") or _started_here()
@@ -58,7 +58,7 @@ def host_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host can be reached only from this machine."""
+    """Return whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_token(host: str) -> None:
-    """Raise UsageError if a cluster on a network would be used without a token.
+    """Raise UsageError if a cluster is on a network and does not require a token.
 
     Anyone who can connect to a Ray cluster without tokens can run programs on all its nodes.
 
@@ -88,7 +88,7 @@ def check_token(host: str) -> None:
 
 
 def _started_here() -> str:
-    """Return the address that `ray start` has stored, or ""."""
+    """Return the address that `ray start` has stored, or "" if no address is stored."""
     linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None
     folder = Path(os.environ.get("RAY_TMPDIR") or linux or "/tmp")
     try:

@@ -30,7 +30,7 @@ _PING_EACH_S: Final = 10.0
 _SILENCE_S: Final = 60.0
 _EXIT_S: Final = 10.0
 _PROBE_S: Final = 10.0
-_REFUSED: Final = b"InvalidAuthToken"  # in what Ray prints while it tries again, for minutes
+_REFUSED: Final = b"InvalidAuthToken"  # part of the text that Ray prints while retrying for minutes
 
 
 class RayProcess:
@@ -49,13 +49,13 @@ class RayProcess:
         self._listeners: dict[str, Callable[..., None]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._ended = ""  # the reason why there are no more answers
+        self._ended = ""  # the reason why the process can no longer answer
         self._is_refused = False
         threading.Thread(target=self._drain, args=(process.stderr,), daemon=True).start()
 
     @classmethod
     def connected(cls, address: str, *, connect_s: float = CONNECT_S) -> RayProcess:
-        """Start a process that is connected to the cluster at HOST:PORT. Blocks. Raises NetworkError."""
+        """Start a process that connects to the cluster at HOST:PORT. Blocks until connected. Raises NetworkError."""
         _probe(address)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -64,7 +64,7 @@ class RayProcess:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the terminal must not reach it
+                start_new_session=True,  # Ctrl-C in the terminal must not reach the process
                 cwd="/",  # Ray adds this folder to the module search path of all nodes
                 env=_environment(),
             )
@@ -78,21 +78,21 @@ class RayProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process answers calls."""
+        """True if the process answers calls."""
         return not self._ended
 
     async def attach(self) -> None:
-        """Begin to exchange messages on this event loop, which the methods below need. Idempotent."""
+        """Begin to exchange messages on this event loop, as the methods below require. This method is idempotent."""
         if self._writer is None:
             reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=_BUFFER_BYTES)
             self._tasks = [asyncio.create_task(self._receive(reader)), asyncio.create_task(self._watch())]
 
     def listen(self, name: str, news: Callable[..., None]) -> None:
-        """Call `news` with the news of a worker."""
+        """Register the callback `news` for the news of a worker."""
         self._listeners[name] = news
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method, and return its value. Raises WorkerLost if there can be no answer, and the method's errors."""
+        """Call a method, and return its value. Raises WorkerLost if no answer is possible, and the method's errors."""
         if self._ended or self._writer is None:
             raise WorkerLost(self._ended or f"ray:{self._address}: closed")
         call = next(self._ids)
@@ -105,7 +105,7 @@ class RayProcess:
         return value_of(kind, value)
 
     async def close(self) -> None:
-        """End the process, and all calls with WorkerLost. Idempotent."""
+        """End the process, and end all calls with WorkerLost. This method is idempotent."""
         self._end("closed")
         for task in self._tasks:
             task.cancel()
@@ -117,7 +117,7 @@ class RayProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once, from any thread. Idempotent."""
+        """Kill the process immediately, from any thread. This method is idempotent."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -161,7 +161,7 @@ class RayProcess:
             self._calls[call].set_result((kind, value))
 
     async def _watch(self) -> None:
-        """Kill the process when it does not answer."""
+        """Kill the process if it stops answering."""
         while True:
             await asyncio.sleep(_PING_EACH_S)
             try:
@@ -181,7 +181,7 @@ class RayProcess:
                 future.set_result((LOST, reason))
 
     def _drain(self, stream: IO[bytes]) -> None:
-        """Read what Ray prints, and kill the process if the cluster refuses the token."""
+        """Read Ray's output, and kill the process if the cluster refuses the token."""
         with stream:
             for line in stream:
                 if _REFUSED in line and not self.nodes:
@@ -190,7 +190,7 @@ class RayProcess:
 
 
 def _probe(address: str) -> None:
-    """Raise NetworkError if nobody listens at an address, because Ray would try for two minutes."""
+    """Raise NetworkError if no program listens at an address, because Ray would retry for two minutes."""
     port = int(address.rpartition(":")[2])
     try:
         socket.create_connection((host_of(address), port), timeout=_PROBE_S).close()
@@ -203,27 +203,27 @@ def _probe(address: str) -> None:
 
 def _environment() -> dict[str, str]:
     environment = child_processes.environment()
-    environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # it would run `uv run` on all nodes
+    environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # otherwise, Ray would run `uv run` on all nodes
     return {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", "RAY_RUNTIME_ENV_HOOK")}
 
 
 START_S: Final = 60.0  # how long to wait for a node's CPUs
-_CLOSE_S: Final = 5.0  # Ray waits longer for a head that has gone
-_SHORT_ID: Final = 6  # digits
+_CLOSE_S: Final = 5.0  # Ray waits longer for a head node that has left
+_SHORT_ID: Final = 6  # digits of a node's ID in names
 
 
 @dataclass(frozen=True, slots=True)
 class ModelToSend:
-    """A model, and the files that the nodes need to open it, by the fields of Open that are paths."""
+    """A model, and the files that the nodes need to open the model, by the path fields of Open."""
 
     asked: Open
     files: Mapping[str, Sequence[OriginalFile]]
 
     @classmethod
     def of(cls, asked: Open, reporter: Reporter) -> ModelToSend:
-        """Describe a model's files. They are hashed the first time, which takes a while. Raises LlmrunError.
+        """Return a model with its files, which are hashed the first time. Hashing takes a while. Raises LlmrunError.
 
-        A stand-in for a model needs no file.
+        A stand-in for a model needs no files.
         """
         named = {"path": asked.path, "draft": asked.draft}
         paths = {field: Path(path) for field, path in named.items() if path and Path(path).exists()}
@@ -232,7 +232,7 @@ class ModelToSend:
 
 @dataclass(frozen=True, slots=True)
 class Shows:
-    """The callbacks that show what the nodes do. See ModelProcess."""
+    """The callbacks that show the progress of the nodes, as for ModelProcess."""
 
     loading: Callable[[str, float], None]
     note: Callable[[str], None]
@@ -240,7 +240,7 @@ class Shows:
 
 
 class RayCluster:
-    """A connection to a cluster, which is made again when it is lost."""
+    """A connection to a cluster, which is reopened after a loss."""
 
     def __init__(self, address: str, process: RayProcess) -> None:
         self.address = address
@@ -251,9 +251,9 @@ class RayCluster:
 
     @classmethod
     def connect(cls, name: str, *, offline: bool = False, connect_s: float = CONNECT_S) -> RayCluster:
-        """Connect to the cluster that `ray` or `ray:HOST:PORT` means. Blocks. Raises NetworkError and UsageError.
+        """Connect to the cluster that `ray` or `ray:HOST:PORT` denotes. Blocks. Raises NetworkError and UsageError.
 
-        offline  refuse clusters that are not on this machine alone
+        offline  refuse clusters that are not limited to this machine
         """
         address = find_address(name)
         if offline and not is_loopback(host_of(address)):
@@ -283,7 +283,7 @@ class RayCluster:
         return found
 
     async def process(self) -> RayProcess:
-        """Return the process that is connected to the cluster, after connecting again if it was lost."""
+        """Return the process that is connected to the cluster. Reconnect if the connection was lost."""
         async with self._connecting:
             if not self._process.is_alive:
                 await self._process.close()
@@ -292,7 +292,7 @@ class RayCluster:
             return self._process
 
     async def node_of(self, name: str) -> Mapping[str, Any]:
-        """Return a worker's node, or a node with the same address that has joined since. Raises WorkerLost."""
+        """Return a worker's node, or a node with the same address that has joined later. Raises WorkerLost."""
         nodes = await (await self.process()).call("nodes")
         self._in_use.add(name)
         mine = self._taken[name]
@@ -306,18 +306,18 @@ class RayCluster:
         return chosen
 
     async def release(self, name: str) -> None:
-        """Disconnect from the cluster if no other worker needs it."""
+        """Disconnect from the cluster if no other worker needs the connection."""
         self._in_use.discard(name)
         if not self._in_use:
             await self._process.close()
 
     def kill(self) -> None:
-        """Disconnect from the cluster, without an event loop. Idempotent."""
+        """Disconnect from the cluster without an event loop. This method is idempotent."""
         self._process.kill()
 
 
 class RayWorker:
-    """An engine on a node of a cluster. See Worker."""
+    """A worker whose engine runs on a node of a cluster."""
 
     def __init__(self, name: str, cluster: RayCluster, model: ModelToSend, shows: Shows, start_s: float) -> None:
         self.name = name
@@ -329,9 +329,9 @@ class RayWorker:
         self._process: RayProcess | None = None
 
     async def start(self) -> Mapping[str, Any]:
-        """See Worker. Sends the model to the node if it is not there.
+        """Open the worker, as `Worker.start` specifies. Send the model to the node if the model is missing there.
 
-        Raises RefusedWorker if the node has another version of llmrun, or is not protected by a token.
+        Raises RefusedWorker if the node has another version of llmrun, or if no token protects the node.
         """
         await self._stop()
         node = await self._cluster.node_of(self.name)
@@ -353,14 +353,14 @@ class RayWorker:
         return card
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Reply:
-        """See Worker."""
+        """Answer a call, as `Worker.answer` specifies."""
         if self._process is None:
             raise WorkerLost(f"{self.name}: closed")
         status, answer, ignored = await self._process.call("answer", name=self.name, url=url, body=dict(body))
         return Reply(status, answer, tuple(ignored))
 
     async def close(self) -> None:
-        """See Worker."""
+        """Close the worker, as `Worker.close` specifies."""
         await self._stop()
         await self._cluster.release(self.name)
 
@@ -372,7 +372,7 @@ class RayWorker:
                 async with asyncio.timeout(_CLOSE_S):
                     await process.call("close", name=self.name)
             except (LlmrunError, TimeoutError):
-                return  # the actor has gone, or ends with the process
+                return  # the actor has ended, or will end with the process
 
     def _take_news(self, kind: str, *news: Any) -> None:
         match kind:

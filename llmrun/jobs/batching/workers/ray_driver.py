@@ -1,8 +1,8 @@
 """The process that talks to a Ray cluster. No other module imports Ray.
 
-Ray has a process of its own, because it prints to stdout and stderr, replaces signal handlers, waits for minutes
-without a limit, and ends its process a minute after the head of the cluster has gone. The process that runs the batch
-must survive all that (see ray_cluster.py). The two exchange frames of JSON over a pair of sockets:
+Ray runs in a separate process, because Ray prints to stdout and stderr, replaces signal handlers, waits for minutes
+without a limit, and ends its process a minute after the head of the cluster has gone. None of this may affect the
+process that runs the batch (see ray_cluster.py). The two processes exchange frames of JSON over a pair of sockets:
 
     to this process:    {"address"}; after CONNECTED, [id, method, arguments] in any order
     from this process:  [0, CONNECTED, nodes] or [0, FAILED, error]; then for each id, [id, OK, value],
@@ -42,16 +42,16 @@ from llmrun.jobs.batching.workers.ray_address import host_of
 
 SILENCE_S: Final = 30.0  # the longest time that an actor may be silent
 _CHUNK_BYTES: Final = 8 << 20
-_BUSY_S: Final = 1.0  # between two looks whether another process has received the model
-_MOST_CALLS: Final = 1000  # that an actor runs at a time; the batch bounds how many there are
+_BUSY_S: Final = 1.0  # time between two checks whether another process has received the model
+_MOST_CALLS: Final = 1000  # concurrent calls of an actor; the batch limits their number itself
 _TOKEN: Final = "token"
 
 
 class RayNode:
-    """An actor on a node. If it dies or falls silent, all its calls raise WorkerLost."""
+    """An actor on a node. If the actor dies or falls silent, all its calls raise WorkerLost."""
 
     def __init__(self, name: str, tell: Callable[..., None]) -> None:
-        """Create a node without an actor.
+        """Create a node without starting an actor.
 
         tell  called with the actor's news (see RayActor.news)
         """
@@ -69,10 +69,10 @@ class RayNode:
         needs_token: bool,
         start_s: float,
     ) -> Any:
-        """Start an actor and open a model in it. Returns its entry of /v1/models.
+        """Start an actor, open a model in it, and return the model's entry of /v1/models.
 
         model        the JSON of an Open
-        files        the JSON of the OriginalFiles of the model's fields that are paths
+        files        the JSON of the OriginalFiles of the model's path fields
         needs_token  refuse a node that does not authenticate with a token
         start_s      how long to wait until the node has free CPUs and the actor has started
         """
@@ -99,11 +99,11 @@ class RayNode:
         return await self._call("open", encoded({**model, **places}))
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Any:
-        """Answer a call. See RayActor.answer."""
+        """Answer a call, as `RayActor.answer` specifies."""
         return await self._call("answer", url, encoded(body))
 
     async def close(self) -> None:
-        """Kill the actor. Its engine ends with it."""
+        """Kill the actor. The actor's engine ends with the actor."""
         self._lose("closed")
         if self._watch is not None:
             self._watch.cancel()
@@ -125,7 +125,7 @@ class RayNode:
         return remote.remote(self._name, int(node["cpus"]))
 
     async def _place(self, files: bytes, described: Sequence[Mapping[str, Any]]) -> str:
-        """Return where a model is on the node, after sending it if it is not there."""
+        """Return the path of a model on the node, after sending the model if it is missing there."""
         while True:
             found = await self._call("find", files)
             if found is not None:
@@ -141,7 +141,7 @@ class RayNode:
         return str(await self._call("end_receiving"))
 
     async def _send_file(self, index: int, path: Path, before: int, total: int) -> None:
-        """Send one file of a model, from the byte on that the node does not have."""
+        """Send one file of a model, beginning at the first byte that the node does not have."""
         offset = int(await self._call("begin_file", index))
         try:
             with path.open("rb") as file:
@@ -188,7 +188,7 @@ class RayNode:
 
 
 def _reason(error: RayError) -> str:
-    """Return in a few words why an actor cannot answer."""
+    """Return a short reason why an actor cannot answer."""
     text = " ".join(str(error).split())
     if "No module named 'llmrun" in text:
         return "the node has no llmrun, or an older one, in the Python that runs Ray"
@@ -212,7 +212,7 @@ _BUFFER_BYTES: Final = 1 << 20
 _EXIT_S: Final = 5.0
 _PROBE_EACH_S: Final = 2.0
 _PROBE_S: Final = 5.0
-_GONE_S: Final = 20.0  # Ray ends this process after 60 s, and a head with a database may be restarted before
+_GONE_S: Final = 20.0  # Ray ends this process after 60 s; a head with a database may restart before that
 _MOST_WORDS: Final = 300
 
 
@@ -266,7 +266,7 @@ class RayDriver:
                 return await self._nodes[name].answer(**arguments)
             case "close":
                 return await self._close(name)
-        return None  # for "ping", which asks only whether this process answers
+        return None  # a "ping" only checks that this process answers
 
     async def _close(self, name: str) -> None:
         node = self._nodes.pop(name, None)
@@ -278,7 +278,7 @@ class RayDriver:
             self._writer.write(framed(encoded([call, kind, value])))
 
     async def _watch_head(self) -> None:
-        """Tell the other process when the head of the cluster has gone."""
+        """Notify the other process if the head of the cluster has gone."""
         host, port = host_of(self._address), int(self._address.rpartition(":")[2])
         loop = asyncio.get_running_loop()
         seen = loop.time()
@@ -314,7 +314,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _connect(address: str) -> None:
-    """Connect to a cluster. Raises NetworkError."""
+    """Connect to a cluster. Raises NetworkError if the connection fails."""
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except AuthenticationError as error:
@@ -344,7 +344,7 @@ def main() -> None:
         connection.sendall(framed(encoded([0, FAILED, error_to_json(error)])))
         return
     asyncio.run(_run(connection, address))
-    threading.Timer(_EXIT_S, os._exit, (0,)).start()  # Ray may wait for a head that has gone
+    threading.Timer(_EXIT_S, os._exit, (0,)).start()  # Ray may wait for a head node that has left
     ray.shutdown()
     os._exit(0)
 
