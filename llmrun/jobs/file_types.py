@@ -1,4 +1,4 @@
-"""The types that a file can be quantized to, by the names that llama-quantize knows."""
+"""The file types to which a file can be quantized, under the names that llama-quantize uses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 from llmrun.base.errors import UsageError
 from llmrun.formats.gguf.glance import FILE_TYPES
 
-COPY: Final = "COPY"  # only copies the tensors, for example to join shards
+COPY: Final = "COPY"  # copies the tensors unchanged, for example to join shards
 _ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-_NOT_WRITTEN: Final = "NVFP4"  # llama.cpp reads such files, but does not offer to write them
+_NOT_WRITTEN: Final = "NVFP4"  # llama.cpp reads files of this type, but does not offer to write them
 _IDS: Final = {name: number for number, name in FILE_TYPES.items() if name != _NOT_WRITTEN}
 FILE_TYPE_NAMES: Final = (*_IDS, *_ALIASES, COPY)
 
@@ -17,7 +17,7 @@ _NO_WEIGHTS: Final = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
 
 
 class FileType(NamedTuple):
-    """A file type. `number` is its value of llama.cpp's `enum llama_ftype`."""
+    """A file type. `number` is the type's value in llama.cpp's `enum llama_ftype`."""
 
     name: str
     number: int
@@ -38,8 +38,8 @@ def weight_type_named(text: str, flag: str) -> str:
 
 
 def weight_type_names() -> tuple[str, ...]:
-    """Return the names of the types that a tensor can have."""
-    from llmrun.formats.quants.registry import BY_NAME  # imports NumPy
+    """Return the names of all weight types."""
+    from llmrun.formats.quants.registry import BY_NAME  # this module imports NumPy
 
     return tuple(name for name in BY_NAME if name not in _NO_WEIGHTS)
 

@@ -1,4 +1,4 @@
-"""Computes importance matrices: how large the inputs of each matrix are while a model reads a text."""
+"""Computes importance matrices, which describe how large the inputs of each matrix are while a model reads a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ImatrixCollector:
         self.chunks = 0
 
     def add(self, tokens: NDArray[np.int32]) -> int:
-        """Run a chunk on its own, add its inputs, and return the number of chunks so far.
+        """Run a chunk separately, add the chunk's inputs to the sums, and return the number of chunks so far.
 
         A chunk that fails or is cancelled leaves the sums unchanged.
 
@@ -56,7 +56,7 @@ class ImatrixCollector:
         }
 
     def unused_experts(self) -> dict[str, int]:
-        """Return how many experts were never used, for each matrix that has such experts."""
+        """Return the number of experts that were never used, for each matrix with such experts."""
         unused = {name: int((counts == 0).sum()) for name, counts in self._counts.items()}
         return {name: count for name, count in unused.items() if count}
 

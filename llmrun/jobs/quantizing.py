@@ -1,7 +1,7 @@
 """Quantizes a model with llama.cpp's quantizer, which runs in a child process, and reports its failures.
 
-A quantization is planned first: llama.cpp chooses the new type of each tensor, which gives the size of the new file.
-File types have the names that llama-quantize knows.
+A quantization is planned first: llama.cpp chooses the new type of each tensor, which determines the size of the new
+file. File types have the names that llama-quantize uses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEEDS_IMATRIX = "will require an imatrix"
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor of the model, and its type in the new file."""
+    """A tensor of the model, and the tensor's type in the new file."""
 
     old: TensorInfo
     type: WeightType
@@ -60,8 +60,8 @@ class PlannedTensor:
 class Plan:
     """The tensors in the order in which llama.cpp writes them.
 
-    header_bytes   size of the old file's header, which the new one resembles
-    needs_imatrix  whether a type is useless without an importance matrix, and there is none
+    header_bytes   the size of the old file's header; the new header has a similar size
+    needs_imatrix  True if a type requires an importance matrix that is missing
     """
 
     tensors: Sequence[PlannedTensor]
@@ -75,26 +75,26 @@ class Plan:
 
     @property
     def old_bits(self) -> float:
-        """Bits per weight in the tensors of the model."""
+        """The bits per weight in the tensors of the model."""
         return self._bits(sum(one.old.nbytes for one in self.tensors))
 
     @property
     def new_bits(self) -> float:
-        """Bits per weight in the tensors of the new file."""
+        """The bits per weight in the tensors of the new file."""
         return self._bits(sum(one.n_bytes for one in self.tensors))
 
     @property
     def types(self) -> list[tuple[str, int]]:
-        """The types of the new tensors with the number of tensors, most frequent first."""
+        """The types of the new tensors with the number of tensors of each type, most frequent first."""
         return Counter(one.type.name for one in self.tensors).most_common()
 
     @property
     def requantized(self) -> list[PlannedTensor]:
-        """The tensors that are converted although they are quantized already."""
+        """The tensors that are converted although they are already quantized."""
         return [one for one in self.tensors if one.is_converted and one.old.type.block_weights > 1]
 
     def done_before(self, number: int) -> float:
-        """Return the share of the old bytes in front of the tensor with this number, which starts at 1."""
+        """Return the share of the old bytes that precede the tensor with this number. Numbers start at 1."""
         sizes = [one.old.nbytes for one in self.tensors]
         return sum(sizes[: number - 1]) / sum(sizes)
 
@@ -123,15 +123,15 @@ def _planned(file: GGUFFile, log: str) -> Iterator[PlannedTensor]:
 
 
 _WORKER = "backends.llama.quantizer_worker"
-_STREAM_FAILED = "iostream error"  # all that C++ says about a failed write
-_BY_LOOKUP = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")  # no imatrix has the inputs of these
+_STREAM_FAILED = "iostream error"  # the only message of C++ for a failed write
+_BY_LOOKUP = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")  # absent from every imatrix
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The type and the options of a quantization. The options are those of llama-quantize.
+    """The type and the options of a quantization, which correspond to those of llama-quantize.
 
-    imatrix_path    the file of `imatrix`; its name becomes metadata of the new file
+    imatrix_path    the file of `imatrix`; the file's name becomes metadata of the new file
     output_type     the weight type of the output matrix, or None for llama.cpp's choice
     embedding_type  the weight type of the token embedding, or None for llama.cpp's choice
     pure            use the file type's main weight type for all tensors
@@ -149,7 +149,7 @@ class Job:
 
 
 def plan_of(file: GGUFFile, job: Job) -> Plan:
-    """Let llama.cpp choose the types of the new tensors, which takes a fraction of a second.
+    """Let llama.cpp choose the types of the new tensors, which takes a fraction of a second. Return the plan.
 
     Raises UsageError if the job needs an imatrix or would quantize again without permission, ModelFileError if the
     imatrix belongs to another model, UnsupportedModel and BackendCrashed.
@@ -181,15 +181,15 @@ def without_data(plan: Plan, imatrix: Imatrix) -> list[str]:
 
 
 def _weighted(plan: Plan) -> list[PlannedTensor]:
-    """Return the tensors that an importance matrix is for."""
+    """Return the tensors to which an importance matrix applies."""
     quantized = (one for one in plan.tensors if one.is_converted and one.type.block_weights > 1)
     return [one for one in quantized if one.old.name not in _BY_LOOKUP]
 
 
 def quantize(file: GGUFFile, out: Path, job: Job, plan: Plan, progress: Callable[[float], None]) -> int:
-    """Write the new file, which appears under its name when it is complete, and return its size in bytes.
+    """Write the new file, which appears under its final name once complete, and return its size in bytes.
 
-    progress  called with the share that is done
+    progress  called with the completed share
 
     Raises UsageError if `out` exists, DoesNotFit if the disk is too small, BackendCrashed and LlmrunError.
     """
@@ -228,7 +228,7 @@ def _check_imatrix(plan: Plan, imatrix: Imatrix, path: str) -> None:
 def _asked(
     path: Path, out: Path, job: Job, *, dry_run: bool, progress: Callable[[float], None] | None = None
 ) -> dict[str, Any]:
-    """Ask a new process, which is killed if the wait is interrupted."""
+    """Send a request to a new process, and return the answer. The process is killed if the wait is interrupted."""
     process = LlamaProcess(_WORKER)
     doing = f"quantizing {path}"
     output_type, embedding_type = (

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = "llmrun-run"
-VERSION: Final = 1  # of the file format
+VERSION: Final = 1  # the version of the file format
 TOKENS_A_DIGEST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of a model: its name without folders, and its sha256 in hexadecimal."""
+    """A file of a model. The file's name contains no folders, and its sha256 is in hexadecimal."""
 
     name: str
     sha256: str
@@ -44,7 +44,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAdapter:
-    """A LoRA adapter that the model was opened with. `path` is absolute, and `scale` that of the recorded request."""
+    """A LoRA adapter of the opened model. `path` is absolute, and `scale` is the scale of the recorded request."""
 
     name: str
     path: str
@@ -54,7 +54,7 @@ class RecordedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The settings that the model was opened with, as far as they affect answers.
+    """The settings with which the model was opened, as far as the settings affect answers.
 
     template       the sha256 of the chat template's source; None if the prompt was raw text
     chat_template  the source of the template that replaced the model's own, or None
@@ -70,10 +70,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The answer.
+    """The answer of a recorded run.
 
     tokens  token ids, without an end-of-generation token
-    finish  why it ended: a FinishReason
+    finish  why the answer ended, as a FinishReason
     logits  digests of the logits from which tokens were drawn, by the index of the token
     """
 
@@ -88,7 +88,7 @@ class Recording:
 
     numerics       the version of the engine's numerics (layouts/records.py)
     llmrun         llmrun's version
-    model          the name that the user gave; for a file, its absolute path
+    model          the model's name as the user gave it; for a file, the absolute path
     prompt_tokens  the token ids of the rendered prompt
     request        the request, whose prompt has the same token ids
     ops            names and digests of all ops in a step with the first tokens of the prompt (`op_tokens`)
@@ -110,11 +110,11 @@ class Recording:
 
     @property
     def op_tokens(self) -> tuple[int, ...]:
-        """The first tokens of the prompt, which the step for `ops` runs."""
+        """The first tokens of the prompt, which are the input of the step for `ops`."""
         return first_tokens(self.prompt_tokens)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the recording in the form of its file."""
+        """Return the recording as a JSON object for the file."""
         request, prompt = self.request, self.request.prompt
         chat = None
         if isinstance(prompt, ChatPrompt):
@@ -158,12 +158,12 @@ def prompt_of(chat: Mapping[str, Any] | None, tokens: Sequence[int]) -> Recorded
 
 
 def first_tokens(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return the tokens of the step whose ops are digested: up to 8, so that the kernels for a few rows run."""
+    """Return the tokens of the step with digested ops: up to 8 tokens, so that the kernels for a few rows run."""
     return tuple(prompt[:8])
 
 
 def token_digests(tokens: Sequence[int]) -> Iterator[str]:
-    """Yield a digest of the tokens up to every 32nd and up to the last one, which reveals edited or damaged files."""
+    """Yield a digest of the tokens up to every 32nd token and up to the last token, which reveals edits and damage."""
     hashed = hashlib.sha256()
     for start in range(0, len(tokens), TOKENS_A_DIGEST):
         hashed.update(np.array(tokens[start : start + TOKENS_A_DIGEST], "<i4").tobytes())
@@ -179,7 +179,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a file written by `llmrun generate --record`. Raises UsageError if it is not one, or cannot be read."""
+    """Read a file written by `llmrun generate --record`. Raises UsageError for unreadable files and other files."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -199,7 +199,7 @@ def parse_recording(data: bytes) -> Recording:
         body = parse_unique(data.decode())
         if type(body) is not dict:
             raise UsageError("expected a JSON object")
-        json.dumps(body, ensure_ascii=False).encode()  # refuses unpaired surrogates
+        json.dumps(body, ensure_ascii=False).encode()  # raises an error for unpaired surrogates
         return _recording(Fields(body))
     except json.JSONDecodeError as error:
         raise UsageError(f"invalid JSON: {error.msg}: line {error.lineno}, column {error.colno}") from None
@@ -291,7 +291,7 @@ def _opening(fields: Fields) -> Opening:
 
 
 def _kv_type(fields: Fields) -> str:
-    """Return the type of the KV cache. Opening the model checks whether this version has such a cache."""
+    """Return the type of the KV cache. Opening the model later checks whether this version supports the type."""
     found = fields.needed_text("kv_type")
     if not re.fullmatch(r"[a-z0-9_:]{1,40}", found):
         raise fields.wrong("kv_type", "the name of a type")
@@ -382,7 +382,7 @@ def _digests(fields: Fields, name: str) -> Mapping[str, str]:
 
 
 def _index(fields: Fields, key: str, n_tokens: int) -> int:
-    """Return the index of a token. The one after the last token is an end-of-generation token."""
+    """Return the index of a token. The index after the last token belongs to an end-of-generation token."""
     if not re.fullmatch(r"0|[1-9]\d{0,8}", key) or int(key) > n_tokens:
         raise fields.wrong("logits", f"indexes of tokens from 0 to {n_tokens}")
     return int(key)

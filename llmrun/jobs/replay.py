@@ -1,6 +1,6 @@
-"""Records a run, and runs a recording again to compare every token, the recorded logits and the ops of one step.
+"""Records a run, and repeats a recorded run to compare every token, the recorded logits and the ops of one step.
 
-A run is recorded by a backend that passes every call on to the CPU engine and keeps digests of its logits.
+A run is recorded by a backend that passes every call on to the CPU engine and stores digests of the logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
-_DIGITS = 16  # of a digest
+_DIGITS = 16  # hexadecimal digits of a digest
 
 
 class WatchedBackend:
@@ -48,8 +48,8 @@ class WatchedBackend:
 
     Hashing the logits of a step takes 0.1 ms for 49,152 tokens.
 
-    tokens  the token that was run last at each position
-    logits  the digests of all logits computed at each position, oldest first. Rows of wrong drafts are among them
+    tokens  the most recent token that was run at each position
+    logits  the digests of all logits computed at each position, oldest first, including the rows of wrong drafts
     """
 
     def __init__(self, backend: CpuBackend) -> None:
@@ -62,7 +62,7 @@ class WatchedBackend:
         self.logits: dict[int, list[str]] = {}
 
     def op_digests(self, tokens: Sequence[int]) -> list[tuple[str, str]]:
-        """See CpuBackend.op_digests."""
+        """Return digests of all ops in a step, as `CpuBackend.op_digests` does."""
         return self._backend.op_digests(tokens)
 
     @property
@@ -97,12 +97,12 @@ class WatchedBackend:
 
 
 class Watcher:
-    """Passed to `Engine.open` as `watch`. `backend` is set once the model is open."""
+    """A callable to pass to `Engine.open` as `watch`. `backend` is set once the model is open."""
 
     backend: WatchedBackend
 
     def __call__(self, backend: Backend) -> Backend:
-        """Wrap the backend. Raises UsageError if it is not the CPU engine's."""
+        """Wrap the backend. Raises UsageError unless the backend is the CPU engine's."""
         from llmrun.backends.cpu.backend import CpuBackend
 
         if not isinstance(backend, CpuBackend):
@@ -114,7 +114,7 @@ class Watcher:
         return self.backend
 
 
-_LOGITS: Final = 4  # how many rows of logits are digested
+_LOGITS: Final = 4  # the number of rows of logits to digest
 
 
 def record(
@@ -128,10 +128,10 @@ def record(
     opening: Opening,
     reporter: Reporter,
 ) -> Recording:
-    """Return the recording of the only request that the engine has answered. The engine's cache is empty afterwards.
+    """Return the recording of the engine's only request so far. The engine's cache is empty afterwards.
 
-    Hashing the model's files takes a second for each GB or two, unless llmrun knows their digests. Raises LlmrunError
-    if a file cannot be read.
+    Hashing the model's files takes a second for each GB or two, unless llmrun already knows the digests. Raises
+    LlmrunError if a file cannot be read.
     """
     n_prompt = finished.timings.prompt_tokens
     prompt = tuple(watched.tokens[position] for position in range(n_prompt))
@@ -166,7 +166,7 @@ def _recorded(adapter: Adapter, reporter: Reporter) -> RecordedAdapter:
 
 
 def adapter_digest(path: Path, reporter: Reporter) -> str:
-    """Return the sha256 of an adapter. Raises LlmrunError if it cannot be read."""
+    """Return the sha256 of an adapter. Raises LlmrunError if the adapter cannot be read."""
     try:
         return known_digest(path) or digest(path, reporter, f"hashing {path.name}")
     except OSError as error:
@@ -174,14 +174,14 @@ def adapter_digest(path: Path, reporter: Reporter) -> str:
 
 
 def opening_of(engine: Engine, *, chat_template: str | None, thinking_tags: Sequence[str] | None, raw: bool) -> Opening:
-    """Describe how the model was opened. `chat_template` is the source of the user's own template."""
+    """Describe how the model was opened. `chat_template` is the source of the user's custom template."""
     template = None if raw else template_digest(engine)
     tags = None if thinking_tags is None else tuple(thinking_tags)
     return Opening(engine.info.kv_type, engine.info.context_size, template, chat_template, tags)
 
 
 def template_digest(engine: Engine) -> str | None:
-    """Return the sha256 of the source of the engine's chat template, or None if it has none."""
+    """Return the sha256 of the source of the engine's chat template, or None if the engine has no template."""
     template = engine.template
     return None if template is None else hashlib.sha256(template.source.encode()).hexdigest()
 
@@ -200,7 +200,7 @@ def model_files(path: Path, reporter: Reporter) -> tuple[ModelFile, ...]:
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Write a recording atomically. Only its owner may read it, because it contains the prompt. Raises LlmrunError."""
+    """Write a recording atomically. Only the owner can read the file, which contains the prompt. Raises LlmrunError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     text = json.dumps(recording.as_json(), ensure_ascii=False, allow_nan=False)
     try:
@@ -217,7 +217,7 @@ def write_recording(path: Path, recording: Recording) -> None:
 
 
 def _spread(indexes: Sequence[int]) -> list[int]:
-    """Return the first, the last and evenly spread ones of these indexes, but no more than _LOGITS."""
+    """Return the first, the last and evenly spaced indexes in between, at most _LOGITS in total."""
     if not indexes:
         return []
     places = {round(number * (len(indexes) - 1) / (_LOGITS - 1)) for number in range(_LOGITS)}
@@ -225,12 +225,12 @@ def _spread(indexes: Sequence[int]) -> list[int]:
 
 
 class Incomparable(LlmrunError):
-    """The recorded run cannot be repeated here, because something that decides its answer is different."""
+    """The recorded run cannot be repeated on this machine, because something that decides the answer is different."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherToken:
-    """The first token that differs, by its index in the answer. A token is None if the answer has ended."""
+    """The first different token, by its index in the answer. A token is None if the answer has ended."""
 
     index: int
     expected: int | None
@@ -239,7 +239,7 @@ class OtherToken:
 
 @dataclass(frozen=True, slots=True)
 class OtherOp:
-    """The first op whose output differs, by its index in the plan, and the number of ops."""
+    """The first op with a different output, by its index in the plan, and the number of ops."""
 
     index: int
     count: int
@@ -250,9 +250,9 @@ class OtherOp:
 class Result:
     """The result of a replay.
 
-    n_tokens  number of generated tokens
-    finish    (recorded, new) reasons why the answer ended, if they differ
-    logits    the index of the first token whose logits differ, among the recorded ones, or None
+    n_tokens  the number of generated tokens
+    finish    the recorded and the new reason why the answer ended, if the reasons differ
+    logits    the index of the first token with different logits, among the recorded logits, or None
     """
 
     n_tokens: int
@@ -278,7 +278,7 @@ class Result:
 
 
 def check_numerics(recording: Recording) -> None:
-    """Raise Incomparable if another version of the engine's numerics recorded the run."""
+    """Raise Incomparable if the run was recorded by another version of the engine's numerics."""
     if recording.numerics != NUMERICS:
         raise Incomparable(
             f"recorded by llmrun {recording.llmrun} with numerics version {recording.numerics}, "
@@ -288,7 +288,7 @@ def check_numerics(recording: Recording) -> None:
 
 
 def check_files(recording: Recording, files: Sequence[ModelFile]) -> None:
-    """Raise Incomparable if a model's files have other contents than the recorded ones. Names do not matter."""
+    """Raise Incomparable if the contents of a model's files differ from the recorded files. Names do not matter."""
     if len(files) != len(recording.files):
         raise Incomparable(f"the model has {len(files)} files, but the recorded one has {len(recording.files)}")
     for here, there in zip(files, recording.files, strict=True):
@@ -300,7 +300,7 @@ def check_files(recording: Recording, files: Sequence[ModelFile]) -> None:
 
 
 def check_adapters(recording: Recording, digest_of: Callable[[Path], str]) -> None:
-    """Raise Incomparable if an adapter's file has other contents than the recorded one."""
+    """Raise Incomparable if the contents of an adapter's file differ from the recorded file."""
     for adapter in recording.adapters:
         if digest_of(Path(adapter.path)) != adapter.sha256:
             raise Incomparable(
@@ -310,14 +310,14 @@ def check_adapters(recording: Recording, digest_of: Callable[[Path], str]) -> No
 
 
 def check_template(recording: Recording, engine: Engine) -> None:
-    """Raise Incomparable if the chat template differs from the recorded one."""
+    """Raise Incomparable if the chat template differs from the recorded template."""
     expected = recording.opening.template
     if expected is not None and template_digest(engine) != expected:
         raise Incomparable("the chat template differs from the recorded one")
 
 
 def replay(engine: Engine, watched: WatchedBackend, recording: Recording, beside: Sequence[Request] = ()) -> Result:
-    """Run a recording on an engine that runs no other requests, and compare. `beside` are requests to run with it.
+    """Repeat a recorded run on an idle engine, and compare. `beside` are requests that run at the same time.
 
     Raises Incomparable, and the errors of the engine.
     """
@@ -347,7 +347,7 @@ def replay(engine: Engine, watched: WatchedBackend, recording: Recording, beside
 
 
 def _answer(engine: Engine, request: Request, beside: Sequence[Request]) -> tuple[list[int], Finished]:
-    """Run a request, with others beside it, and return its tokens and its last event."""
+    """Run a request, with other requests beside it, and return the request's tokens and last event."""
     number = engine.submit(request)
     for other in beside:
         engine.submit(other)
@@ -369,8 +369,8 @@ def _answer(engine: Engine, request: Request, beside: Sequence[Request]) -> tupl
 def _first_other_logits(engine: Engine, watched: WatchedBackend, recording: Recording, n_same: int) -> int | None:
     """Return the index of the first recorded token whose logits differ, before tokens differ, or None.
 
-    Rows of wrong drafts are at the same positions, so any row at the position may have the expected digest. Logits that
-    the run did not need, because a token was forced or the prompt was cached, are computed now.
+    Rows of wrong drafts have the same positions, so any row at the position may have the expected digest. Logits that
+    the run did not compute, because a token was forced or the prompt was cached, are computed in this function.
     """
     prompt, tokens = recording.prompt_tokens, recording.output.tokens
     for index, expected in sorted(recording.output.logits.items()):

@@ -12,7 +12,7 @@ from llmrun.jobs.bench.statistics import ENOUGH_ROUNDS, student_quantile, wideni
 
 LEVEL: Final = 0.95
 _RESAMPLES: Final = 1999
-_MOST_FREEDOM: Final = 200  # with more degrees of freedom, Student's t is the normal distribution
+_MOST_FREEDOM: Final = 200  # with more degrees of freedom, Student's t is treated as normal
 _SEED: Final = 20250101  # the same sample always gives the same interval
 
 
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
     high: float
 
     def exponential(self) -> Interval:
-        """Return the interval of e to the power of the value."""
+        """Return the interval of e raised to the power of the value."""
         with np.errstate(over="ignore"):
             return Interval(*np.exp(np.array(self)).tolist())
 
@@ -33,7 +33,7 @@ def mean_of_series(values: Sequence[float]) -> Interval:
     """Return the mean of consecutive parts of a longer series, such as chunks of a text, with its interval.
 
     The parts must have the same length. Their distribution may be skewed, so the interval is a symmetric bootstrap-t
-    interval. Neighbouring parts are often similar, which widens it. Returns an infinite interval for a single part.
+    interval, widened because neighbouring parts are often similar. Returns an infinite interval for a single part.
     """
     numbers = np.asarray(values, np.float64)
     mean, half = float(numbers.mean()), math.inf
@@ -69,7 +69,7 @@ def proportion(hits: Sequence[int], trials: int) -> Interval:
 
 
 def _reach(numbers: np.ndarray[tuple[int], np.dtype[np.float64]], error: float) -> float:
-    """Return the width of the interval in standard errors. It is never narrower than Student's t."""
+    """Return the half-width of the interval in standard errors, which is at least that of Student's t."""
     n = numbers.size
     normal = student_quantile(LEVEL, n - 1)
     if n < ENOUGH_ROUNDS:
@@ -77,7 +77,7 @@ def _reach(numbers: np.ndarray[tuple[int], np.dtype[np.float64]], error: float) 
     drawn = numbers[np.random.default_rng(_SEED).integers(0, n, (_RESAMPLES, n))]
     errors = drawn.std(axis=1, ddof=1) / math.sqrt(n)
     distances = np.abs(drawn.mean(axis=1) - numbers.mean())
-    # A resample that repeats a single value says nothing about the width.
+    # A resample that repeats a single value does not contribute to the width.
     far = distances[errors > error * 1e-9] / errors[errors > error * 1e-9]
     rank = min(math.ceil(LEVEL * (far.size + 1)), far.size)
     return max(normal, float(np.partition(far, rank - 1)[rank - 1]))

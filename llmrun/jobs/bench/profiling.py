@@ -91,9 +91,9 @@ def measure_step(backend: CpuBackend, rows: int, depth: int, seconds: float) -> 
 
 
 def _go_back(random: np.random.Generator, backend: CpuBackend, depth: int) -> None:
-    """Shorten the sequence to `depth` tokens. If the cache keeps less, run what is missing.
+    """Shorten the sequence to `depth` tokens. If the cache keeps fewer tokens, compute the missing tokens.
 
-    The last token runs alone, so that the next step begins at a recurrent state, as it does while decoding.
+    The last token runs alone, so that the next step begins at a recurrent state, as in normal decoding.
     """
     kept = backend.kv.truncate(0, depth)
     for end in (depth - 1, depth):
@@ -106,13 +106,13 @@ def _goes_on(turns: int, taken: float, seconds: float) -> bool:
     """Return whether to take another turn.
 
     At least one turn always runs. Turns continue until the requested time is up and _LEAST_TURNS have run, but stop
-    earlier if that would take far longer than requested.
+    earlier if reaching _LEAST_TURNS would take far longer than requested.
     """
     return turns == 0 or taken < seconds or (turns < _LEAST_TURNS and taken < _FAR_OVER * seconds)
 
 
 def _warm(run: Callable[[], float], seconds: float) -> float:
-    """Call `run` until three runs in a row bring no improvement or `seconds` have passed. Returns the best time."""
+    """Call `run` until three runs in a row bring no improvement or `seconds` have passed. Return the best time."""
     begun = time.perf_counter()
     best, since = run(), 0
     while since < 3 and time.perf_counter() - begun < seconds:
@@ -145,16 +145,16 @@ class SpeedLimits:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The time that one or more ops took, and the work that they did.
+    """The time and the work of one or more ops.
 
     seconds   the mean over the middle half of the steps and over the threads
     waiting   the part of `seconds` spent waiting at the barrier for threads that had more work or were not scheduled
     needs     the number of bytes read and of multiplications done (cpu/lowering.py)
 
     A share of 1.0 is the machine's limit. The bandwidth share may exceed 1.0 if weights or keys are still in a CPU
-    cache from the previous step, because the limit is that of main memory. A share is 0 if the ops do no work of that
-    kind. Floating-point work is not compared with a limit, so attention over many rows, which is mostly such work,
-    stays far below both limits.
+    cache from the previous step, because the limit is measured in main memory. A share is 0 if the ops do no work of
+    that kind. Floating-point work is not compared with a limit, so attention over many rows, which is mostly
+    floating-point work, stays far below both limits.
     """
 
     seconds: float
@@ -226,8 +226,8 @@ class StepProfile:
     repetitions.
 
     rows                the number of tokens in the step; 1 for decode
-    depth               the number of tokens already in the KV cache
-    repetitions         the number of repetitions with timing; the same number ran without timing
+    depth               the number of tokens that are already in the KV cache
+    repetitions         the number of timed repetitions, and also of untimed repetitions
     step_seconds        seconds per step without timing, as in normal use
     timed_step_seconds  seconds per step with timing
     ops                 the ops in the order of the plan
@@ -251,7 +251,7 @@ class StepProfile:
 
     @property
     def outside_seconds(self) -> float:
-        """Seconds of a timed step spent outside all ops, in Python and in waking the team and its caller."""
+        """The seconds of a timed step that are spent outside all ops: in Python, and waking the team and its caller."""
         return self.timed_step_seconds - self.total.seconds
 
 
@@ -318,7 +318,7 @@ def _limits(machine: MachineLimits) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class _OpPart:
-    """A unit of the profile, which is an op or the quantization of its input."""
+    """A unit of the profile: an op, or the quantization of an op's input."""
 
     origin: int  # index in the plan
     quantizes: bool
@@ -404,7 +404,7 @@ def _op_profile(plan: Plan, part: _OpPart, spent: Spent) -> OpProfile:
 def _layer(plan: Plan, index: int) -> int | None:
     """Return the layer of an op, taken from the name of its matrix.
 
-    Ops without a matrix prepare the input of the next matrix, so they belong to its layer.
+    Ops without a matrix prepare the input of the next matrix, so these ops belong to the layer of the next matrix.
     """
     names = (matrix.name for op in plan.ops[index:] if (matrix := op.matrix))
     found = _LAYER.match(next(names, ""))

@@ -3,13 +3,13 @@
 Two functions decide when warm-up is over and when there are enough measurements. All functions are pure.
 
 The order of the configurations alternates between rounds: A B, B A, A B, ... Each round gives one pair of values. The
-logarithm of their ratio is called d.
+logarithm of the ratio of the two values is called d.
 
 1. Order effect: the first turn of a round may be slowed down by whatever ran before it (4 to 7 % for llama.cpp's
    prefill in the recordings). Half of the difference between even and odd rounds is subtracted, so that the effect
    counts neither as a difference nor as noise.
-2. Centre: the trimmed mean of d, which ignores the lowest and the highest 20 %. It is robust against bursts that hit
-   one turn of a pair.
+2. Centre: the trimmed mean of d, which ignores the lowest and the highest 20 %. The trimmed mean is robust against
+bursts that affect one turn of a pair.
 3. Interval: a symmetric bootstrap-t with the winsorized standard error (Wilcox). Percentile bootstraps are too narrow
    for fewer than 50 rounds. With 4 to 7 rounds, as for large models, Student's t around the plain mean is used instead.
    The false-positive rate is then 0.3 to 0.5 % (1500 trials for each number of rounds, normal and t3 noise of 5 %).
@@ -53,7 +53,7 @@ ENOUGH_ROUNDS = 8  # With fewer rounds than this, a bootstrap is unreliable.
 _TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
 _RESAMPLES = 1999  # 1999 bootstrap resamples are enough for a level of 0.9995, which 20 verdicts in a run require.
 _SEED = 20250101  # The seed is fixed, so that the same samples always produce the same verdict.
-_STRONGEST_MEMORY = 0.9  # Autocorrelations are capped at this value, because 1 would make the interval infinite.
+_STRONGEST_MEMORY = 0.9  # Autocorrelations are capped here, because a value of 1 would make the interval infinite.
 
 Array = npt.NDArray[np.float64]
 
@@ -110,7 +110,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, leve
 
 
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
-    """Return the ratio of a's speed to b's speed for samples from different runs. Their lengths may differ.
+    """Return the ratio of a's speed to b's speed for samples from different runs. The samples may differ in length.
 
     The interval reflects the noise within each run, but not changes in the machine between the runs. On the recorded
     machine, an engine's speed changed by 10 % (median; at most 31 %) between sessions a few minutes apart. Of 40
@@ -204,7 +204,7 @@ def _half_width(values: Array, level: float) -> float:
 
 
 def student_quantile(level: float, freedom: int) -> float:
-    """Return the t for which P(|T| < t) = level, where T is t-distributed with `freedom` degrees of freedom.
+    """Return the t with P(|T| < t) = level, where T is t-distributed with `freedom` degrees of freedom.
 
     Uses formulas 26.7.3 and 26.7.4 from Abramowitz and Stegun.
     """
@@ -244,17 +244,17 @@ def widening(values: Array) -> float:
 
 
 WINDOW = 4  # Warm-up is over when this many recent warm-ups are stable.
-MAXIMUM_WARMUPS = 12  # After this many warm-ups, measuring starts even on an unstable machine.
+MAXIMUM_WARMUPS = 12  # Measuring starts after this many warm-ups, even on an unstable machine.
 
-_TOLERANCE = 0.02  # A relative trend smaller than this counts as stable, even if there is no scatter.
+_TOLERANCE = 0.02  # A smaller relative trend counts as stable, even without scatter.
 
 # The maximum relative width of a comparison's confidence interval: its upper end divided by its lower end, minus 1.
 # With 0.06, a true difference of 5 % was detected in both prefill and decode, in all of 160 replayed recordings and 100
-# synthetic runs. With 0.07, it was detected in 91 to 96 % of the runs, and with 0.08 in 85 to 86 %.
+# synthetic runs. With 0.07, this difference was detected in 91 to 96 % of the runs, and with 0.08 in 85 to 86 %.
 _PRECISION = 0.06
-# The maximum relative width of the 95 % interval of a configuration that is not compared with another. This limit is
-# larger than the one above, because this interval also includes the machine's drift: 38 of 40 recorded series reached
-# 0.10 (after 8 to 182 rounds), but only 18 reached 0.06.
+# The maximum relative width of the 95 % interval of a configuration that is not compared with another configuration.
+# This limit is larger than the limit for comparisons, because this interval also includes the machine's drift: 38 of 40
+# recorded series reached 0.10 (after 8 to 182 rounds), but only 18 reached 0.06.
 _PRECISION_ALONE = 0.10
 
 
@@ -292,7 +292,7 @@ def are_narrow(
     metrics  the metrics that the verdicts compare
     """
     rounds = min(len(one[metric]) for one in samples for metric in metrics)
-    # After an odd number of rounds, the last round has no counterpart in the reverse order yet.
+    # After an odd number of rounds, the last round does not yet have a counterpart in the reverse order.
     if rounds < ENOUGH_ROUNDS or rounds % 2:
         return False
     level = verdict_level(max(1, len(pairs)) * len(metrics))

@@ -2,9 +2,9 @@
 
 The files may be damaged or hostile. Every problem is an error of one line that names the file and the key.
 
-A safetensors file has the length of its header (u64), the header (JSON), and the data of its tensors without gaps. The
-header maps the name of each tensor to its type, its shape and the offsets of its data. The safetensors library would
-need PyTorch for BF16, of which NumPy has no type.
+A safetensors file contains the length of its header (u64), the header (JSON), and the data of its tensors without gaps.
+The header maps the name of each tensor to its type, its shape and the offsets of its data. The safetensors library
+would require PyTorch for BF16, because NumPy has no BF16 type.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llmrun.hub.resolve.model_file import on_hub
 
 # The largest tokenizer.json of a published model has 35 MB, and about 2 million commas and brackets.
 _MOST_BYTES = 64 << 20
-_MOST_MARKS = 8_000_000  # because empty objects take 30 times as much memory as their text
+_MOST_MARKS = 8_000_000  # limited because empty objects take 30 times as much memory as their text
 MOST_INTEGER = 2**31 - 1
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ANOTHER = "try another checkpoint, or a GGUF version of the model"
@@ -42,8 +42,8 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or f
 class JsonObject:
     """An object of a JSON file.
 
-    path   the file, for error messages
-    where  the keys that lead to the object, with a dot after each
+    path   the path of the file, for error messages
+    where  the path of keys that leads to the object, with a dot after each key
     """
 
     def __init__(self, path: Path, values: Mapping[str, Any], where: str = "") -> None:
@@ -56,11 +56,11 @@ class JsonObject:
         return self.values.get(key) is not None
 
     def object(self, key: str) -> JsonObject:
-        """Return the object at a key, or an empty one if there is none."""
+        """Return the object at a key, or an empty object if the key is missing."""
         return JsonObject(self.path, self._typed(key, dict, {}), f"{self._where}{key}.")
 
     def objects(self, key: str) -> list[JsonObject]:
-        """Return the array of objects at a key, or an empty list if there is none."""
+        """Return the array of objects at a key, or an empty list if the key is missing."""
         found = self.array(key)
         for index, value in enumerate(found):
             if not isinstance(value, dict):
@@ -68,7 +68,7 @@ class JsonObject:
         return [JsonObject(self.path, value, f"{self._where}{key}.{index}.") for index, value in enumerate(found)]
 
     def array(self, key: str) -> list[Any]:
-        """Return the array at a key, or an empty one if there is none."""
+        """Return the array at a key, or an empty array if the key is missing."""
         found: list[Any] = self._typed(key, list, [])
         return found
 
@@ -89,7 +89,7 @@ class JsonObject:
     @overload
     def integer(self, key: str, default: Default, *, minimum: int = 1) -> int | Default: ...
     def integer(self, key: str, default: Any = ..., *, minimum: int = 1) -> Any:
-        """Return an integer from `minimum` to MOST_INTEGER. Without a default, the key must be there."""
+        """Return an integer from `minimum` to MOST_INTEGER. Without a default, the key is required."""
         if self._missing(key, default):
             return default
         value = self.values[key]
@@ -102,7 +102,7 @@ class JsonObject:
     @overload
     def positive(self, key: str, default: Default) -> float | Default: ...
     def positive(self, key: str, default: Any = ...) -> Any:
-        """Return a number above 0 that fits into a float32. Without a default, the key must be there."""
+        """Return a number above 0 that fits into a float32. Without a default, the key is required."""
         if self._missing(key, default):
             return default
         value = self.values[key]
@@ -188,11 +188,11 @@ def _kind(value: Any) -> str:
 
 
 _MOST_HEADER_BYTES = 16 << 20  # The header of a model with 70 billion weights has 0.3 MB.
-_MOST_SIZE = 1 << 48  # of a dimension and of a tensor in bytes, so that products stay small integers
+_MOST_SIZE = 1 << 48  # limit for a dimension and for the bytes of a tensor, so that products remain small integers
 _MOST_DIMENSIONS = 64  # NumPy's limit
 _METADATA = "__metadata__"
 
-# NumPy types of the same size. BF16 is read as its bits.
+# NumPy types with the same item size. BF16 is read as raw bits.
 DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -240,7 +240,7 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """An open file, whose header has been checked. `tensors` maps names to tensors, in the order of their data."""
+    """An open file with a checked header. `tensors` maps names to tensors, in the order of their data."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises ModelNotFound and ModelFileError."""
@@ -281,7 +281,7 @@ class SafetensorsFile:
         return {tensor.name: tensor for tensor in found}
 
     def _tensor(self, name: str, entry: Any, start: int) -> StoredTensor:
-        """Check one entry of the header. The offsets in it are from the end of the header, at byte `start`."""
+        """Check one entry of the header. The entry's offsets are relative to the end of the header, at byte `start`."""
         dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise bad_checkpoint(self.path, f"{shown(name)} has the unknown type '{shown(str(dtype), 40)}'")
@@ -319,13 +319,13 @@ _NAME_THE_FOLDER = f"name the folder that contains {CONFIG} and the safetensors 
 class Checkpoint:
     """An open checkpoint. The class is a context manager.
 
-    folder   its path
+    folder   the path of the checkpoint
     config   the contents of config.json
     tensors  name -> tensor, from all safetensors files
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder. Raises ModelNotFound and ModelFileError, for pickle files too."""
+        """Open the folder. Raises ModelNotFound and ModelFileError, the latter also for pickle files."""
         try:
             kind = kind_of(folder)
         except (OSError, ValueError):
@@ -356,24 +356,24 @@ class Checkpoint:
         self._files.close()
 
     def check_unchanged(self) -> None:
-        """Raise ModelFileError if any of the safetensors files was modified after it was opened."""
+        """Raise ModelFileError if any of the safetensors files was modified after opening."""
         for file in self._sources:
             file.check_unchanged()
 
     def json(self, name: str) -> JsonObject | None:
-        """Read one of the folder's JSON files. Returns None if there is no such file."""
+        """Read one of the folder's JSON files, or return None if the file does not exist."""
         path = self.folder / name
         return read_json(path) if self.has(name) else None
 
     def text(self, name: str) -> str | None:
-        """Read one of the folder's text files. Returns None if there is no such file."""
+        """Read one of the folder's text files, or return None if the file does not exist."""
         return read_text(self.folder / name) if self.has(name) else None
 
     def has(self, name: str) -> bool:
         return (self.folder / name).exists()
 
     def _open(self, files: ExitStack) -> dict[str, StoredTensor]:
-        # Like transformers, prefer the single file: the index beside it may be that of the original model.
+        # Like transformers, prefer the single file: an index beside the file may belong to the original model.
         index = None if self.has(_ONE_FILE) else self.json(_INDEX)
         if index is None:
             return dict(self._open_file(self._only_file(), files))
@@ -402,7 +402,7 @@ class Checkpoint:
         return file.tensors
 
     def _only_file(self) -> Path:
-        """Return the only safetensors file, whatever its name. Raises ModelNotFound and ModelFileError."""
+        """Return the only safetensors file, which may have any name. Raises ModelNotFound and ModelFileError."""
         with opening(self.folder):
             names = sorted(path.name for path in self.folder.iterdir())
         found = [name for name in names if name.endswith(_ENDING)]

@@ -1,15 +1,15 @@
-"""Converts the folder of a checkpoint to a GGUF file. All values stay exactly the same.
+"""Converts the folder of a checkpoint to a GGUF file. All values stay exactly equal.
 
-The file is planned first, which reads every header, scale and zero point, so a checkpoint that cannot be converted is
-refused before anything is written. The weights are then read, repacked and written matrix by matrix.
+The conversion is planned first. Planning reads every header, scale and zero point, so a checkpoint that cannot be
+converted is refused before any output is written. The weights are then read, repacked and written matrix by matrix.
 
 Matrices of AWQ and GPTQ become Q4_0 or Q5_0. Other matrices keep their type. Biases and the weights of norms become
-F32, because llama.cpp needs it. Most quantized checkpoints have a `quantization_config` in config.json. Older ones have
-a file of their own: quantize_config.json from AutoGPTQ, or quant_config.json from AutoAWQ.
+F32, as llama.cpp requires. Most quantized checkpoints have a `quantization_config` in config.json. Older checkpoints
+have a separate file: quantize_config.json from AutoGPTQ, or quant_config.json from AutoAWQ.
 
 AWQ and GPTQ store weight = scale * (q - zero), where q and zero are integers of 4 bits, and a group of inputs shares an
 f16 scale and a zero point. Q4_0 is scale * (level - 8) and Q5_0 is scale * (level - 16), both in blocks of 32 inputs
-with an f16 scale. The blocks of a group repeat its scale:
+with an f16 scale. All blocks of a group store the group's scale:
 
     every zero point of the matrix is 8   Q4_0 with level = q
     otherwise                             Q5_0 with level = q - zero + 16, from 1 to 31
@@ -21,8 +21,8 @@ A matrix of n outputs and m inputs is stored as three tensors. Words are int32, 
     qzeros   [groups, n / 8]: a word has 8 outputs, in the same order as in qweight for AWQ, and in order for GPTQ
     scales   [groups, n], f16
 
-GPTQ subtracts 1 from zero points before it stores them, unless the format is gptq_v2. It also stores g_idx [m], the
-group of each input.
+GPTQ subtracts 1 from zero points before storing, unless the format is gptq_v2. GPTQ also stores g_idx [m], the group of
+each input.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _BITS = 4
 _WHOLE_ROW = -1
 
-# The format in which GPTQ stores zero points, and what is added to the stored values.
+# Maps each format in which GPTQ stores zero points to the offset that is added to the stored values.
 _GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
 _GPTQ_ONLY = f"but only {' and '.join(_GPTQ_FORMATS)} can be converted"
 _AWQ_FORMAT = "gemm"
 
 
 class Packing(Enum):
-    """How 4-bit weights are packed into 32-bit words: AWQ along the outputs, GPTQ along the inputs."""
+    """The direction for packing 4-bit weights into 32-bit words: AWQ along the outputs, GPTQ along the inputs."""
 
     AWQ = "awq"
     GPTQ = "gptq"
@@ -71,9 +71,9 @@ class Packing(Enum):
 class Quantization:
     """The settings that all quantized matrices share.
 
-    group        number of inputs that share a scale and a zero point, or 0 for all inputs of a matrix
-    zero_offset  is added to the stored zero points
-    reordered    whether the groups may consist of arbitrary inputs (`desc_act`)
+    group        the number of inputs that share a scale and a zero point, or 0 for all inputs of a matrix
+    zero_offset  the offset that is added to the stored zero points
+    reordered    True if the groups may consist of arbitrary inputs (`desc_act`)
     """
 
     packing: Packing
@@ -133,21 +133,21 @@ def _check_awq_format(settings: JsonObject) -> None:
             raise settings.unsupported(key, f"is '{shown(name, 40)}', but only {_AWQ_FORMAT} can be converted")
 
 
-_WORD = 8  # 4-bit values in a word
+_WORD = 8  # the number of 4-bit values in a word
 _MIDDLE_OF_Q4_0, _MIDDLE_OF_Q5_0 = 8, 16
 _LAST_ZERO = 15
 
-# Where in a word AWQ stores the outputs 0 to 7.
+# The positions in a word where AWQ stores the outputs 0 to 7.
 _AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
-_PIECE_WEIGHTS = 1 << 22  # weights to unpack at a time, which takes 40 MB
+_PIECE_WEIGHTS = 1 << 22  # the number of weights to unpack at a time, which takes 40 MB
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix whose tensors have been checked. They are read on demand, because a model may not fit in memory.
+    """A matrix with checked tensors, which are read on demand, because a model may not fit in memory.
 
-    group  number of inputs that share a scale and a zero point
+    group  the number of inputs that share a scale and a zero point
     type   Q4_0 or Q5_0
     """
 
@@ -162,7 +162,7 @@ class PackedMatrix:
     type: WeightType
 
     def blocks(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-        """Yield the blocks of these outputs, in this order, as uint8[n, block_bytes].
+        """Yield the blocks of the given outputs, in the given order, as uint8[n, block_bytes].
 
         Raises ModelFileError if the file has changed.
         """
@@ -247,7 +247,7 @@ def _check_order(
     group: int,
     quantization: Quantization,
 ) -> None:
-    """Check that groups consist of consecutive inputs, because the inputs of a block have only one scale."""
+    """Check that groups consist of consecutive inputs, because the inputs of a block share only one scale."""
     if name not in tensors:
         if quantization.reordered:
             raise qweight.bad(f"needs {shown(name)}, which is missing, because desc_act is true")
@@ -259,7 +259,7 @@ def _check_order(
 
 
 def _places(outputs: NDArray[np.int64], packing: Packing) -> NDArray[np.int64]:
-    """Return where outputs are stored, counted over all words of a row."""
+    """Return the positions of outputs in storage, counted over all words of a row."""
     return outputs // _WORD * _WORD + _AWQ_PLACES[outputs % _WORD] if packing is Packing.AWQ else outputs
 
 
@@ -270,12 +270,12 @@ def _values_along(words: NDArray[np.int32], places: NDArray[np.int64]) -> NDArra
 
 
 def _unpack_awq(words: NDArray[np.int32], outputs: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the values of some outputs: int32[inputs, n / 8] -> uint8[outputs, inputs]."""
+    """Return the values of the given outputs: int32[inputs, n / 8] -> uint8[outputs, inputs]."""
     return _values_along(words, _places(outputs, Packing.AWQ)).T
 
 
 def _unpack_gptq(words: NDArray[np.int32], outputs: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the values of some outputs: int32[inputs / 8, n] -> uint8[outputs, inputs]."""
+    """Return the values of the given outputs: int32[inputs / 8, n] -> uint8[outputs, inputs]."""
     return sequence(np.ascontiguousarray(words[:, outputs].T).view(np.uint8), 4)
 
 
@@ -283,7 +283,7 @@ _FLOATS = ("F32", "F16", "BF16")
 _PARTS_OF_A_MATRIX = (".qweight", ".qzeros", ".scales", ".g_idx")
 _PIECE_BYTES = 16 << 20
 
-# Constants that old versions of transformers saved with the weights, and the output of models with tied embeddings.
+# Old versions of transformers saved the constants in _UNUSED with the weights. A tied output matrix is redundant.
 _UNUSED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 _OUTPUT = "lm_head."
 
@@ -291,9 +291,9 @@ _OUTPUT = "lm_head."
 def tensors_of(
     checkpoint: Checkpoint, modules: list[Module], quantization: Quantization | None, *, tied: bool
 ) -> list[NewTensor]:
-    """Return the tensors of these modules, whose data is read when they are written.
+    """Return the tensors of the given modules. A tensor's data is read when the tensor is written.
 
-    Raises ModelFileError for missing tensors and wrong shapes, and UnsupportedModel for tensors that no module has.
+    Raises ModelFileError for missing tensors and wrong shapes, and UnsupportedModel for tensors of no module.
     """
     tensors: list[NewTensor] = []
     used: set[str] = set()
@@ -340,7 +340,7 @@ def _pieces(stored: StoredTensor, module: Module) -> Iterator[NDArray[np.generic
 
 
 def _bias(stored: StoredTensor, module: Module) -> list[NewTensor]:
-    """Return the bias, or nothing if it is 0, because AutoGPTQ adds such biases to all matrices."""
+    """Return the bias, or an empty list if the bias is 0, because AutoGPTQ adds such biases to all matrices."""
     _check(stored, (module.outputs,))
     if not module.needs_bias and not _float32(stored).any():
         return []
@@ -356,7 +356,7 @@ def _vector(name: str, stored: StoredTensor, size: int, order: NDArray[np.int64]
 
 def _float32(stored: StoredTensor) -> NDArray[np.float32]:
     dequantize = BY_NAME[stored.dtype].dequantize
-    assert dequantize is not None  # all of _FLOATS have it
+    assert dequantize is not None  # all types in _FLOATS can be dequantized
     return dequantize(stored.read().view(np.uint8))
 
 
@@ -384,7 +384,7 @@ _QUANTIZATION_VERSION = 2
 
 @dataclass(frozen=True)
 class Conversion:
-    """A planned GGUF file. `notes` tell the user what the file cannot express."""
+    """A planned GGUF file. `notes` informs the user about settings that the file cannot express."""
 
     checkpoint: Checkpoint
     metadata: dict[str, NewValue]
@@ -397,7 +397,7 @@ class Conversion:
 
     @property
     def type_counts(self) -> dict[str, int]:
-        """The number of tensors of each weight type, most frequent first."""
+        """The number of tensors of each weight type, in descending order."""
         return dict(Counter(tensor.type.name for tensor in self.tensors).most_common())
 
 
@@ -435,11 +435,11 @@ def plan_conversion(checkpoint: Checkpoint) -> Conversion:
 def write_conversion(
     conversion: Conversion, file: FileIO, path: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Write the planned file, and check it with the strict reader.
+    """Write the planned file, and check the result with the strict reader.
 
     file      an empty file, open for writing
-    path      its future name, for error messages
-    progress  is called with the number of bytes that are done, and their total
+    path      the future path of the file, for error messages
+    progress  called with the number of bytes done and the total number of bytes
     Raises OSError, and ModelFileError if the checkpoint has changed or the result breaks a rule of the GGUF format.
     """
     total = sum(tensor.nbytes for tensor in conversion.tensors)

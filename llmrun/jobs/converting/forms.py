@@ -1,7 +1,7 @@
-"""The forms of models that can be converted, and their hyperparameters in config.json.
+"""The supported forms of models, and their hyperparameters in config.json.
 
-All four are variants of Llama, so one table of tensors describes them. The names of keys and tensors are those of
-transformers on one side and those of llama.cpp on the other.
+All four forms are variants of Llama, so one table of tensors describes all of them. Keys and tensors have the names of
+transformers on one side, and the names of llama.cpp on the other side.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from llmrun.jobs.converting.checkpoint import Checkpoint, JsonObject
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v")
 _FEED_FORWARD = ("ffn_gate", "ffn_up", "ffn_down")
-_MOST_TOKENS = 1 << 20  # The largest vocabularies have 262,144.
+_MOST_TOKENS = 1 << 20  # The largest vocabularies have 262,144 tokens.
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form, described by its differences from the others.
+    """A form, described by its differences from the other forms.
 
-    architecture     its name in GGUF files
-    interleaved      whether RoPE is interleaved in GGUF files, so that rows of queries and keys must be reordered
+    architecture     the architecture's name in GGUF files
+    interleaved      True if RoPE is interleaved in GGUF files, so that rows of queries and keys must be reordered
     biases           the matrices that may have a bias
-    needs_biases     whether queries, keys and values must have one
-    head_norms       whether queries and keys are normalized
-    head_size        if config.json has no head_dim; None: the width divided by the number of heads
-    sliding_window   if config.json does not mention it
+    needs_biases     True if queries, keys and values require a bias
+    head_norms       True if queries and keys are normalized
+    head_size        the default for a missing head_dim in config.json; None: the width divided by the number of heads
+    sliding_window   the default for a missing sliding_window in config.json
     """
 
     architecture: str
@@ -70,7 +70,7 @@ class Shape:
 
 
 def form_of(config: JsonObject) -> Form:
-    """Return the form of a model. Raises UnsupportedModel, also for variants that GGUF files cannot express."""
+    """Return the form of a model. Raises UnsupportedModel for other forms and for variants that GGUF cannot express."""
     names = config.array("architectures")
     if len(names) != 1 or not isinstance(names[0], str) or names[0] not in FORMS:
         found = ", ".join(shown(str(name), 40) for name in names[:3]) or "missing"
@@ -83,12 +83,12 @@ def form_of(config: JsonObject) -> Form:
 
 
 def read_shape(config: JsonObject, form: Form) -> Shape:
-    """Read the sizes. Raises ModelFileError and UnsupportedModel."""
+    """Read the sizes of a model. Raises ModelFileError and UnsupportedModel."""
     layers = config.integer("num_hidden_layers")
     if layers > MAX_LAYERS:
         raise config.bad("num_hidden_layers", f"must be at most {MAX_LAYERS}, not {layers}")
     vocabulary = config.integer("vocab_size")
-    if vocabulary > _MOST_TOKENS:  # IDs without a token get a placeholder, so memory grows with the size
+    if vocabulary > _MOST_TOKENS:  # IDs without a token need placeholders, so memory grows with the size
         raise config.bad("vocab_size", f"must be at most {_MOST_TOKENS:,}, not {vocabulary:,}")
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -110,19 +110,19 @@ def read_shape(config: JsonObject, form: Form) -> Shape:
 
 
 def _window(config: JsonObject, form: Form, layers: int) -> int | None:
-    """Return the smallest window of any layer, or None."""
+    """Return the smallest attention window of any layer in tokens, or None if no layer has a window."""
     if "sliding_window" not in config.values and form.sliding_window is not None:
         return form.sliding_window
     window = config.integer("sliding_window", None)
     if form.architecture != "llama":
-        first = config.integer("max_window_layers", 0, minimum=0)  # Qwen uses windows from this layer on
+        first = config.integer("max_window_layers", 0, minimum=0)  # Qwen uses windows from this layer onwards
         used = config.boolean("use_sliding_window", False) and first < layers
         return window if used else None
     return window if form.sliding_window is not None else None  # LlamaForCausalLM ignores the key
 
 
 def hyperparameters(checkpoint: Checkpoint, form: Form, shape: Shape) -> dict[str, NewValue]:
-    """Return the metadata of the architecture. Raises ModelFileError and UnsupportedModel."""
+    """Return the GGUF metadata of the architecture. Raises ModelFileError and UnsupportedModel."""
     config = checkpoint.config
     keys: dict[str, NewValue] = {
         "vocab_size": shape.vocabulary,
@@ -143,7 +143,7 @@ def hyperparameters(checkpoint: Checkpoint, form: Form, shape: Shape) -> dict[st
 
 
 def _rope(config: JsonObject) -> JsonObject:
-    """Return the settings of RoPE. Version 5 of transformers has moved them to `rope_parameters`."""
+    """Return the settings of RoPE, which version 5 of transformers stores in `rope_parameters`."""
     rope = config.object("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
     for key, value in rope.values.items():
         if isinstance(value, dict):
@@ -158,7 +158,7 @@ def _rope_type(rope: JsonObject) -> str:
 def _rope_scaling(config: JsonObject, shape: Shape) -> dict[str, NewValue]:
     rope = _rope(config)
     kind = _rope_type(rope)
-    if kind in ("default", "llama3"):  # llama3 is a tensor of factors
+    if kind in ("default", "llama3"):  # llama3 is expressed by a tensor of factors
         return {}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.positive("factor")}
@@ -180,16 +180,16 @@ def _rope_scaling(config: JsonObject, shape: Shape) -> dict[str, NewValue]:
         "rope.scaling.original_context_length": rope.integer("original_max_position_embeddings", shape.context),
     }
     if magnitude is not None:
-        # attention_factor replaces YaRN's default magnitude, but attn_factor is multiplied by it.
+        # attention_factor replaces YaRN's default magnitude, whereas attn_factor multiplies that default.
         scaling["rope.scaling.attn_factor"] = magnitude / (0.1 * log(factor) + 1 if factor > 1 else 1)
     return scaling
 
 
 def rope_factors(config: JsonObject, shape: Shape) -> NDArray[np.float32] | None:
-    """Return the divisors of the frequencies in Llama 3.1, float32[head_size / 2], or None for other models.
+    """Return the divisors of the frequencies for Llama 3.1, float32[head_size / 2], or None for other models.
 
-    Frequencies with a wavelength above original_context / low_freq_factor are divided by the factor, those below
-    original_context / high_freq_factor are kept, and those in between are interpolated.
+    Frequencies with a wavelength above original_context / low_freq_factor are divided by the factor. Frequencies with a
+    wavelength below original_context / high_freq_factor are kept, and frequencies in between are interpolated.
     """
     rope = _rope(config)
     if _rope_type(rope) != "llama3":
@@ -206,13 +206,13 @@ def rope_factors(config: JsonObject, shape: Shape) -> NDArray[np.float32] | None
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of the model, which is a matrix with an optional bias, or the weights of a norm.
+    """A module of the model: a matrix with an optional bias, or the weights of a norm.
 
-    hf_name, name  its name in the checkpoint and in GGUF files
-    outputs        number of rows, or of weights of a norm
-    inputs         number of columns, or None for a norm
-    bias           whether it may have a bias
-    heads          number of heads whose rows must be reordered, or 0
+    hf_name, name  the module's names in the checkpoint and in GGUF files
+    outputs        the number of rows, or of weights of a norm
+    inputs         the number of columns, or None for a norm
+    bias           True if the module may have a bias
+    heads          the number of heads with rows to reorder, or 0
     """
 
     hf_name: str
@@ -226,8 +226,8 @@ class Module:
     def rows(self) -> NDArray[np.int64]:
         """Return the rows in the order of the GGUF file, int64[outputs].
 
-        transformers rotates feature i of a head together with feature i + size / 2, and GGUF's interleaved RoPE rotates
-        features 2 i and 2 i + 1.
+        transformers rotates feature i of a head together with feature i + size / 2, whereas GGUF's interleaved RoPE
+        rotates features 2 i and 2 i + 1.
         """
         order = np.arange(self.outputs, dtype=np.int64)
         return order.reshape(self.heads, 2, -1).swapaxes(1, 2).reshape(-1) if self.heads else order

@@ -1,19 +1,19 @@
-"""Turns tokenizer.json into the metadata of a GGUF file, with the special tokens and chat templates of other files.
+"""Converts tokenizer.json, and the special tokens and chat templates of other files, to the metadata of a GGUF file.
 
-There are two kinds of tokenizers, both of which tokenizer.json describes as BPE: byte-level BPE (`gpt2` in GGUF files)
-and SentencePiece with byte fallback (`llama`). Others are refused.
+Two kinds of tokenizers are supported, and tokenizer.json describes both as BPE: byte-level BPE (`gpt2` in GGUF files)
+and SentencePiece with byte fallback (`llama`). Other tokenizers are refused.
 
 GGUF files store the name of a byte-level pre-tokenizer. The name stands for patterns that llmrun and llama.cpp
-implement on their own, so a pre-tokenizer is only recognized if it has exactly the form that published models have. All
-others are refused, because text would be split differently.
+implement on their own, so a pre-tokenizer is recognized only if it is exactly equal to that of published models. Other
+pre-tokenizers are refused, because text would be split differently.
 
 The scores of a SentencePiece vocabulary are recovered from the merges. SentencePiece merges the two neighbors whose
 combination has the best score. For such a vocabulary, transformers writes a BPE model that lists all pairs of tokens
-whose combination is a token, in the order of these scores. The order is enough: with the negative rank as its score,
-text is split in the same way.
+whose combination is a token, in the order of these scores. The order is enough: if each score is the negative rank,
+text is split identically.
 
-Old versions of transformers took the best score, which is 0, for a missing one, and left out the pairs of that token.
-The files of Llama 2 and Mistral 7B were made by them. The token is two spaces, and here it gets its score back.
+Old versions of transformers used the best score, which is 0, for a missing score, and left out the pairs of that token.
+This affects the files of Llama 2 and Mistral 7B. The token is two spaces, and this module restores its score.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _TEKKEN = (
 )
 _DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+")
 
-# A step is the pattern of a Split, or one of these. The last step maps bytes to characters, in one variant after
-# splitting by GPT-2's pattern.
+# A step is the pattern of a Split, or one of these words. The last step maps bytes to characters, and one variant of
+# this step first splits by GPT-2's pattern.
 _DIGITS, _GPT2_BYTES, _BYTES = "<digits>", "<bytes, GPT-2>", "<bytes>"
 _INNER_KEYS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
 _FORMS = {
@@ -68,7 +68,7 @@ def is_byte_level(tokenizer: JsonObject) -> bool:
 
 
 def pre_tokenizer_name(tokenizer: JsonObject) -> str:
-    """Return the value of `tokenizer.ggml.pre`. Raises UnsupportedModel."""
+    """Return the value of `tokenizer.ggml.pre`. Raises UnsupportedModel for an unknown pre-tokenizer."""
     whole = tokenizer.object("model").boolean("ignore_merges", False)
     steps = tuple(map(_step, steps_of(tokenizer, "pre_tokenizer")))
     names = [name for name in _FORMS.get(steps, ()) if PRE_TOKENIZERS[name].ignore_merges == whole]
@@ -95,23 +95,23 @@ def _step(part: JsonObject) -> str:
         return _DIGITS
     if kind == "ByteLevel" and values.get("add_prefix_space") is False:
         return _GPT2_BYTES if values.get("use_regex", True) is True else _BYTES
-    # A split that isolates all matches, and one that keeps only the matches of a pattern that matches everything.
+    # A split that isolates all matches, and a split that keeps only the matches of a pattern that matches everything.
     if kind == "Split" and (values.get("behavior"), values.get("invert")) in (("Isolated", False), ("Removed", True)):
         return part.object("pattern").string("Regex", f"<{kind}>")
     return f"<{kind}>"
 
 
 Merge = tuple[str, str]
-_MOST_CHARACTERS = 1024  # in a token, because the pairs of a token take quadratic time
+_MOST_CHARACTERS = 1024  # the maximum length of a token, because the pairs of a token take quadratic time
 
 
 def scores_of(tokens: Sequence[str], merges: Sequence[Merge], mergeable: Sequence[str]) -> NDArray[np.float32] | None:
     """Return a score for each token, float32[tokens], or None if scores cannot express the merges.
 
-    mergeable  the tokens that may be the result of a merge, or a part of one, in the order of their IDs
+    mergeable  the tokens that may be the result or a part of a merge, in the order of their IDs
 
     Scores express merges if all pairs that form the same token are listed one after another, no pair that forms a token
-    is missing, and all characters of these tokens are tokens. Tokens are much shorter than _MOST_CHARACTERS.
+    is missing, and all characters of the mergeable tokens are tokens. Tokens are much shorter than _MOST_CHARACTERS.
     """
     if any(len(token) > _MOST_CHARACTERS for token in mergeable):
         return None
@@ -153,8 +153,8 @@ class Vocabulary:
     """The tokens of a model, by ID.
 
     kinds     values of `tokenizer.ggml.token_type`
-    ids       token -> its ID
-    left_out  added tokens that the model has no embedding for
+    ids       token -> the token's ID
+    left_out  added tokens without an embedding in the model
     """
 
     source: JsonObject
@@ -227,7 +227,7 @@ def vocabulary_metadata(vocabulary: Vocabulary) -> dict[str, NewValue]:
 
 
 def _merges(vocabulary: Vocabulary, model: JsonObject) -> list[Merge]:
-    """Return the merges. Older files write both parts as one string."""
+    """Return the merges. Older files write both parts of a merge as one string."""
     merges: list[Merge] = []
     for index, merge in enumerate(model.array("merges")):
         parts = merge.split(" ") if isinstance(merge, str) else merge
@@ -245,7 +245,7 @@ def _merges(vocabulary: Vocabulary, model: JsonObject) -> list[Merge]:
 def _byte_level(vocabulary: Vocabulary, merges: list[Merge]) -> dict[str, NewValue]:
     source = vocabulary.source
     for part in steps_of(source, "normalizer"):
-        if part.string("type") != "NFC":  # NFC changes almost no text, and all GGUF files of such models leave it out
+        if part.string("type") != "NFC":  # NFC changes almost no text, and the GGUF files of such models omit NFC
             raise part.unsupported("type", f"is '{shown(part.string('type'), 40)}', but only NFC can be converted")
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -277,13 +277,13 @@ def _sentencepiece(vocabulary: Vocabulary, merges: list[Merge]) -> dict[str, New
 
 
 def _sentencepiece_steps(part: JsonObject) -> tuple[str, ...]:
-    """Return what a normalizer or pre-tokenizer does: write spaces as U+2581, put one before the text, or both."""
+    """Return the steps of a normalizer or pre-tokenizer: write spaces as U+2581, prepend a space, or both."""
     kind, values = part.string("type"), part.values
     if kind == "Prepend" and values.get("prepend") == _SPACE:
         return (_PREFIX,)
     if kind == "Replace" and values.get("pattern") == {"String": " "} and values.get("content") == _SPACE:
         return (_SPACES,)
-    # Metaspace puts no prefix before a text that begins with a space. SentencePiece does, and so does llama.cpp.
+    # Metaspace adds no prefix to a text that begins with a space. SentencePiece and llama.cpp do add a prefix.
     if kind == "Metaspace" and values.get("replacement") == _SPACE and values.get("split") is False:
         scheme = part.string("prepend_scheme", "always" if part.boolean("add_prefix_space", True) else "never")
         return (_SPACES,) if scheme == "never" else (_PREFIX, _SPACES)
@@ -298,7 +298,7 @@ _TEMPLATE_NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 # The roles of tokens, and the parts of the keys that name them in GGUF files.
 _ROLES = {"bos": "bos", "unk": "unknown", "pad": "padding"}
-_OTHER_ENDS = ("eot", "eom")  # GGUF files have room for two tokens besides EOS that end an answer
+_OTHER_ENDS = ("eot", "eom")  # besides EOS, GGUF files can name two tokens that end an answer
 
 
 def special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[dict[str, NewValue], list[str]]:
@@ -340,7 +340,7 @@ def special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[dict
 
 
 def chat_templates(checkpoint: Checkpoint) -> dict[str, NewValue]:
-    """Return the metadata of the chat templates. If there are several, the main one is named `default`."""
+    """Return the metadata of the chat templates. The main one of several templates is named `default`."""
     template = checkpoint.text(_TEMPLATE_FILES[0])
     if template is not None:
         return {_TEMPLATE: template}
@@ -359,7 +359,7 @@ def chat_templates(checkpoint: Checkpoint) -> dict[str, NewValue]:
 
 
 def _named(checkpoint: Checkpoint, configs: list[JsonObject], vocabulary: Vocabulary, role: str) -> int | None:
-    """Return the ID of the token with a role, or None if there is none."""
+    """Return the ID of the token with a role, or None if no token has the role."""
     key = f"{role}_token"
     for config in configs:
         value = config.values.get(key)
@@ -375,17 +375,17 @@ def _named(checkpoint: Checkpoint, configs: list[JsonObject], vocabulary: Vocabu
 
 
 def _ids(config: JsonObject, key: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the IDs at a key, which has one ID or several."""
+    """Return the IDs at a key, whose value is one ID or several IDs."""
     value = config.values.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for index in ids:
         if type(index) is not int or not -1 <= index < len(vocabulary.tokens):
             raise config.bad(key, f"must be less than {len(vocabulary.tokens):,}, the number of tokens")
-    return [index for index in ids if index >= 0]  # some publishers write -1 for none
+    return [index for index in ids if index >= 0]  # some publishers write -1 for a missing token
 
 
 def _ends(checkpoint: Checkpoint, vocabulary: Vocabulary, eos: int | None) -> list[int]:
-    """Return the tokens that end an answer, EOS first. Those that every reader knows by their text are left out."""
+    """Return the tokens that end an answer, EOS first, except for tokens that every reader recognizes by their text."""
     generation = checkpoint.json(_GENERATION)
     ids = _ids(generation, "eos_token_id", vocabulary) if generation is not None else []
     ids = ids or _ids(checkpoint.config, "eos_token_id", vocabulary)
@@ -400,14 +400,14 @@ def _added(vocabulary: Vocabulary) -> tuple[int | None, int | None]:
         if step.string("type") != "TemplateProcessing":
             continue
         names = [part.object("SpecialToken").string("id") for part in step.objects("single")]
-        if "" in names:  # the text
+        if "" in names:  # "" stands for the text
             text = names.index("")
             return _only(step, vocabulary, names[:text]), _only(step, vocabulary, names[text + 1 :])
     return None, None
 
 
 def _only(step: JsonObject, vocabulary: Vocabulary, names: list[str]) -> int | None:
-    """Return the only token among these, or None if there is none. Raises ModelFileError and UnsupportedModel."""
+    """Return the only token of `names`, or None if `names` is empty. Raises ModelFileError and UnsupportedModel."""
     if len(names) > 1:
         raise step.unsupported("single", f"adds {len(names)} tokens on one side of a text, and GGUF files one")
     if names and names[0] not in vocabulary.ids:

@@ -1,4 +1,4 @@
-"""Runs the doctor's checks in order, and defines what a check finds.
+"""Runs the doctor's checks in order, and defines the findings of a check.
 
 A failed check adds a line to the report and does not stop the others. Secrets are redacted, because people paste the
 report into public issues. Facts about the machine that several checks share are looked up on first use.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.base.machine.gpus import Gpu
 
 OK = "ok"
-NOTE = "note"  # llmrun works, but the user should know this
+NOTE = "note"  # llmrun works, but the user should know the finding
 PROBLEM = "problem"  # llmrun does not work, at least with the current settings
 
 
@@ -36,7 +36,7 @@ class Finding:
     words    the text of the line
     advice   what to do, in a few words; "" if nothing needs to be done
     command  the exact command that follows the advice; "" if there is none
-    facts    the data behind the line; each value is text, a number, a list of those, or None
+    facts    the data behind the line; each value is text, a number, a list of texts or numbers, or None
     """
 
     section: str
@@ -49,7 +49,7 @@ class Finding:
 
 
 def advice_of(error: LlmrunError) -> str:
-    """Return an error's hint as a sentence, or "" if it has none."""
+    """Return an error's hint as a sentence, or "" if the error has no hint."""
     hint = error.hint[:1].upper() + error.hint[1:]
     return hint if not hint or hint.endswith((".", "?", ":")) else f"{hint}."
 
@@ -85,7 +85,7 @@ class Secrets:
     def __init__(self) -> None:
         found = [value for name, value in os.environ.items() if _NAMES.search(name.upper())]
         found.append(hub_token() or "")
-        # Longer secrets are replaced first, because a short one may be a prefix of a longer one.
+        # Longer secrets are replaced first, because a short secret may be a prefix of a longer secret.
         self._values = sorted({value for value in found if len(value) >= _SHORTEST}, key=len, reverse=True)
 
     def hidden(self, text: str) -> str:

@@ -28,9 +28,9 @@ class Use:
     """Disk usage of a folder.
 
     files    the number of files in the folder and its subfolders
-    n_bytes  their total size
+    n_bytes  the total size of the files
     free     free bytes on the folder's disk; None if unknown
-    whole    whether all files were counted
+    whole    True if all files were counted
     """
 
     files: int
@@ -65,7 +65,7 @@ def can_write(folder: Path) -> bool:
 
 def shown_path(path: Path) -> str:
     """Return a path as text, with the home folder shortened to `~`."""
-    with contextlib.suppress(RuntimeError, ValueError):  # there is no home folder, or the path is outside it
+    with contextlib.suppress(RuntimeError, ValueError):  # the home folder does not exist, or does not contain the path
         return str(Path("~") / path.relative_to(Path.home()))
     return str(path)
 
@@ -172,7 +172,7 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_own_models(machine: Machine) -> Iterator[Finding]:
-    """Check the user's models.toml, if there is one. If it is invalid, no model can be found by name."""
+    """Check the user's models.toml, if the file exists. An invalid file prevents finding any model by name."""
     del machine
     path = own_models_file()
     if not path.is_file():

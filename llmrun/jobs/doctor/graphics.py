@@ -1,4 +1,4 @@
-"""The doctor's checks of the GPUs, of llama.cpp, which is the only backend that uses GPUs, and of its RPC servers."""
+"""The doctor's checks of the GPUs, llama.cpp and its RPC servers. llama.cpp is the only backend that uses GPUs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_llama(machine: Machine) -> Iterator[Finding]:
-    """Check llama-cpp-python. All failures are only notes because the package is optional."""
+    """Check llama-cpp-python. All failures are only notes, because the package is optional."""
     trial = try_llama()
     flags, needed = build_flags(machine.gpus)
     if trial is None:
@@ -133,7 +133,7 @@ _NAME = "rpc_servers"
 
 
 def look_at_rpc(machine: Machine) -> Iterator[Finding]:
-    """Check whether llama.cpp can use the servers. Without servers in the settings, nothing is missing."""
+    """Check whether llama.cpp can use the servers. RPC support is not required if the settings name no servers."""
     settings, _ = load_sound_settings()
     servers = settings.rpc_servers
     if not servers:

@@ -34,20 +34,20 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_prefetching(machine: Machine) -> Iterator[Finding]:
-    """Report how the kernels prefetch weights. During the first answers, llmrun measures which way is fastest."""
+    """Report how the kernels prefetch weights. During the first answers, llmrun measures which method is fastest."""
     from llmrun.backends.cpu import prefetching
 
     threads = machine.system["threads"]
     try:
         words, way = prefetching.way_in_words(threads), prefetching.chosen_way(threads)
     except UsageError:
-        return  # LLMRUN_CPU_LEVEL is invalid; look_at_level reports that
+        return  # look_at_level reports the invalid LLMRUN_CPU_LEVEL
     facts = {"way": way, "relative_times": prefetching.stored_times(threads), "threads": threads}
     yield Finding(SECTION, "prefetching", OK, words, facts=facts)
 
 
 def look_at_level(machine: Machine) -> Iterator[Finding]:
-    """Check the instruction-set level in use. llmrun tests each level before using it, and warns if a test fails."""
+    """Check the instruction-set level in use. llmrun tests each level before use, and warns if a test fails."""
     del machine
     from llmrun.base.compiled.levels import PORTABLE, host_levels, host_target
 

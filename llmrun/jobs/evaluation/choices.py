@@ -1,10 +1,10 @@
 """Scores the choices of questions by their probability, as lm-evaluation-harness does for multiple choice.
 
-Questions are read from JSON Lines. Any problem raises UsageError, which names the line.
+Questions are read from JSON Lines. Any problem raises UsageError, which names the invalid line.
 
-A choice's score is the sum of the log probabilities of its tokens after the prompt. The accuracy `acc` takes the choice
-with the highest score. `acc_norm` divides the score by the length of the choice in characters first, because longer
-texts are less probable.
+A choice's score is the sum of the log probabilities of its tokens after the prompt. For the accuracy `acc`, the model's
+answer is the choice with the highest score. `acc_norm` first divides the score by the length of the choice in
+characters, because longer texts are less probable.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _MOST_FILE_BYTES: Final = 256 << 20
 class Question:
     """A question whose answer is one of several texts.
 
-    line     the number of its line in the file
+    line     the number of the question's line in the file
     prompt   the text before the answer, without white space at its end
     endings  the texts that may follow the prompt, beginning with the white space between prompt and choice
-    lengths  the length of each choice in characters, without that white space
+    lengths  the length of each choice in characters, without the white space before the choice
     answer   the index of the right choice
     """
 
@@ -109,7 +109,7 @@ def _text(value: object, where: str) -> str:
 
 
 def _answer(value: object, choices: list[str], where: str) -> int:
-    """Return the index of the right choice, which is given as an index, as a letter from A or as the choice itself."""
+    """Return the index of the right choice, which is specified by its index, by a letter from A, or by its text."""
     letters = [chr(ord("A") + index) for index in range(len(choices))]
     if type(value) is int and 0 <= value < len(choices):
         return value
@@ -125,7 +125,7 @@ def _answer(value: object, choices: list[str], where: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A prompt and one of its endings as tokens.
+    """A prompt and one of the prompt's endings as tokens.
 
     start   the index of the first token whose probability counts; at least 1
     """
@@ -143,18 +143,18 @@ class Answered:
 
     @property
     def is_right(self) -> bool:
-        """Whether the choice with the highest score is the answer."""
+        """True if the choice with the highest score is the answer."""
         return self._best(self.scores) == self.question.answer
 
     @property
     def is_right_by_length(self) -> bool:
-        """Whether the choice with the highest score per character is the answer."""
+        """True if the choice with the highest score per character is the answer."""
         by_length = [score / length for score, length in zip(self.scores, self.question.lengths, strict=True)]
         return self._best(by_length) == self.question.answer
 
     @property
     def chosen(self) -> int:
-        """The index of the choice with the highest score; of several, the first."""
+        """The index of the choice with the highest score, or the first such index."""
         return self._best(self.scores)
 
     @staticmethod
@@ -171,7 +171,7 @@ class Accuracy:
 
 
 def accuracy_of(answers: Sequence[Answered]) -> Accuracy:
-    """Return the accuracy of at least one answer."""
+    """Return the accuracy over at least one answer."""
     return Accuracy(
         proportion([answered.is_right for answered in answers], 1),
         proportion([answered.is_right_by_length for answered in answers], 1),
@@ -179,9 +179,9 @@ def accuracy_of(answers: Sequence[Answered]) -> Accuracy:
 
 
 def context_for(questions: Sequence[Question]) -> int:
-    """Return a context size in tokens that surely holds each question with all of its choices.
+    """Return a context size in tokens that is always sufficient for each question with all of its choices.
 
-    A token has at least one byte, apart from BOS and a space that some tokenizers add.
+    A token has at least one byte, apart from BOS and from a space that some tokenizers add.
     """
     return max(
         len(question.prompt.encode()) + sum(len(ending.encode()) + 2 for ending in question.endings)
@@ -190,25 +190,25 @@ def context_for(questions: Sequence[Question]) -> int:
 
 
 class ChoiceScorer:
-    """Scores questions on a backend. Sequence 0 holds the prompt, which the others copy.
+    """Scores questions on a backend. Sequence 0 contains the prompt, which the other sequences copy.
 
-    A prompt also keeps the tokens that it shares with the previous one, such as the examples of a few-shot prompt.
+    The cache keeps the tokens that a prompt shares with the previous prompt, such as the examples of a few-shot prompt.
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Use a backend with at least two sequences, which are free."""
+        """Use a backend with at least two sequences, all of which are free."""
         self._backend = backend
         self._most = rows_at_a_time(backend.info.vocabulary_size)
         self._slots = backend.info.max_sequences - 1
-        self._prompt: list[int] = []  # the tokens of sequence 0
+        self._prompt: list[int] = []  # the tokens in sequence 0
 
     def answer(self, question: Question) -> Answered:
-        """Score the choices of a question. Raises UsageError if it is too long, and the errors of `forward`."""
+        """Score the choices of a question. Raises UsageError for an overlong question, and the errors of `forward`."""
         endings = [self._encoded(question, ending) for ending in question.endings]
         shared = min(ending.start for ending in endings)
         for ending in endings[1:]:
             shared = min(shared, common_prefix(endings[0].tokens, ending.tokens))
-        # The last shared token is computed for each choice, because its logits are needed for all of them.
+        # The last shared token is computed for each choice, because every choice requires that token's logits.
         self._hold(endings[0].tokens[: max(0, shared - 1)])
         scores: list[float] = []
         for first in range(0, len(endings), self._slots):
@@ -229,16 +229,16 @@ class ChoiceScorer:
         return Ending(tokens, max(1, start))
 
     def _hold(self, tokens: list[int]) -> None:
-        """Make sequence 0 hold exactly these tokens, and compute only those that it does not have."""
+        """Fill sequence 0 with exactly these tokens. Compute only the tokens that are missing there."""
         kept = self._backend.kv.truncate(0, common_prefix(self._prompt, tokens))
-        self._prompt = tokens[:kept]  # if the pass fails
+        self._prompt = tokens[:kept]  # the contents of sequence 0 if the pass fails
         if kept < len(tokens):
             batch = batch_of(np.array(tokens[kept:], np.int32), 0, kept, len(tokens))
             self._backend.forward(adapted(self._backend, batch))
         self._prompt = tokens
 
     def _scores(self, endings: Sequence[Ending]) -> Iterator[float]:
-        """Return the score of each ending, after one pass over the rows that are not in sequence 0."""
+        """Return an iterator over the endings' scores, after one pass over the rows that are not in sequence 0."""
         kv = self._backend.kv
         kept = [kv.copy(0, number, len(self._prompt)) for number, _ in enumerate(endings, 1)]
         batch = joined(

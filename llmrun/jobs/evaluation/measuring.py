@@ -1,16 +1,16 @@
 """Evaluates a model on chunks of a text, alone or side by side with a base model, and compares two engines.
 
-A text is cut into chunks as llama.cpp's llama-perplexity does, so that the perplexities are comparable. Each chunk has
-`context` tokens and is evaluated on its own. Only the tokens of its second half are scored, because the model has
-little context to predict the first ones. The rest of the text, which does not fill a chunk, is not used.
+A text is split into chunks in the same way as by llama.cpp's llama-perplexity, so the perplexities are comparable. Each
+chunk has `context` tokens and is evaluated separately. Only the tokens of a chunk's second half are scored, because the
+model has little context to predict the first tokens. The rest of the text, which does not fill a chunk, is not used.
 
-Scores are the surprise of the tokens that follow, the KL divergence of two models, and whether their top tokens agree.
-All arithmetic is in float64. Rows are processed one at a time in reused arrays, so that they stay in the CPU cache. For
-49,152 logits, comparing two rows takes 0.2 ms.
+Scores are the surprise of the following tokens, the KL divergence of two models, and the agreement of their top tokens.
+All arithmetic is in float64. Rows are processed one at a time in reused arrays, which stay in the CPU cache. For 49,152
+logits, comparing two rows takes 0.2 ms.
 
 Two engines that run the same model are compared position by position on a text, and token by token in an answer.
-Engines round differently, so their logits are never equal. Where two tokens are almost equally likely, they may choose
-different ones. A correct engine differs by less than a quantization does.
+Engines round differently, so their logits are never equal. If two tokens are almost equally likely, the engines may
+choose different tokens. The difference between correct engines is smaller than the effect of a quantization.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
-DEFAULT_CONTEXT: Final = 512  # tokens, as in llama-perplexity
+DEFAULT_CONTEXT: Final = 512  # tokens, the default of llama-perplexity
 LEAST_CONTEXT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens to evaluate, and where scoring begins.
+    """Tokens to evaluate, and the position where scoring begins.
 
-    inputs  int32[n], the tokens that the model reads
+    inputs  int32[n], the input tokens of the model
     first   the first position whose prediction is scored
     following  int32[n - first], the tokens that follow the scored positions
     """
@@ -61,10 +61,10 @@ class Chunk:
 
 
 def chunks_of(text: str, tokenizer: Tokenizer, context: int, most: int | None = None) -> list[Chunk]:
-    """Tokenize a text, cut it into chunks of `context` tokens, and return the first `most` of them.
+    """Tokenize a text, split the text into chunks of `context` tokens, and return the first `most` chunks.
 
-    If the vocabulary requires a BOS, it replaces the first token of each chunk. Raises UsageError if the text does not
-    fill a chunk.
+    If the vocabulary requires a BOS token, BOS replaces the first token of each chunk. Raises UsageError if the text
+    does not fill a chunk.
     """
     first = context // 2
     contexts = contexts_of(text, tokenizer, context, most)
@@ -87,36 +87,36 @@ def contexts_of(text: str, tokenizer: Tokenizer, context: int, most: int | None 
 
 
 def tokens_of(text: str, tokenizer: Tokenizer) -> NDArray[np.int32]:
-    """Tokenize a text as the beginning of a document: with BOS if the vocabulary requires it, but without EOS."""
+    """Tokenize a text as the beginning of a document, with BOS if the vocabulary requires BOS, but without EOS."""
     tokens = tokenizer.encode(text, add_special=True, parse_special=False)
     return tokens[:-1] if len(tokens) and tokens[-1] == tokenizer.eos_id != tokenizer.bos_id else tokens
 
 
 def added_bos(tokenizer: Tokenizer) -> int | None:
-    """Return the BOS token if the vocabulary requires one at the beginning of a text, or else None."""
+    """Return the BOS token if the vocabulary requires BOS at the beginning of a text, or else None."""
     begun = tokenizer.encode("a", add_special=True, parse_special=False)
     return tokenizer.bos_id if len(begun) and begun[0] == tokenizer.bos_id else None
 
 
-# The memory for the logits of one forward pass. With a vocabulary of 151,936 tokens, these are 110 rows.
+# The memory for the logits of one forward pass, which is 110 rows with a vocabulary of 151,936 tokens.
 _LOGITS_BYTES: Final = 64 << 20
 _LEAST_ROWS: Final = 16
 
 
 def rows_at_a_time(vocabulary_size: int) -> int:
-    """Return how many rows of logits a forward pass should return at most."""
+    """Return the maximum number of rows of logits that a forward pass should return."""
     return max(_LEAST_ROWS, _LOGITS_BYTES // (4 * vocabulary_size))
 
 
 def batch_of(tokens: NDArray[np.int32], seq: int, start: int, first: int) -> Batch:
-    """Return a batch of one sequence whose rows begin at position `start`, and want logits from position `first` on."""
+    """Return a batch of one sequence that begins at position `start` and requests logits from position `first` on."""
     positions = np.arange(start, start + len(tokens), dtype=np.int32)
     want = (positions >= first) * np.uint8(LOGITS)
     return Batch(np.ascontiguousarray(tokens), np.full(len(tokens), seq, np.int32), positions, want)
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Return a batch with the rows of several batches, one after another."""
+    """Return a batch that contains the rows of several batches, one after another."""
     return Batch(
         np.concatenate([batch.tokens for batch in batches]),
         np.concatenate([batch.seq for batch in batches]),
@@ -126,16 +126,16 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def adapted(backend: Backend, batch: Batch) -> Batch:
-    """Return a batch to which the model's LoRA adapters apply, with the scales with which they were opened.
+    """Return a batch to which the model's LoRA adapters apply, with the scales that were set when the model was opened.
 
-    Those with invocation tokens do not apply, because texts have none.
+    Adapters with invocation tokens do not apply, because texts contain no invocation tokens.
     """
     adapters = adapted_tokens(None, backend.info.adapters, ())
     return batch if adapters is None else replace(batch, scales=adapters.rows(0, len(batch.tokens)))
 
 
 def logits_in_slices(backend: Backend, batch: Batch, most: int) -> Iterator[NDArray[np.float32]]:
-    """Run a batch and yield the logits of its wanted rows, float32[up to `most`, vocabulary], in order.
+    """Run a batch and yield the requested logits, float32[up to `most`, vocabulary], in order.
 
     Raises the errors of `Backend.forward`.
     """
@@ -157,9 +157,9 @@ class Scores(NamedTuple):
     """The scores of consecutive positions for one model, or for a model and its base.
 
     surprise    float64[positions], the negative log probability of the following token in nats
-    base        float64[positions], the same for the base; empty if there is none
+    base        float64[positions], the surprise for the base; empty without a base
     divergence  float64[positions], KL(base || model) in nats; empty without a base
-    agrees      bool[positions], whether both models have the same most likely token; empty without a base
+    agrees      bool[positions], True if both models have the same most likely token; empty without a base
     """
 
     surprise: NDArray[np.float64]
@@ -187,7 +187,7 @@ def scores_of(logits: NDArray[np.float32], following: NDArray[np.int32]) -> Scor
 def scores_of_two(logits: NDArray[np.float32], base: NDArray[np.float32], following: NDArray[np.int32]) -> Scores:
     """Score a model and its base. Both logits are float32[positions, vocabulary].
 
-    With P the base and Q the model, KL(P || Q) = E_P[log P - log Q]. Of several equal top logits, the lowest id counts.
+    With P the base and Q the model, KL(P || Q) = E_P[log P - log Q]. Of several equal top logits, the lowest ID counts.
     """
     surprise, of_base, divergence = np.empty((3, len(logits)))
     agrees = np.empty(len(logits), np.bool_)
@@ -200,8 +200,8 @@ def scores_of_two(logits: NDArray[np.float32], base: NDArray[np.float32], follow
         surprise[position] = log_q - q[token]
         of_base[position] = log_p - p[token]
         p -= q
-        p *= chances  # not a dot product: BLAS takes 2.8 ms to start its threads, and this takes 0.03 ms
-        divergence[position] = max(float(p.sum()) / float(chances.sum()) + log_q - log_p, 0.0)  # keeps NaN
+        p *= chances  # not a dot product, because BLAS takes 2.8 ms to start its threads, and this line takes 0.03 ms
+        divergence[position] = max(float(p.sum()) / float(chances.sum()) + log_q - log_p, 0.0)  # max keeps NaN
         agrees[position] = row.argmax() == base_row.argmax()
     return Scores(surprise, of_base, divergence, agrees)
 
@@ -215,7 +215,7 @@ def _log_sum(logits: NDArray[np.float64], chances: NDArray[np.float64]) -> float
 
 
 def check_same_vocabulary(model: Backend, base: Backend) -> None:
-    """Raise UsageError unless all tokens of both models are the same, because the divergence is a sum over them."""
+    """Raise UsageError unless both models have the same tokens, because the divergence is a sum over all tokens."""
     sizes = model.info.vocabulary_size, base.info.vocabulary_size
     words = difference_in_words(model, base)
     if not words and sizes[0] != sizes[1]:
@@ -225,7 +225,7 @@ def check_same_vocabulary(model: Backend, base: Backend) -> None:
 
 
 def scores_of_chunks(model: Backend, base: Backend | None, chunks: Sequence[Chunk]) -> Iterator[Scores]:
-    """Yield the scores of each chunk. The models take turns after every 64 MB of logits.
+    """Yield the scores of each chunk. The models alternate after every 64 MB of logits.
 
     Raises the errors of `Backend.forward`, and LlmrunError if a model computes numbers that are not finite.
     """
@@ -248,7 +248,7 @@ def scores_of_chunks(model: Backend, base: Backend | None, chunks: Sequence[Chun
 
 
 def check_finite(backend: Backend, surprise: NDArray[np.float64], where: str) -> None:
-    """Raise LlmrunError if the surprises of a model's tokens are not finite. `where` is the part of the text."""
+    """Raise LlmrunError if the surprises of a model's tokens are not finite. `where` names the part of the text."""
     if not np.isfinite(surprise).all():
         path = backend.info.path
         raise LlmrunError(
@@ -265,8 +265,8 @@ class Perplexity:
     """The perplexity of a model.
 
     value        e to the power of the mean surprise, with its interval of 95 %
-    token_error  the standard error that llama-perplexity prints after "+/-". It assumes that the surprises of
-                 neighbouring tokens are independent, and covers the true value in 68 % of cases if they are
+    token_error  the standard error that llama-perplexity prints after "+/-". If the surprises of neighbouring tokens
+    are independent, this error covers the true value in 68 % of cases
     """
 
     value: Interval
@@ -278,10 +278,10 @@ class Comparison:
     """The result of comparing a model with its base.
 
     divergence   the mean of KL(base || model) in nats
-    percentiles  of the divergence, for each of PERCENTILES
+    percentiles  the percentiles of the divergence, for each of PERCENTILES
     maximum      the largest divergence
-    same_top     the proportion of positions at which both models have the same most likely token
-    ratio        the perplexity of the model divided by that of the base, computed from the same tokens
+    same_top     the proportion of positions where both models have the same most likely token
+    ratio        the perplexity of the model divided by the perplexity of the base, computed from the same tokens
     """
 
     divergence: Interval
@@ -305,8 +305,8 @@ class TextResult:
 def summarized(chunks: Sequence[Scores]) -> TextResult:
     """Summarize the scores of at least one chunk. All chunks must have the same number of scored tokens.
 
-    The intervals are computed from the means of chunks, because errors within a chunk are correlated. With a single
-    chunk, they are infinite.
+    The intervals are computed from the means of chunks, because errors within a chunk are correlated. The intervals are
+    infinite for a single chunk.
     """
     surprise = np.array([chunk.surprise for chunk in chunks])
     model = _perplexity(surprise)
@@ -342,10 +342,10 @@ class Source(NamedTuple):
 
 @contextmanager
 def opened(model: Source, base: Source | None) -> Iterator[list[Backend]]:
-    """Open a model and its base, if it has one, and close them at the end. Yields the model first.
+    """Open a model and, if given, its base. Close both at the end. The list contains the model first.
 
-    Raises the errors of `open_backend`: DoesNotFit if the base does not fit beside the model. Raises UsageError if the
-    models have different vocabularies, or the model has no logits.
+    Raises the errors of `open_backend`, such as DoesNotFit if the base does not fit beside the model. Raises UsageError
+    if the models have different vocabularies, or if the model has no logits.
     """
     with ExitStack() as held:
         backend = open_backend(*model)
@@ -355,7 +355,7 @@ def opened(model: Source, base: Source | None) -> Iterator[list[Backend]]:
         if base is None:
             yield [backend]
             return
-        # Our own cache takes memory when it is filled. llama.cpp has already filled its cache with zeros.
+        # Our own cache uses memory only when it is filled. llama.cpp has already filled its cache with zeros.
         reserved = backend.info.kv_bytes if backend.info.backend == "cpu" else 0
         try:
             other = open_backend(base.path, replace(base.options, reserved_memory=reserved))

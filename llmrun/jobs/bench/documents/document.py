@@ -1,4 +1,4 @@
-"""The results of a benchmark: dataclasses for them, the metrics, their form as JSON, and their form as text.
+"""The results of a benchmark: the dataclasses, the metrics, and the conversion to and from JSON and to text.
 
 A Document is one run of `llmrun bench`, and a Result is one configuration of that run. Times are in seconds, sizes in
 bytes and speeds in tokens per second, regardless of the units that an output shows. The names of metrics are vLLM's.
@@ -64,7 +64,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. `name` is its key in a document. Values are in seconds, or per second for speeds."""
+    """A metric. `name` is the metric's key in a document. Values are in seconds, or per second for speeds."""
 
     name: str
     words: str
@@ -95,7 +95,7 @@ FORMAT = 4  # The version of the JSON format. A file with a larger number was wr
 
 
 def _since(version: int, default: Any) -> Any:
-    """Declare a field that earlier formats do not have. It gets its default value when such documents are read."""
+    """Declare a field that earlier formats lack. In documents of those formats, the field has its default value."""
     return field(default=default, metadata={"since": version})
 
 
@@ -119,7 +119,7 @@ class WorkloadFacts:
     """
 
     kind: str
-    label: str  # such as "512 in, 128 out" or "chat: long document"
+    label: str  # for example "512 in, 128 out" or "chat: long document"
     prompt: int = 0
     generate: int = 0
     depth: int = 0  # the number of tokens in the KV cache before the prompt
@@ -170,7 +170,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error that ended the measurement of a configuration. There may still be partial results."""
+    """The error that ended the measurement of a configuration. Partial results may still exist."""
 
     message: str
     hint: str
@@ -184,7 +184,7 @@ class Totals:
     seconds          the time during which at least one request was running
     steps            forward passes that generated tokens, counted for each request; 0 if unknown, as for endpoints
     drafted_tokens   tokens that were predicted and then verified in a step
-    accepted_tokens  drafted tokens that were right
+    accepted_tokens  drafted tokens that were correct
     """
 
     requests: int
@@ -202,7 +202,7 @@ class Totals:
 
     @property
     def acceptance(self) -> float | None:
-        """The share of drafted tokens that were right, or None if nothing was drafted."""
+        """The share of drafted tokens that were correct, or None if nothing was drafted."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
@@ -212,7 +212,7 @@ class Result:
 
     figures   the distribution of each metric (METRICS) over all requests of all repetitions
     samples   the values of each metric, one per repetition in order; verdicts are computed from them
-    gaps      the inter-token latencies in seconds at the percentiles 0, 1, ..., 100; empty if there were none
+    gaps      the inter-token latencies in seconds at the percentiles 0, 1, ..., 100; empty without gaps
     """
 
     subject: Subject
@@ -230,8 +230,8 @@ class Result:
 class Verdict:
     """A comparison of two configurations by one metric.
 
-    ratio         the speed of `of` divided by the speed of `against`; if the metric is a time, the time of `against`
-                  divided by the time of `of`; above 1 means that `of` is faster
+    ratio         the speed of `of` divided by the speed of `against`, or for times, the time of `against` divided by
+    the time of `of`; above 1 means that `of` is faster
     low, high     the confidence interval of the ratio at `level`
     level         the confidence level, chosen so that all verdicts of a run hold together in 99 % of runs
     """
@@ -256,7 +256,7 @@ class AnswerCheck:
 
     answers    the number of pairs of answers to the same prompt
     different  the number of pairs whose tokens or texts differ
-    is_exact   True if the backend guarantees that none of them differ
+    is_exact   True if the backend guarantees that all pairs are equal
     """
 
     of: int  # `of` and `against` are the indices of the two configurations in Document.results.
@@ -284,12 +284,12 @@ class Document:
     answer_checks: tuple[AnswerCheck, ...] = _since(2, ())
 
 
-# The fields that documents had before format 4. They are ignored when such documents are read.
+# Fields of documents before format 4, which are ignored when such documents are read.
 _BEFORE_4 = {Document: ("prefetching",), Result: ("timeline", "energy")}
 
 DEEPEST = 16  # The maximum nesting depth of a value.
 LARGEST = 2**63 - 1  # The largest integer that other programs can be expected to read.
-FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds it, and the sum of its squares is finite.
+FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds it, and sums of its squares stay finite.
 
 
 def to_json(document: Document) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def _encoded(value: Any, key: str, depth: int) -> Any:
 
 
 def _text(text: str) -> str:
-    """Escape lone surrogates, which JSON does not allow. Python uses them in file names that are not UTF-8."""
+    """Escape lone surrogates, which JSON does not allow. Python uses surrogates in file names that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -466,7 +466,7 @@ def _refuse(where: str, key: str, value: object, rule: str) -> NoReturn:
 
 
 def _shown(value: object) -> str:
-    """Describe a value in at most 40 characters: printable ASCII, and "…" at the end if it was shortened."""
+    """Describe a value in at most 40 printable ASCII characters, or fewer with "…" at the end if shortened."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:
@@ -476,12 +476,12 @@ def _shown(value: object) -> str:
 
 
 def metric_of(name: str) -> Metric:
-    """Return the metric with this name, or one with only its name filled in if the metric is unknown."""
+    """Return the metric with this name. If the name is unknown, return a metric that contains only the name."""
     return METRICS.get(name) or Metric(name, name, False, "")
 
 
 def metric_unit(name: str) -> str:
-    """Return `tok/s` or `requests/s`. Return "" for unknown metrics, and for times, whose values include the unit."""
+    """Return `tok/s` or `requests/s`, or "" for unknown metrics and for times, whose values include the unit."""
     if name == "requests":
         return "requests/s"
     return "tok/s" if metric_of(name).is_speed else ""
@@ -527,7 +527,7 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
 
 
 def answer_sentences(document: Document) -> list[str]:
-    """Format the comparisons of answers with and without speculation, for all workloads together."""
+    """Format the comparisons of answers with and without speculation, combined over all workloads."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for check in document.answer_checks:
         names = document.results[check.of].subject.name, document.results[check.against].subject.name
@@ -545,9 +545,9 @@ def _answer_sentence(one: str, other: str, answers: int, different: int) -> str:
 
 
 def _faster_first(verdict: Verdict) -> Verdict:
-    """Swap the two sides of a verdict if the first is slower.
+    """Swap the two sides of a verdict if the first side is slower.
 
-    If a value has no finite inverse, the verdict is returned unchanged. No benchmark produces such extreme values.
+    If a value has no finite inverse, return the verdict unchanged. No benchmark produces such extreme values.
     """
     values = (verdict.high, verdict.ratio, verdict.low)
     if not verdict.is_different or verdict.ratio >= 1 or not all(1e-9 < value < 1e9 for value in values):
@@ -561,7 +561,7 @@ def _workloads_vary(document: Document) -> bool:
 
 
 def _digits_that_show_it(verdict: Verdict) -> int:
-    """Return the number of decimals to show: 2, or more if a bound other than 1 would be rounded to 1.00."""
+    """Return the number of decimals to show: 2, or more if a bound other than 1 would otherwise be rounded to 1.00."""
     for digits in (2, 3, 4):
         if not verdict.is_different or 1.0 not in (round(verdict.low, digits), round(verdict.high, digits)):
             return digits

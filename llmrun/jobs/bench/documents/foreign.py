@@ -28,8 +28,8 @@ _SPEEDS = (1e-9, 1e15)  # The range of valid speeds in tokens per second.
 class Series:
     """The speeds of one test in tokens per second, one per repetition. `samples` is empty if the test failed.
 
-    test     such as "pp512", "tg128 @ d512" or "chat: long document, decode"
-    backend  such as "cpu" or "llama"; in llama-bench files, "CPU" or "CUDA"
+    test     for example "pp512", "tg128 @ d512" or "chat: long document, decode"
+    backend  for example "cpu" or "llama"; in llama-bench files, "CPU" or "CUDA"
     """
 
     test: str
@@ -52,7 +52,7 @@ class Comparison:
 
     ratio      the speed of `b` divided by the speed of `a`; above 1 means that `b` is faster
     low, high  the confidence interval of the ratio; None if a side has a single sample
-    note       the settings in which the two series differ; empty if none
+    note       the settings in which the two series differ; empty if the settings are equal
     """
 
     a: Series
@@ -65,7 +65,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The comparisons between two files, and the series that could not be compared."""
+    """The comparisons between two files, and the series without a counterpart."""
 
     comparisons: tuple[Comparison, ...]
     only_a: tuple[Series, ...]
@@ -155,7 +155,7 @@ def _test_name(row: Mapping[Any, Any], where: str) -> str:
 
 
 def _samples(row: Mapping[Any, Any], where: str) -> tuple[float, ...]:
-    """Return the samples of a row. If there are none, as in CSV files, return the mean as a single sample."""
+    """Return the samples of a row, or the mean as a single sample if the row has no samples, as in CSV files."""
     listed = row.get("samples_ts") or []
     if not isinstance(listed, list):
         raise UsageError(f"{where}: samples_ts: not a list")
@@ -182,7 +182,7 @@ def _text(row: Mapping[Any, Any], key: str, where: str) -> str:
 
 
 def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
-    """Return a count, or 0 if it is missing, because older versions of llama-bench have fewer fields."""
+    """Return a count, or 0 if the field is missing, because older versions of llama-bench have fewer fields."""
     value = row.get(key)
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
@@ -196,7 +196,7 @@ def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
 def compare(a: Sequence[Series], b: Sequence[Series]) -> Compared:
     """Compare each series of `a` with the series of `b` that ran the same test with the same settings.
 
-    A test that each side ran exactly once is compared even if the settings differ. The note then says how they differ.
+    A test that each side ran exactly once is compared even if the settings differ. The note then lists the differences.
     """
     left, right = [one for one in a if one.samples], [one for one in b if one.samples]
     pairs = _same_settings(left, right)
@@ -261,8 +261,8 @@ def parse_limit(text: str) -> float:
 def worst_loss(comparisons: Sequence[Comparison], limit: float) -> str | None:
     """Describe the largest loss above `limit`, or return None.
 
-    A loss whose interval includes 1 is within the noise and does not count. If a side has a single sample, there is no
-    interval, so the ratio itself counts, and the sentence says so.
+    A loss whose interval includes 1 is within the noise and does not count. If a side has a single sample and thus no
+    interval, the ratio itself counts, and the sentence mentions the single sample.
     """
     lost = [one for one in comparisons if one.ratio < 1 - limit and (one.high is None or one.high < 1)]
     if not lost:

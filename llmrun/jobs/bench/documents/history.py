@@ -45,7 +45,7 @@ def save(document: Document) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(path.with_name(".history.lock")):
             _append(path, line)
-    except (OSError, NotImplementedError) as error:  # The latter if the file system does not support locks.
+    except (OSError, NotImplementedError) as error:  # NotImplementedError: the file system does not support locks.
         is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if is_full else getattr(error, "strerror", None) or str(error)
         raise LlmrunError(
@@ -59,20 +59,20 @@ def _append(path: Path, line: bytes) -> None:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         if file.read(1) not in (b"", b"\n"):
-            line = b"\n" + line  # Start a new line, because a killed process left an incomplete one.
+            line = b"\n" + line  # Start a new line, because a killed process left an incomplete line.
         try:
             written = 0
             while written < len(line):
                 written += file.write(line[written:]) or 0
             os.fsync(file.fileno())
         except OSError:
-            with contextlib.suppress(OSError):  # If this fails too, readers skip the incomplete line.
+            with contextlib.suppress(OSError):  # If truncating fails too, readers skip the incomplete line.
                 file.truncate(end)
             raise
 
 
 def load_history() -> History:
-    """Load all saved runs. Lines that are damaged or were written by a newer version of llmrun are skipped and counted.
+    """Load all saved runs. Damaged lines and lines that a newer version of llmrun wrote are skipped and counted.
 
     Raises LlmrunError if the file exists but cannot be read.
     """

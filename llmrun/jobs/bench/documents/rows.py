@@ -1,9 +1,9 @@
 """Converts a document to rows in llama-bench's format, with additional fields for the metrics of vLLM and llmrun.
 
 Tools that read the output of `llama-bench -o json` can read these rows. Each configuration has one row for prefill
-("pp512": n_prompt tokens after n_depth tokens in the cache) and one for decode ("tg128": n_gen tokens). In llmrun,
-decode follows the prompt in the same request, so its n_depth includes the prompt. Fields for llama.cpp's own settings
-have the values that the backend reported, or llama-bench's defaults if it reported none.
+("pp512": n_prompt tokens after n_depth tokens in the cache) and one row for decode ("tg128": n_gen tokens). In llmrun,
+decode follows the prompt in the same request, so the n_depth of decode includes the prompt. Fields for llama.cpp's own
+settings contain the values that the backend reported, or else llama-bench's defaults.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def llama_bench_rows(document: Document) -> list[dict[str, Any]]:
     """Return one row per configuration and phase. All rows have the same keys, with None for missing measurements.
 
     If the prompts of a workload differ in length, n_prompt and n_gen are mean lengths. If the mean lengths are unknown,
-    both are 0 and `samples_ns` is empty. A configuration without any phase, such as a failed one or a cold start, has a
-    single row, in which `phase` and the speeds are None.
+    both are 0 and `samples_ns` is empty. A configuration without any phase, such as a failed configuration or a cold
+    start, has a single row, in which `phase` and the speeds are None.
     """
     return [
         _row(document, index, result, phase)
@@ -107,7 +107,7 @@ def _row(document: Document, index: int, result: Result, phase: str) -> dict[str
 
 
 def _lengths(result: Result) -> tuple[int, int]:
-    """Return the token counts of a prompt and an answer: the requested counts, or the measured means."""
+    """Return the token counts of a prompt and an answer, as requested or as measured means."""
     if result.workload.kind == "synthetic":
         return result.workload.prompt, result.workload.generate
     totals = result.totals
@@ -162,7 +162,7 @@ def _settings(result: Result) -> dict[str, Any]:
 def _speeds(result: Result, phase: str, tokens: int) -> dict[str, Any]:
     """Return the speeds and times of a phase.
 
-    The times are computed from the speeds and `tokens`, so that they agree, as in llama-bench.
+    The times are computed from the speeds and `tokens`, so the times and the speeds agree, as in llama-bench.
     """
     speeds, figure = list(result.samples.get(phase, ())), result.figures.get(phase)
     times = [time for speed in speeds if (time := _nanoseconds(tokens, speed)) is not None]

@@ -1,7 +1,7 @@
 """Computes the charts of the HTML page as plain values: the ticks of axes, and positions in percent of an axis.
 
-There are bar charts of each configuration's speed and of its share of the machine's limits, and a line chart of the
-distribution of inter-token latencies.
+Bar charts show each configuration's speed and its share of the machine's limits. A line chart shows the distribution of
+inter-token latencies.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from llmrun.jobs.bench.documents.document import METRICS, Document, Result, metr
 # Values outside this range are not drawn. No benchmark measures such values, and a damaged document must not produce an
 # axis of a thousand decades.
 _LEAST, _MOST = 1e-12, 1e12
-_DECADES = 4  # The maximum number of decades on a logarithmic axis. Smaller values are drawn at its left end.
+_DECADES = 4  # The maximum number of decades on a logarithmic axis. Smaller values are drawn at the axis's left end.
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A tick with its label. `at` is its position in percent of the axis."""
+    """A tick with its label. `at` is the tick's position in percent of the axis."""
 
     at: float
     label: str
@@ -37,7 +37,7 @@ class Axis:
     is_logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Return the position of a value in percent, 0 to 100. Values outside the axis are clamped to its ends."""
+        """Return the position of a value in percent, 0 to 100. Values outside the axis are moved to the nearest end."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.is_logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -74,7 +74,7 @@ def _stepped(low: float, high: float, step: float) -> tuple[Axis, range]:
 
 
 def spread_axis(values: Sequence[float], most_ticks: int = 7) -> Axis:
-    """Return an axis for a distribution. It is logarithmic if the largest value is at least 10 times the smallest."""
+    """Return an axis for a distribution: logarithmic if the largest value is at least 10 times the smallest."""
     used = sorted(values)
     high = used[-1]
     low = max(next((value for value in used if value > 0), high), high / 10**_DECADES)
@@ -115,7 +115,7 @@ def time_unit(longest: float) -> tuple[float, str]:
     return (1e3, "ms") if longest < 2 else (1.0, "s")
 
 
-MOST_COLORS = 6  # More colors than this are hard to tell apart, so larger benchmarks use a single color.
+MOST_COLORS = 6  # More colors are hard to tell apart, so larger benchmarks use a single color.
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def color_of(document: Document, index: int) -> int:
 
 
 def speed_charts(document: Document) -> list[BarChart]:
-    """Return a chart for each measured speed. Total throughput gets a chart only if requests ran concurrently."""
+    """Return a chart for each measured speed. Total throughput is charted only if requests ran concurrently."""
     names = ["prefill", "decode"]
     if any(result.workload.concurrency > 1 for result in document.results):
         names.append("throughput")

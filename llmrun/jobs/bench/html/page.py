@@ -41,7 +41,7 @@ from llmrun.jobs.bench.html.charts import (
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """The statistics of one metric of a configuration. A cell is empty if there were too few values for it."""
+    """The statistics of one metric of a configuration. A cell is empty if its statistic requires more values."""
 
     metric: str
     unit: str

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class Sample:
     """One turn, in which a workload ran one or more times in sequence.
 
-    requests  the timings of the requests, in the order in which they ended
+    requests  the timings of the requests, in the order of completion
     seconds   the time during which at least one request was running
-    cold      seconds from launching the process to its first token; None if the model was already open
-    answers   for each session of the first run, the sha256 of its answers in hexadecimal; empty for cold starts
+    cold      seconds from launching the process to the first token; None if the model was already open
+    answers   for each session of the first run, the sha256 of the answers in hexadecimal; empty for cold starts
     """
 
     requests: tuple[Timings, ...]
@@ -46,7 +46,7 @@ class Sample:
         return sum(request.generated_tokens for request in self.requests)
 
     def value(self, metric: str) -> float | None:
-        """Return one value of a metric (documents/document.py) for the whole turn, or None if it was not measured."""
+        """Return one value of a metric (documents/document.py) for the whole turn, or None without measurements."""
         values = self.values(metric)
         match metric:
             case "prefill":
@@ -91,7 +91,7 @@ class Sample:
 
 
 def joined(samples: Sequence[Sample]) -> Sample:
-    """Combine consecutive runs into one turn, with the answers of the first."""
+    """Combine consecutive runs into one turn, with the answers of the first run."""
     requests = tuple(request for sample in samples for request in sample.requests)
     return replace(samples[0], requests=requests, seconds=sum(sample.seconds for sample in samples))
 
@@ -118,9 +118,9 @@ class LocalAsker:
     def run(self, workload: Workload, seed: int, seconds: float = math.inf) -> Sample:
         """Run a workload once.
 
-        Empties the KV cache first, so that only intended prefixes are reused. Each given conversation also starts with
-        an empty cache and no earlier answers, because speculation could copy from them. Raises Cancelled if the run
-        takes longer than `seconds`.
+        The KV cache is emptied first, so that only intended prefixes are reused. Each given conversation also starts
+        with an empty cache and no earlier answers, because speculation could copy from earlier answers. Raises
+        Cancelled if the run takes longer than `seconds`.
         """
         self._engine.forget()
         until = time.perf_counter() + seconds
@@ -130,7 +130,7 @@ class LocalAsker:
         return measured(self._engine, self._synthetic(workload, seed, until), workload.facts.concurrency, until)
 
     def _synthetic(self, workload: Workload, seed: int, until: float) -> list[Session]:
-        """Return sessions of random tokens. Tokens that belong in the cache are prefilled here, without timing."""
+        """Return sessions of random tokens. The tokens for the cache are prefilled here, without timing."""
         facts = workload.facts
         random = np.random.default_rng(seed)
         before = [self._random(random, facts.depth) for _ in range(facts.concurrency)]
@@ -237,7 +237,7 @@ def measured(
 
 
 def _digest(session: _Running) -> str:
-    """Return the sha256 of a session's answers, which does not depend on how events split them."""
+    """Return the sha256 of a session's answers, which does not depend on how events split the answers."""
     return hashlib.sha256(json.dumps([session.tokens, "".join(session.text)]).encode()).hexdigest()
 
 
@@ -248,7 +248,7 @@ def _cancel_all(engine: Answering) -> None:
 
 
 def _ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the IDs of text tokens. Control tokens are left out, because one could end the prompt."""
+    """Return the IDs of text tokens. Control tokens are left out, because a control token could end the prompt."""
     ends = tokenizer.end_of_generation
     return [token for token in range(tokenizer.vocabulary_size) if token not in ends and tokenizer.token_bytes(token)]
 

@@ -1,11 +1,11 @@
 """Keeps a benchmark's engines open between their turns, as many at a time as fit into memory.
 
-Each engine is in a worker process (see worker.py). The parent exchanges lines of JSON with the worker, and reports how
-it died if it did:
+Each engine is in a worker process (see worker.py). The parent exchanges lines of JSON with the worker, and reports the
+cause if the worker dies:
 
     {"do": "open", "target": {...}, "room": {...}}  -> {"facts": {...}}
     {"do": "run", "workload": {...}, "seed": 7}     -> {"sample": {...}}
-    {"do": "warm", "workload", "seed", "seconds": 6} -> {"seconds": 1.5}, or null if it was cancelled
+    {"do": "warm", "workload", "seed", "seconds": 6} -> {"seconds": 1.5}, or null if the run was cancelled
     {"do": "limits", "threads": 2, "memory_bytes"}  -> {"bandwidth": 4e10, "multiply": 2e12}
     {"do": "peak"}                                  -> {"peak": 240000000}
 
@@ -57,7 +57,7 @@ class WorkerProcess:
     """One worker. Not thread-safe."""
 
     def __init__(self, reporter: BenchReporter, command: Sequence[str] | None = None) -> None:
-        """Start the worker, or `command`, which must speak the same protocol. Raises LlmrunError if it cannot start."""
+        """Start the worker, or `command`, which must use the same protocol. Raises LlmrunError if starting fails."""
         self._reporter = reporter
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         try:
@@ -86,7 +86,7 @@ class WorkerProcess:
         return sample
 
     def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
-        """Run a workload once and return its time in seconds, or None if it was cancelled after `seconds`.
+        """Run a workload once and return its time in seconds, or None if the run was cancelled after `seconds`.
 
         The current prompt chunk is finished before the run is cancelled. Raises the errors of `run`.
         """
@@ -104,18 +104,18 @@ class WorkerProcess:
         return int(self._ask("measuring its peak memory", do="peak")["peak"])
 
     def close(self) -> None:
-        """End the process and give it time to clean up. Idempotent."""
+        """End the process, after some time to clean up. This method is idempotent."""
         try:
             if self._process.stdin is not None:
                 self._process.stdin.close()
             self._process.wait(_PATIENCE_S)
         except (subprocess.TimeoutExpired, OSError):
-            pass  # it is killed
+            pass  # the process is killed below
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """End the process immediately. Idempotent."""
+        """Kill the process immediately. This method is idempotent."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
@@ -207,7 +207,7 @@ class Pool:
         except DoesNotFit:
             if not self._open:
                 raise
-        while self._open:  # The engine may fit once all others are closed.
+        while self._open:  # The engine may fit once all other engines are closed.
             self._close_oldest()
         return self._start(target), True
 
@@ -217,7 +217,7 @@ class Pool:
             self._open.pop(target).kill()
 
     def close(self) -> None:
-        """Record the peak memory of every open engine and close it."""
+        """Record the peak memory of every open engine, and close the engines."""
         while self._open:
             self._close_oldest()
 

@@ -64,14 +64,14 @@ def document(outcome: Outcome, *, command: str, system: Mapping[str, Any], diges
 
 
 def judged_metrics(group: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the metrics that verdicts about the trials of a workload compare."""
+    """Return the metrics that are compared by verdicts about the trials of a workload."""
     facts = group[0].configuration.workload.facts
     if facts.kind == "cold":
         return ("cold",)
     if facts.concurrency > 1:
         return ("throughput",)
     first, *others = (trial.configuration.target for trial in group)
-    # Speculation does not affect prefill, and a verdict about it would only widen the intervals of the other verdicts.
+    # Speculation does not affect prefill. A verdict about prefill would only widen the intervals of the other verdicts.
     return ("decode",) if others and all(_differ_only_in_speculation(first, one) for one in others) else JUDGED
 
 
@@ -132,7 +132,7 @@ def answer_checks(outcome: Outcome) -> list[AnswerCheck]:
 def is_precise(trials: Sequence[Trial]) -> bool:
     """Return whether the confidence intervals of all verdicts are narrow.
 
-    For a configuration that is not compared with another, the intervals of its own metrics count.
+    For a configuration that is not compared with another configuration, the intervals of its own metrics count.
     """
     for group in groups(trials):
         metrics = [metric for metric in judged_metrics(group) if all(samples_of(one, metric) for one in group)]
@@ -223,7 +223,7 @@ def _gap_percentiles(samples: Sequence[Sample]) -> tuple[float, ...]:
 
 
 def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofline | None:
-    """Return the roofline of a trial, or None if it did not run on this machine's CPU or was not measured.
+    """Return the roofline of a trial, or None if the trial failed or did not run on this machine's CPU.
 
     Concurrent requests share each read of the weights, so shares are reported only for a concurrency of 1.
     """
@@ -243,7 +243,7 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
         tuple((int(tokens), windows[tokens]) for tokens in windows),
         facts.get("state_bytes_per_token", 0),
     )
-    # A step reads the weights once, and with speculation, it may generate several tokens.
+    # A step reads the weights once, but with speculation, the step may generate several tokens.
     steps = sum(request.steps for request in requests)
     tokens_per_step = sum(request.generated_tokens for request in requests) / steps if steps else 1.0
     token_bytes = (facts["weight_bytes"] + kv_read.of(held)) / tokens_per_step

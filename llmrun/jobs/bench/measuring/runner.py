@@ -1,8 +1,8 @@
 """Runs the configurations of a benchmark, including cold starts of `llmrun generate`.
 
 Each configuration warms up until its times are stable. Then all configurations take turns in rounds, until the
-confidence intervals are narrow or the time limit is reached. The order alternates (A B, B A, A B, ...), so that changes
-in the machine's speed affect all configurations equally.
+confidence intervals are narrow or the time limit is reached. The order alternates (A B, B A, A B, ...), so changes in
+the machine's speed affect all configurations equally.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llmrun.jobs.bench.statistics import is_stable
 
 _PROMPT = "Why is the sky blue?"
 _LAST_WORDS = 400
-# The error classes to choose from. The exit code of `llmrun generate` determines which one is raised.
+# The error classes to choose from. The exit code of `llmrun generate` determines which class is raised.
 _ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
 _KINDS = {kind.exit_code: kind for kind in _ALL}
 
@@ -112,12 +112,12 @@ class Outcome:
 class Effort:
     """The limits on how long to measure.
 
-    A round does not start if it would end too late, judging by the previous round. The first round always runs to its
-    end, because a result requires complete answers.
+    A round does not start if it would end too late, judging by the previous round. The first round always runs to
+    completion, because a result requires complete answers.
 
     seconds      the time per configuration, including warm-up but not loading
     repetitions  the number of rounds; None to continue until `enough` returns True
-    enough       returns whether the intervals of all trials are narrow; depends on the widths, never on the values
+    enough       returns whether the intervals of all trials are narrow; considers only the widths, never the values
     """
 
     seconds: float
@@ -239,7 +239,7 @@ class Runner:
         return self._seed
 
     def _tell_round(self, number: int, until: float, trial: Trial) -> None:
-        """Report the progress by rounds if their number is fixed, otherwise by time. The run may end sooner."""
+        """Report the progress in rounds if their number is fixed, otherwise in time. The run may end sooner."""
         if self._effort.repetitions is not None:
             done, of_all = (number - 1) / self._effort.repetitions, self._effort.repetitions
             self._reporter.progress(f"round {number} of {of_all}  {_words(trial)}", done)

@@ -1,9 +1,9 @@
-"""The worker process of a benchmark, which opens one engine, describes it, and runs workloads on it.
+"""The worker process of a benchmark, which opens one engine, describes the engine, and runs workloads on the engine.
 
 A separate process per engine makes it possible to measure each engine's peak memory, to let engines take turns, and to
 keep the results of the other engines if one crashes.
 
-Each line on stdin is a JSON request, called a question. For each one, the worker writes a line with the answer to
+Each line on stdin is a JSON request, called a question. For each question, the worker writes a line with the answer to
 stdout, after any lines with notes and progress. The only caller, pool.py, describes the protocol.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenTarget:
-    """An open engine. `facts` contains only plain values, because it is sent to another process."""
+    """An open engine. `facts` contains only plain values, because `facts` is sent to another process."""
 
     asker: LocalAsker | RemoteAsker
     facts: dict[str, Any]
@@ -87,7 +87,7 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
 
 
 def _needs(backend: Backend, path: Path) -> dict[str, Any]:
-    """Return the bytes read and the multiply-adds per token, or {} for models of which our engine has no plan."""
+    """Return the bytes read and the multiply-adds per token, or {} for models that our engine does not support."""
     if is_stand_in(backend.info.backend):
         return {}
     from llmrun.backends.cpu.backend import CpuBackend
@@ -146,7 +146,7 @@ class Worker:
         self._machine: Any = None
 
     def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Handle one request and return the answer. Raises LlmrunError if it fails."""
+        """Handle one request and return the answer. Raises LlmrunError if the request fails."""
         match question["do"]:
             case "open":
                 return self._open(question)
@@ -202,7 +202,7 @@ class Worker:
 
 
 def main() -> None:
-    """Handle the requests on stdin until it is closed."""
+    """Handle the requests on stdin until stdin is closed."""
     with _private_stdout() as stdout:
 
         def say(body: Mapping[str, Any]) -> None:

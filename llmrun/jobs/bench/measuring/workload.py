@@ -1,7 +1,7 @@
 """The workloads that a benchmark repeats, and the configurations to measure.
 
-A workload has random tokens, conversations or prompts from a file. There is a configuration for every combination of
-the values that flags list.
+A workload contains random tokens, conversations or prompts from a file. Every combination of the values that flags list
+is one configuration.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Workload:
 
     @property
     def context_size(self) -> int | None:
-        """The required context size in tokens, or None if it depends on the tokenizer."""
+        """The required context size in tokens, or None if the size depends on the tokenizer."""
         if self.facts.kind == "synthetic":
             return self.facts.depth + max(1, self.facts.prompt) + self.facts.generate + 1
         return CHAT_CONTEXT if self.facts.kind == "chat" else None
 
 
 def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workload:
-    """Return a workload of random tokens, which differ between repetitions. Raises UsageError if it is empty."""
+    """Return a workload of random tokens, which differ between repetitions. Raises UsageError for an empty workload."""
     if prompt == 0 and generate == 0:
         raise UsageError("nothing to measure: -p and -n are both 0")
     label = ", ".join(
@@ -97,7 +97,7 @@ def cold_starts() -> Workload:
 
 
 def from_file(path: Path, concurrency: int) -> list[Workload]:
-    """Read workloads from a JSON Lines file: one for each name in the file, in the order of their first lines.
+    """Read workloads from a JSON Lines file: one workload per name, in the order of the names' first lines.
 
     Each line has "prompt" or "messages", and optionally "name", "max_tokens" and "temperature". Lines without a name
     form a workload that is named after the file. Raises UsageError, which names the invalid line.
@@ -127,7 +127,7 @@ def _prompts(name: str, turns: Sequence[Turn], concurrency: int) -> Workload:
 
 
 def _turn(line: bytes, where: str) -> tuple[str, Turn]:
-    """Parse one line of a prompts file. Returns the name, or "" if there is none, and the request."""
+    """Parse one line of a prompts file. Return the name, or "" if the line has no name, and the request."""
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -193,7 +193,7 @@ class BenchTarget:
     path       the model file; empty for an endpoint
     threads    the number of threads; None to let the backend choose
     speculate  auto, off, or the name of the draft model
-    draft      the file of the draft model; empty if there is none
+    draft      the file of the draft model; empty without a draft model
     adapters   LoRA adapters, in the notation of --lora
     """
 
@@ -223,7 +223,7 @@ class Room:
 class Configuration:
     """A target and the workload to run on it.
 
-    `name` is a short label that distinguishes the target from the sweep's other targets; empty if there is only one.
+    `name` is a short label that distinguishes the target from the sweep's other targets; empty for a single target.
     """
 
     name: str
@@ -257,7 +257,7 @@ def local_targets(
 
     models        (name, path) pairs
     speculations  (auto, off or the draft model's name; path of the draft model or "") pairs
-    adapters      LoRA adapters for all of them, in the notation of --lora
+    adapters      LoRA adapters for all targets, in the notation of --lora
     """
     return [
         BenchTarget(

@@ -1,11 +1,11 @@
-"""Drives requests: an open loop sends each request at its time, a closed loop a fixed number of requests at a time.
+"""Sends requests in two ways: an open loop sends each request at a given time, a closed loop a fixed number at a time.
 
-In an open loop, the arrival times do not depend on what the server does. Each request has a connection of its own, and
-the bytes of its response are kept with their arrival times.
+In an open loop, the arrival times do not depend on the server. Each request has a separate connection, and the bytes of
+the response are stored with their arrival times.
 
-The client is an asyncio protocol of our own because it runs on the machine that it measures. For a stream of 16
-clients, it takes 16 us of CPU time per event, httpx2's AsyncClient 65 us, and a thread per request with httpx2 150 us.
-For the same reason, the JSON of the events is parsed only after the run.
+The client is a custom asyncio protocol, because the client runs on the machine that it measures. For a stream of 16
+clients, this protocol takes 16 us of CPU time per event, httpx2's AsyncClient 65 us, and a thread per request with
+httpx2 150 us. The JSON of the events is parsed only after the run, because parsing would also take CPU time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def arrival_times(
 
     rate      requests per second, on average
     requests  the number of requests
-    duration  the time in seconds during which requests arrive; the first limit that is reached counts
+    duration  the time in seconds during which requests arrive; the limit that is reached first counts
 
-    Raises ValueError unless the rate and the burstiness are positive and finite, and there is a limit.
+    Raises ValueError unless the rate and the burstiness are positive and finite and a limit is given.
     """
     if not (0 < rate < math.inf and 0 < burstiness < math.inf) or requests is duration is None:
         raise ValueError(f"arrivals: rate {rate:g}, burstiness {burstiness:g}: positive numbers and a limit are needed")
@@ -63,15 +63,15 @@ def arrival_times(
 
 @dataclass(slots=True)
 class Exchange:
-    """A request that was sent. Times are from time.perf_counter.
+    """A sent request with its response. Times are from time.perf_counter.
 
-    due      when it should have been sent
-    sent     when the client began to connect
-    ended    when the response or the connection ended
-    status   the HTTP status; 0 if there was no response
+    due      the time when the request should have been sent
+    sent     the time when the client began to connect
+    ended    the time when the response or the connection ended
+    status   the HTTP status; 0 without a response
     headers  names in lower case
     pieces   the parts of the body with their arrival times
-    problem  why the response is incomplete, such as "connection lost"; empty if it is complete
+    problem  why the response is incomplete, such as "connection lost"; empty if the response is complete
     """
 
     due: float
@@ -88,9 +88,9 @@ class Exchange:
 
 
 class ExchangeProtocol(asyncio.Protocol):
-    """Sends a request as soon as it is connected, and records the response in `exchange`.
+    """Sends a request once the connection is open, and records the response in `exchange`.
 
-    done  a future that is resolved when the exchange has ended, for whatever reason
+    done  a future that is resolved when the exchange has ended, for any reason
     """
 
     def __init__(self, exchange: Exchange, request: h11.Request, content: bytes, most_bytes: int) -> None:
@@ -101,7 +101,7 @@ class ExchangeProtocol(asyncio.Protocol):
         self._http = h11.Connection(h11.CLIENT)
         self._transport: asyncio.Transport | None = None
         self._bytes = 0
-        self.active = exchange.sent  # when something last happened
+        self.active = exchange.sent  # the time of the last activity
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -136,7 +136,7 @@ class ExchangeProtocol(asyncio.Protocol):
         self.end("connection lost")
 
     def end(self, problem: str = "") -> None:
-        """End the exchange and close the connection. Does nothing if the exchange has already ended."""
+        """End the exchange and close the connection. Ending twice has no effect."""
         if self.done.done():
             return
         self.exchange.ended = time.perf_counter()
@@ -164,7 +164,7 @@ class ExchangeProtocol(asyncio.Protocol):
                 return  # NEED_DATA, PAUSED or ConnectionClosed
 
 
-SILENCE_S = 600.0  # A request fails if nothing arrives for this long. A full queue can take minutes.
+SILENCE_S = 600.0  # A request fails if no data arrives for this long. A full queue can take minutes.
 _MOST_BYTES = 64 << 20
 
 
@@ -203,7 +203,7 @@ class Sender:
         transport.close()
 
     async def post(self, path: str, content: bytes, due: float) -> Exchange:
-        """Send a JSON request to a path below the endpoint, such as "/completions". Never raises for a failure."""
+        """Send a JSON request to a path below the endpoint, such as "/completions". Failures never raise an error."""
         exchange = Exchange(due, time.perf_counter())
         headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
         request = h11.Request(method="POST", target=self._prefix + path, headers=[*self._headers, *headers])
@@ -249,7 +249,7 @@ def raise_file_limit() -> None:
 
 @dataclass(slots=True)
 class Driver:
-    """Sends requests to a path, and collects those that have ended, also if the run is interrupted."""
+    """Sends requests to a path, and collects completed requests, even if the run is interrupted."""
 
     sender: Sender
     path: str
@@ -257,7 +257,7 @@ class Driver:
     running: int = 0
 
     async def open_loop(self, contents: Iterable[bytes], times: Sequence[float]) -> None:
-        """Send each request at its time in seconds from now, and wait until all have ended."""
+        """Send each request at its time in seconds from now, and wait until all requests have ended."""
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for content, at in zip(contents, times, strict=False):  # Each request is created before its time.
@@ -266,9 +266,9 @@ class Driver:
                 group.create_task(self._send(content, due))
 
     async def closed_loop(self, contents: Iterator[bytes], concurrency: int, *, duration: float = math.inf) -> None:
-        """Keep `concurrency` requests running until there are no more, or for `duration` seconds.
+        """Keep `concurrency` requests running until no requests are left, or for `duration` seconds.
 
-        The requests that are running after `duration` seconds are completed.
+        The requests that are still running after `duration` seconds are completed.
         """
         until = time.perf_counter() + duration
 

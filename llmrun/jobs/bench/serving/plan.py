@@ -39,7 +39,7 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
 
 
 def meets(values: Mapping[str, float], limits: Mapping[str, float]) -> bool:
-    """Return whether a request meets all limits. A metric that a request does not have is not limited.
+    """Return whether a request meets all limits. A limit on a metric that the request lacks always counts as met.
 
     values  metric -> seconds; an answer of one token has neither TPOT nor ITL
     """
@@ -63,7 +63,7 @@ class ServingPlan:
     requests     the number of requests, or None
     duration     seconds during which requests are sent; used if `requests` is None
     concurrency  the number of clients in a closed loop
-    prompt, generate  words of a prompt, tokens of an answer
+    prompt, generate  the number of words of a prompt, and the number of tokens of an answer
     limits       metric -> limit in seconds, for goodput
     seed         determines the prompts and the arrivals
     """

@@ -1,6 +1,6 @@
 """The times and counts of each request, parsed after the run, and the percentiles and goodput of all requests.
 
-The definitions are those of `vllm bench serve`.
+The definitions match `vllm bench serve`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _REJECTED = "HTTP 429"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request. Times are in seconds since the run began.
+    """The times and the outcome of one request. Times are in seconds since the run began.
 
-    due      when the request should have been sent; TTFT and E2E count from here
-    sent     when it was sent
+    due      the time when the request should have been sent; TTFT and E2E are measured from this time
+    sent     the time when the request was sent
     moments  the arrival times of the pieces of text; empty if the request did not succeed
     problem  the kind of failure, such as "HTTP 500" or "connection lost"; empty if the request succeeded
     words    the server's message about the failure
@@ -42,12 +42,12 @@ class Record:
 
     @property
     def output_tokens(self) -> int:
-        """The server's count of the answer's tokens, or the number of pieces if the server does not count."""
+        """The server's count of the answer's tokens, or the number of pieces if the server reports no count."""
         return (self.usage.completion_tokens if self.usage else 0) or len(self.moments)
 
     @property
     def gaps(self) -> list[float]:
-        """The ITLs: the times between two pieces of text."""
+        """The inter-token latencies, which are the times between consecutive pieces of text."""
         return [later - earlier for earlier, later in zip(self.moments, self.moments[1:], strict=False)]
 
 
@@ -87,7 +87,7 @@ def _refusal(exchange: Exchange, teller: Teller) -> tuple[str, str]:
 def _read(
     pieces: Sequence[tuple[float, bytes]], ended: float, teller: Teller
 ) -> tuple[list[float], Usage | None, str, str]:
-    """Return the moments, the usage, the problem and the message about it."""
+    """Return the arrival times, the token usage, the problem and the problem's message."""
     moments: list[float] = []
     usage: Usage | None = None
     try:
@@ -121,13 +121,13 @@ class Spread:
 class Figures:
     """The times and outcomes of all requests of a run.
 
-    times          metric (see plan.METRICS) -> its distribution; metrics without values are left out. The values of ITL
-                   are all gaps of all requests
-    seconds        from the start of the run to the end of its last request
-    rejected       requests that got a 429
-    failed         kind of failure -> number of requests, without the rejected ones
-    good           the requests that meet the limits of --goodput, or None without limits
-    cached_tokens  prompt tokens that the server took from its cache
+    times          metric (see plan.METRICS) -> its distribution, for metrics with values. The values of ITL are all
+    gaps of all requests
+    seconds        the time from the start of the run to the end of its last request
+    rejected       the number of requests with the response 429
+    failed         kind of failure -> number of requests, without rejected requests
+    good           the number of requests that meet the limits of --goodput, or None without limits
+    cached_tokens  prompt tokens that the server read from its cache
     """
 
     times: Mapping[str, Spread]
@@ -151,9 +151,9 @@ class Figures:
 def request_times(record: Record) -> dict[str, float]:
     """Return the times of a successful request in seconds: metric -> value.
 
-    TTFT and E2E count from the time when the request was due, so they include every delay of the client. E2E ends with
-    the last piece of text. TPOT is the mean time per token after the first. ITL is the 99th percentile of the gaps
-    between two pieces of text.
+    TTFT and E2E are measured from the time when the request was due, so these metrics include every delay of the
+    client. E2E ends with the last piece of text. TPOT is the mean time per token after the first. ITL is the 99th
+    percentile of the gaps between two pieces of text.
     """
     first, last = record.moments[0], record.moments[-1]
     values = {"ttft": first - record.due, "e2e": last - record.due}
@@ -186,7 +186,7 @@ def figures(records: Sequence[Record], limits: Mapping[str, float]) -> Figures:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Summarize values in seconds. Raises ValueError if there are none."""
+    """Summarize values in seconds. Raises ValueError if `values` is empty."""
     numbers = np.asarray([*values], np.float64)
     if not numbers.size:
         raise ValueError("spread: no values")

@@ -1,6 +1,6 @@
 """Runs the serving benchmark on one server, and formats its results as JSON and as text.
 
-The JSON uses the names of `vllm bench serve` where it has them. The text is for both the terminal and Markdown.
+The JSON uses the names of `vllm bench serve` where such names exist. The text is for both the terminal and Markdown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llmrun.options.sampling_params import SamplingParams
 
 _LATE_S = 0.01  # Requests that are sent later than this disturb the measurement.
 _SENT = frozenset({"temperature", "seed"})  # All other sampling parameters are left at the server's defaults.
-_WARM_UP = 1 << 32  # the number of the prompt that warms up, which no run uses
+_WARM_UP = 1 << 32  # the number of the warm-up prompt, which no run uses
 _WARM_UP_TOKENS = 16
 _MOST_EVENTS = 1 << 20
 
@@ -42,8 +42,8 @@ class ServingResult:
     """The results of a run.
 
     left_out       the fields beyond OpenAI's API that the server rejected
-    counts_tokens  whether the server reports token counts in streams
-    lateness       how late the client sent requests of an open loop; None for a closed loop
+    counts_tokens  True if the server reports token counts in streams
+    lateness       how late the client sent the requests of an open loop; None for a closed loop
     messages       kind of failure -> an example of the server's message
     """
 
@@ -59,7 +59,7 @@ class ServingResult:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks about the server and the client that matter for the figures."""
+        """Remarks about the server and the client that affect the interpretation of the figures."""
         found = []
         if self.left_out:
             found.append(f"{self.host} does not support {', '.join(self.left_out)}: answers may be shorter")
@@ -115,9 +115,9 @@ def warm_up(model: RemoteModel, plan: ServingPlan) -> None:
 
 
 def request_of(plan: ServingPlan, model: str, number: int, tokens: int | None = None) -> RemoteRequest:
-    """Return the request with a number, whose prompt depends only on the number and the plan's seed.
+    """Return the request with the given number, whose prompt depends only on the number and the plan's seed.
 
-    tokens  the length of the answer; None for the plan's
+    tokens  the length of the answer; None for the length in the plan
     """
     prompt = TextPrompt(random_words(np.random.default_rng([plan.seed, number]), plan.prompt))
     request = Request(prompt, tokens or plan.generate, sampling=SamplingParams(temperature=0), sent_sampling=_SENT)
@@ -135,7 +135,7 @@ def _contents(plan: ServingPlan, model: RemoteModel) -> Iterator[bytes]:
 async def _run(
     plan: ServingPlan, driver: Driver, contents: Iterator[bytes], teller: Teller, reporter: BenchReporter
 ) -> tuple[list[Record], bool]:
-    """Send the requests in an open or a closed loop. Return those that ended, and whether Ctrl-C ended the loop."""
+    """Send the requests in an open or a closed loop. Return completed requests, and whether Ctrl-C ended the loop."""
     await driver.sender.connect()
     total = plan.requests
     if plan.rate is None:
@@ -174,7 +174,7 @@ _VLLM_NAMES = {"e2e": "e2el"}
 
 
 def to_row(result: ServingResult) -> dict[str, Any]:
-    """Return a run as a JSON object. Times whose names end in `_ms` are in milliseconds, all others in seconds."""
+    """Return a run as a JSON object. Times with names that end in `_ms` are in milliseconds, all others in seconds."""
     plan, late = result.plan, result.lateness
     return {
         "backend": "openai",
@@ -227,7 +227,7 @@ TIMES_HEAD = ("time", "count", "mean", "p50", "p90", "p99")
 
 
 def heading(result: ServingResult) -> str:
-    """Return a line that says what ran."""
+    """Return a line that describes the run."""
     plan = result.plan
     words = [f"{result.model} @ {result.host}", f"{plan.prompt} in, {plan.generate} out"]
     if plan.rate is not None:
@@ -251,7 +251,7 @@ def times_rows(result: ServingResult) -> list[list[str]]:
 
 
 def sentences(result: ServingResult) -> list[str]:
-    """Return the results that have no column."""
+    """Return sentences with the results that are not in the table."""
     found = result.figures
     lines = [_throughput(found), *_outcome(result, found)]
     if found.good is not None:
