@@ -151,7 +151,7 @@ class Recording:
 
 
 def prompt_of(chat: Mapping[str, Any] | None, tokens: Sequence[int]) -> RecordedChat | TokenPrompt:
-    """Return the prompt of a recorded request. `chat` has messages and template_kwargs, or is None for raw text."""
+    """Return the prompt of a recorded request. `chat` contains messages and template_kwargs; None for raw text."""
     if chat is None:
         return TokenPrompt(tokens)
     return RecordedChat(chat["messages"], template_kwargs=chat["template_kwargs"], tokens=tokens)
@@ -163,7 +163,7 @@ def first_tokens(prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def token_digests(tokens: Sequence[int]) -> Iterator[str]:
-    """Yield a digest of the tokens up to every 32nd token and up to the last token, which reveals edits and damage."""
+    """Yield digests of the tokens up to every 32nd token and up to the last token, to reveal edits and damage."""
     hashed = hashlib.sha256()
     for start in range(0, len(tokens), TOKENS_A_DIGEST):
         hashed.update(np.array(tokens[start : start + TOKENS_A_DIGEST], "<i4").tobytes())
@@ -179,7 +179,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a file written by `llmrun generate --record`. Raises UsageError for unreadable files and other files."""
+    """Read a file written by `llmrun generate --record`. Raises UsageError if the file is not a readable recording."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)

@@ -49,7 +49,7 @@ class WatchedBackend:
     Hashing the logits of a step takes 0.1 ms for 49,152 tokens.
 
     tokens  the most recent token that was run at each position
-    logits  the digests of all logits computed at each position, oldest first, including the rows of wrong drafts
+    logits  the digests of all logits computed at each position, oldest first, including the rows of rejected drafts
     """
 
     def __init__(self, backend: CpuBackend) -> None:
@@ -288,7 +288,7 @@ def check_numerics(recording: Recording) -> None:
 
 
 def check_files(recording: Recording, files: Sequence[ModelFile]) -> None:
-    """Raise Incomparable if the contents of a model's files differ from the recorded files. Names do not matter."""
+    """Raise Incomparable if the contents of a model's files differ from the recorded files. Names do not count."""
     if len(files) != len(recording.files):
         raise Incomparable(f"the model has {len(files)} files, but the recorded one has {len(recording.files)}")
     for here, there in zip(files, recording.files, strict=True):
@@ -317,7 +317,7 @@ def check_template(recording: Recording, engine: Engine) -> None:
 
 
 def replay(engine: Engine, watched: WatchedBackend, recording: Recording, beside: Sequence[Request] = ()) -> Result:
-    """Repeat a recorded run on an idle engine, and compare. `beside` are requests that run at the same time.
+    """Repeat a recorded run on an idle engine, and compare. `beside` contains requests that run concurrently.
 
     Raises Incomparable, and the errors of the engine.
     """
@@ -367,10 +367,10 @@ def _answer(engine: Engine, request: Request, beside: Sequence[Request]) -> tupl
 
 
 def _first_other_logits(engine: Engine, watched: WatchedBackend, recording: Recording, n_same: int) -> int | None:
-    """Return the index of the first recorded token whose logits differ, before tokens differ, or None.
+    """Return the index of the first recorded token whose logits differ before any tokens differ, or None.
 
-    Rows of wrong drafts have the same positions, so any row at the position may have the expected digest. Logits that
-    the run did not compute, because a token was forced or the prompt was cached, are computed in this function.
+    Rows of rejected drafts have the same positions, so any row at the position may have the expected digest. Logits
+    that the run did not compute, because a token was forced or the prompt was cached, are computed in this function.
     """
     prompt, tokens = recording.prompt_tokens, recording.output.tokens
     for index, expected in sorted(recording.output.logits.items()):

@@ -115,7 +115,7 @@ def _words(identity: Identity) -> str:
 
 
 def _foreign_fingerprint(worker: Worker, card: Mapping[str, Any]) -> str:
-    """Return a name for a server that consists of the server's entry of /v1/models, without the times in the entry."""
+    """Return a fingerprint of a foreign server, made from the server's entry of /v1/models without the times in it."""
     said = {name: value for name, value in card.items() if name != "created"}
     return f"foreign_{_digest([worker.name, said])}"
 
@@ -137,8 +137,8 @@ class Reporter(Protocol):
         """Show a line that the user should read."""
 
 
-_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before each attempt; the last one repeats
-_ATTEMPTS: Final = 5  # failed attempts after which a run ends if no other worker is open
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # Before each attempt; the last value repeats.
+_ATTEMPTS: Final = 5  # A run ends after this many failed attempts if no other worker is open.
 
 
 class Driver:
@@ -148,9 +148,9 @@ class Driver:
         self._work = work
         self._admission = admission
         self._reporter = reporter
-        self._employed: set[str] = set()  # the names of the workers that were not refused
-        self._busy: set[str] = set()  # the names of the workers that are open
-        self._answered: dict[str, int] = {}  # the number of calls that each worker has answered since opening
+        self._employed: set[str] = set()  # The names of the workers that were not refused.
+        self._busy: set[str] = set()  # The names of the workers that are open.
+        self._answered: dict[str, int] = {}  # The number of calls that each worker has answered since opening.
 
     async def run(self, workers: Sequence[Worker], opened: Mapping[str, str | None]) -> None:
         """Run until all lines are done.
@@ -203,7 +203,7 @@ class Driver:
     async def _pause(self, failures: int, lost: WorkerLost) -> None:
         """Wait before the next attempt to open a worker, unless all work is done.
 
-        Raises the reason of the loss after several attempts if no other worker is open.
+        Raises the error that caused the loss after several attempts if no other worker is open.
         """
         if failures >= _ATTEMPTS and not self._busy and not self._work.is_over:
             reason = lost.__cause__ if isinstance(lost.__cause__, LlmrunError) else lost

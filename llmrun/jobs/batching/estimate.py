@@ -1,7 +1,7 @@
 """Estimates the tokens and the time of a batch, from an exact count of prompt tokens and a sample that measures speed.
 
-The calls are read in this process, as the engine reads them. Tokens in the cache, as the prefix of an earlier prompt,
-are not computed again, so cached tokens are counted separately.
+The calls are read in this process, as the engine reads them. Tokens that the cache already holds as the prefix of an
+earlier prompt are not computed again, so they are counted separately.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from llmrun.jobs.batching.workers.local import parse_call
 
 _SAMPLED: Final = 512  # calls in the sample, whose mean length is precise enough and whose bodies fit in memory
 _SEED: Final = 1
-_SHOWN: Final = 100  # calls between two updates of the progress
-BEGIN_S: Final = 20.0  # how long the sample may begin new calls
-FINISH_S: Final = 100.0  # how long calls may take to finish after BEGIN_S
+_SHOWN: Final = 100  # Calls between two updates of the progress.
+BEGIN_S: Final = 20.0  # How long the sample may begin new calls.
+FINISH_S: Final = 100.0  # How long calls may take to finish after BEGIN_S.
 
 
 class PrefixCounter:
     """Counts the computed tokens of prompts, which must be given in the order in which a run computes the prompts.
 
     A prompt reuses the prefix that it shares with the previous prompt. In sorted order, no earlier prompt shares a
-    longer prefix, so only one prompt has to be kept, however many there are.
+    longer prefix, so only one prompt has to be kept in memory.
 
     total     the number of tokens of all prompts
     computed  the number of tokens that are not reused
@@ -45,7 +45,7 @@ class PrefixCounter:
         self._last: list[int] = []
 
     def add(self, tokens: list[int]) -> None:
-        """Count the next prompt. Its last token is always computed, because that token's logits start the answer."""
+        """Count the next prompt. The last token is always computed, because the answer begins with that token's logits."""
         shared = common_prefix(self._last, tokens)
         self.total += len(tokens)
         self.computed += len(tokens) - min(shared, max(len(tokens) - 1, 0))
@@ -141,7 +141,7 @@ class _Counting:
                 self.counts.first_problem = (line.id.number, words)
 
     def _add_calls(self, calls: Iterable[Call]) -> dict[bytes, str]:
-        """Count new calls, and return the problems of those that fail, by their keys."""
+        """Count new calls, and return a mapping from the keys of failing calls to their problems."""
         problems: dict[bytes, str] = {}
         for number, call in enumerate(sorted(calls, key=prefix_of), 1):
             try:
@@ -230,7 +230,7 @@ class Sample:
 
     @property
     def seconds_per_generated_token(self) -> float:
-        """The seconds per generated token, with as many concurrent answers as in the run if the sample had as many."""
+        """The seconds per generated token, measured at the run's concurrency if the sample reached that concurrency."""
         steps = [step for step in self.steps if step.generated and not step.prompt_rows]
         steps = [step for step in steps if step.answering >= self.parallel] or steps or list(self.steps)
         generated = sum(step.generated for step in steps)
@@ -305,9 +305,9 @@ class Sampler:
         self._parallel = parallel
         self._begin_s, self._finish_s = begin_s, finish_s
         self._clock = clock
-        self._calls: list[list[Answer]] = []  # the answers of each unfinished call
-        self._answers: dict[int, Answer] = {}  # unfinished answers, by their IDs
-        self._computed: dict[int, int] = {}  # prompt tokens of unfinished answers in the cache, by the answers' IDs
+        self._calls: list[list[Answer]] = []  # The answers of each unfinished call.
+        self._answers: dict[int, Answer] = {}  # Unfinished answers, by their IDs.
+        self._computed: dict[int, int] = {}  # Prompt tokens of unfinished answers in the cache, by the answers' IDs.
         self._steps: list[Step] = []
         self._finished = self._at_a_time = 0
 

@@ -128,7 +128,7 @@ class Intake:
     """
 
     def __init__(self, path: Path, options: CallOptions, check: Callable[[], None] = lambda: None) -> None:
-        """Create an intake without opening the file. `check` is called for every line; may raise to stop."""
+        """Create an intake without opening the file. `check` is called for every line and may raise an exception."""
         self._lines = read_lines(path, check)
         self._options = options
         self._first_uses: dict[bytes, int] = {}  # maps the digest of an ID to the number of the first line with that ID

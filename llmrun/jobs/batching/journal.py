@@ -68,7 +68,7 @@ def new_file(path: Path, check: Callable[[], None] = lambda: None, *, hint: str 
 
     check  called just before the file is replaced; may raise an exception
     hint   the advice to the user if the disk is full
-    Raises DoesNotFit if the disk is full, and LlmrunError.
+    Raises DoesNotFit if the disk is full, and LlmrunError for other errors.
     """
     temporary = path.with_name(f".{path.name}.llmrun-{secrets.token_hex(8)}")
     with writing(path, hint):
@@ -146,7 +146,7 @@ _MOST_DIGITS: Final = 18  # digits of the longest line number
 
 
 class Place(NamedTuple):
-    """The place of a record in the journal, in bytes."""
+    """The location of a record in the journal, in bytes."""
 
     offset: int
     size: int
@@ -208,7 +208,7 @@ class Journal:
         self.header, self.places, self._end = header, places, end
 
     def add(self, number: int, record: bytes) -> None:
-        """Write the record of a finished line. Raises DoesNotFit if the disk is full, and LlmrunError."""
+        """Write the record of a finished line. Raises DoesNotFit if the disk is full, otherwise LlmrunError."""
         with writing(self.path):
             place = self.places[number] = _put(self._open_file, self._end, number, record)
         self._end = place.end
@@ -221,7 +221,7 @@ class Journal:
         return self._open_file.read(place.size)
 
     def drop(self, number: int) -> None:
-        """Forget a record, so that its line runs again. A later record of the line replaces the one in the file."""
+        """Forget a record, so that its line runs again. The line's next record replaces the old record in the file."""
         del self.places[number]
 
     def sync(self) -> None:
@@ -277,7 +277,7 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
     def header_value(self, name: str) -> Any:
-        """Return a value of the header, or None."""
+        """Return a value of the header, or None if the value is missing."""
         return None if self.header is None else self.header.get(name)
 
     def close(self) -> None:
@@ -322,7 +322,7 @@ def journal_path(output: Path) -> Path:
 
 
 def recorded_header(output: Path) -> Mapping[str, Any] | None:
-    """Return the header of an output's journal without opening the journal for writing, or None if there is none."""
+    """Return the header of an output's journal without opening the journal for writing, or None without a journal."""
     try:
         with _opened(journal_path(output), os.O_RDONLY) as file:
             return _parsed_header(file.read(_LONGEST_HEADER).partition(b"\n")[0] + b"\n")
@@ -401,7 +401,7 @@ def _parsed_header(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _parsed(line: bytes) -> tuple[int, int] | None:
-    """Return the number of a journal line and the size of everything before its record, or None if it is damaged."""
+    """Return the number of a journal line and the size of everything before its record, or None for a damaged line."""
     number, _, rest = line.partition(b" ")
     crc, _, record = rest.partition(b" ")
     if not number.isdigit() or len(number) > _MOST_DIGITS or len(crc) != 8:

@@ -45,7 +45,7 @@ def is_csv(path: Path) -> bool:
 
 
 def check_source(path: Path, *, has_template: bool) -> None:
-    """Raise UsageError if the input is not a file, or a CSV file whose columns cannot be used.
+    """Raise UsageError if the input is not a file, or if the columns of a CSV file cannot be used.
 
     has_template  True if the columns are the variables of a prompt template
     """
@@ -182,8 +182,8 @@ def _problem(number: int, problem: str, row: list[str] | None = None) -> Line:
     return Line(number, b"", hashlib.sha256(content).digest(), problem)
 
 
-_LONGEST_ID: Final = 512  # characters in the ID of a line
-_SEEDS: Final = 1 << 31  # all servers and JSON parsers accept seeds up to 2**31 - 1
+_LONGEST_ID: Final = 512  # The maximum length of a line's ID in characters.
+_SEEDS: Final = 1 << 31  # All servers and JSON parsers accept seeds up to 2**31 - 1.
 _LEFT_OUT: Final = ("model", "stream", "stream_options")
 _RANDOM_SEED: Final = -1  # requests a random seed, as in llama.cpp
 
@@ -192,7 +192,7 @@ Fill = Callable[[Mapping[str, Any]], tuple[str, str | None]]
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A field that is added, under the first of `names`, to every call without a field of any of these names."""
+    """A default field. Calls without any of the fields in `names` receive `value` under the first name."""
 
     names: tuple[str, ...]
     value: Any

@@ -38,7 +38,7 @@ class Halt:
         self._event.set()
 
     def check(self) -> None:
-        """Raise Stopped if this thread should stop. Takes less than a microsecond."""
+        """Raise Stopped if this thread should stop. The check takes less than a microsecond."""
         if self._event.is_set():
             raise Stopped
 
@@ -239,8 +239,8 @@ class Work:
     def __init__(self, intake: Intake, journal: Journal, writer: RecordWriter, tally: Tally, halt: Halt) -> None:
         self._intake, self._journal, self._writer, self._tally = intake, journal, writer, tally
         self._queue = WorkQueue()
-        self._unfinished: dict[bytes, Job] = {}  # maps the keys of calls to their jobs
-        self._finished: dict[bytes, int] = {}  # maps each call's key to the number of a line that has its answer
+        self._unfinished: dict[bytes, Job] = {}  # Maps the keys of calls to their jobs.
+        self._finished: dict[bytes, int] = {}  # Maps each call's key to the number of a line that has its answer.
         self._n_running = 0
         self._halt = halt
         self._is_read = False

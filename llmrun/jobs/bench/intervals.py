@@ -12,8 +12,8 @@ from llmrun.jobs.bench.statistics import ENOUGH_ROUNDS, student_quantile, wideni
 
 LEVEL: Final = 0.95
 _RESAMPLES: Final = 1999
-_MOST_FREEDOM: Final = 200  # with more degrees of freedom, Student's t is treated as normal
-_SEED: Final = 20250101  # the same sample always gives the same interval
+_MOST_FREEDOM: Final = 200  # With more degrees of freedom, Student's t is treated as normal.
+_SEED: Final = 20250101  # The same sample always gives the same interval.
 
 
 class Interval(NamedTuple):
@@ -32,8 +32,8 @@ class Interval(NamedTuple):
 def mean_of_series(values: Sequence[float]) -> Interval:
     """Return the mean of consecutive parts of a longer series, such as chunks of a text, with its interval.
 
-    The parts must have the same length. Their distribution may be skewed, so the interval is a symmetric bootstrap-t
-    interval, widened because neighbouring parts are often similar. Returns an infinite interval for a single part.
+    The parts must have the same length. The distribution of the parts may be skewed, so the interval is a symmetric
+    bootstrap-t interval, widened for similar neighbouring parts. Returns an infinite interval for a single part.
     """
     numbers = np.asarray(values, np.float64)
     mean, half = float(numbers.mean()), math.inf

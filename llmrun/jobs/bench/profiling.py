@@ -72,7 +72,7 @@ def measure_step(backend: CpuBackend, rows: int, depth: int, seconds: float) -> 
 
     step = _warm(run, seconds / 4)
     in_a_row = max(1, min(_IN_A_ROW, round(seconds / 2 / _LEAST_TURNS / step)))
-    # After each switch between teams, run one uncounted step while the threads wake up. Long steps do not need this.
+    # Unless steps are long, run one uncounted step after each switch between teams, while the threads wake up.
     settles = step < seconds / 4 / _LEAST_TURNS
     begun = time.perf_counter()
     turns = 0
@@ -139,8 +139,8 @@ _LIMIT_ROUNDS = 3
 class SpeedLimits:
     """The limits of the machine, as medians of measurements taken between the steps."""
 
-    read_bandwidth: float  # bytes per second that all threads together read from memory
-    multiply_rate: float  # int8 multiply-adds per second of all threads together
+    read_bandwidth: float  # Bytes per second that all threads together read from memory.
+    multiply_rate: float  # Int8 multiply-adds per second of all threads together.
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class StepProfile:
 
     @property
     def timing_cost(self) -> float:
-        """The slowdown caused by timing the ops, as a share of the step's time. Noise may make it negative."""
+        """The slowdown caused by timing the ops, as a share of the step's time. Noise may make this share negative."""
         return self.timed_step_seconds / self.step_seconds - 1
 
     @property

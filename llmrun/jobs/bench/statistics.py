@@ -51,7 +51,7 @@ MINIMUM_ROUNDS = 4  # A verdict needs at least two rounds in each order.
 ENOUGH_ROUNDS = 8  # With fewer rounds than this, a bootstrap is unreliable.
 
 _TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
-_RESAMPLES = 1999  # 1999 bootstrap resamples are enough for a level of 0.9995, which 20 verdicts in a run require.
+_RESAMPLES = 1999  # Enough bootstrap resamples for a level of 0.9995, which 20 verdicts in a run require.
 _SEED = 20250101  # The seed is fixed, so that the same samples always produce the same verdict.
 _STRONGEST_MEMORY = 0.9  # Autocorrelations are capped here, because a value of 1 would make the interval infinite.
 
@@ -115,7 +115,7 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, le
     The interval reflects the noise within each run, but not changes in the machine between the runs. On the recorded
     machine, an engine's speed changed by 10 % (median; at most 31 %) between sessions a few minutes apart. Of 40
     comparisons of an engine with itself across sessions, 20 reported a difference. Of 20 comparisons of two processes
-    that were measured during the same minutes, none did. Raises ValueError if a value is not positive and finite.
+    measured in the same minutes, none reported a difference. Raises ValueError if a value is not positive and finite.
     """
     logs = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     half = math.hypot(*(_half_width(one, level) for one in logs))

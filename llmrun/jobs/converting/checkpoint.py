@@ -1,6 +1,6 @@
 """Opens the folder of a Hugging Face checkpoint: config.json, other JSON files, and tensors in safetensors files.
 
-The files may be damaged or hostile. Every problem is an error of one line that names the file and the key.
+The files may be damaged or hostile. Every problem raises a one-line error that names the file and the key.
 
 A safetensors file contains the length of its header (u64), the header (JSON), and the data of its tensors without gaps.
 The header maps the name of each tensor to its type, its shape and the offsets of its data. The safetensors library
@@ -163,7 +163,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_object(text: str, path: Path) -> JsonObject:
-    """Parse one object. `path` is for error messages. Raises ModelFileError."""
+    """Parse one object. `path` appears in error messages. Raises ModelFileError."""
     if sum(map(text.count, ",[{")) > _MOST_MARKS:
         raise bad_checkpoint(path, f"the JSON has more than {_MOST_MARKS:,} commas and brackets")
     try:
@@ -188,8 +188,8 @@ def _kind(value: Any) -> str:
 
 
 _MOST_HEADER_BYTES = 16 << 20  # The header of a model with 70 billion weights has 0.3 MB.
-_MOST_SIZE = 1 << 48  # limit for a dimension and for the bytes of a tensor, so that products remain small integers
-_MOST_DIMENSIONS = 64  # NumPy's limit
+_MOST_SIZE = 1 << 48  # The limit of a dimension and of a tensor's bytes, so that products remain small integers.
+_MOST_DIMENSIONS = 64  # The maximum in NumPy.
 _METADATA = "__metadata__"
 
 # NumPy types with the same item size. BF16 is read as raw bits.

@@ -1,4 +1,4 @@
-"""Converts the folder of a checkpoint to a GGUF file. All values stay exactly equal.
+"""Converts the folder of a checkpoint to a GGUF file, and preserves all values exactly.
 
 The conversion is planned first. Planning reads every header, scale and zero point, so a checkpoint that cannot be
 converted is refused before any output is written. The weights are then read, repacked and written matrix by matrix.
@@ -293,7 +293,7 @@ def tensors_of(
 ) -> list[NewTensor]:
     """Return the tensors of the given modules. A tensor's data is read when the tensor is written.
 
-    Raises ModelFileError for missing tensors and wrong shapes, and UnsupportedModel for tensors of no module.
+    Raises ModelFileError for missing tensors and wrong shapes, and UnsupportedModel for unknown tensors.
     """
     tensors: list[NewTensor] = []
     used: set[str] = set()

@@ -1,7 +1,7 @@
 """The supported forms of models, and their hyperparameters in config.json.
 
-All four forms are variants of Llama, so one table of tensors describes all of them. Keys and tensors have the names of
-transformers on one side, and the names of llama.cpp on the other side.
+All four forms are variants of Llama, so one table of tensors describes all of them. Keys and tensors of a checkpoint
+have the names of transformers, and those of a GGUF file have the names of llama.cpp.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ Two kinds of tokenizers are supported, and tokenizer.json describes both as BPE:
 and SentencePiece with byte fallback (`llama`). Other tokenizers are refused.
 
 GGUF files store the name of a byte-level pre-tokenizer. The name stands for patterns that llmrun and llama.cpp
-implement on their own, so a pre-tokenizer is recognized only if it is exactly equal to that of published models. Other
-pre-tokenizers are refused, because text would be split differently.
+implement on their own, so a pre-tokenizer is recognized only if it exactly equals the pre-tokenizer of published
+models. Other pre-tokenizers are refused, because text would be split differently.
 
 The scores of a SentencePiece vocabulary are recovered from the merges. SentencePiece merges the two neighbors whose
 combination has the best score. For such a vocabulary, transformers writes a BPE model that lists all pairs of tokens
-whose combination is a token, in the order of these scores. The order is enough: if each score is the negative rank,
-text is split identically.
+whose combination is a token, in the order of these scores. The order alone is sufficient: if the score of each token is
+its negative rank, text is split identically.
 
 Old versions of transformers used the best score, which is 0, for a missing score, and left out the pairs of that token.
-This affects the files of Llama 2 and Mistral 7B. The token is two spaces, and this module restores its score.
+In the files of Llama 2 and Mistral 7B, the token is two spaces. This module restores the token's score.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _pairs(token: str, known: set[str]) -> list[Merge]:
 TOKENIZER = "tokenizer.json"
 _SPACE = "\u2581"
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-# Some publishers do not mark these tokens as special. llama.cpp's converter treats them as control tokens, too.
+# Some publishers do not mark these tokens as special, but llama.cpp's converter also treats them as control tokens.
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>|<unused\d+>", re.DOTALL)
 _PREFIX, _SPACES = "<prefix>", "<spaces>"
 
@@ -296,7 +296,7 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
 
-# The roles of tokens, and the parts of the keys that name them in GGUF files.
+# Maps the roles of tokens to the parts of the GGUF keys that name these tokens.
 _ROLES = {"bos": "bos", "unk": "unknown", "pad": "padding"}
 _OTHER_ENDS = ("eot", "eom")  # besides EOS, GGUF files can name two tokens that end an answer
 
@@ -340,7 +340,7 @@ def special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[dict
 
 
 def chat_templates(checkpoint: Checkpoint) -> dict[str, NewValue]:
-    """Return the metadata of the chat templates. The main one of several templates is named `default`."""
+    """Return the metadata of the chat templates. If a model has several, the main template is named `default`."""
     template = checkpoint.text(_TEMPLATE_FILES[0])
     if template is not None:
         return {_TEMPLATE: template}

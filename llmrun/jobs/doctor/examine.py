@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from llmrun.base.machine.gpus import Gpu
 
 OK = "ok"
-NOTE = "note"  # llmrun works, but the user should know the finding
-PROBLEM = "problem"  # llmrun does not work, at least with the current settings
+NOTE = "note"  # The finding is information that the user should know.
+PROBLEM = "problem"  # llmrun does not work, at least with the current settings.
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def look_at_memory(machine: Machine) -> Iterator[Finding]:
 
 
 def measure_speed(machine: Machine) -> Iterator[Finding]:
-    """Measure memory bandwidth and int8 throughput. This takes half a second, mostly to fill the buffer.
+    """Measure memory bandwidth and int8 throughput. Measuring takes half a second, mostly to fill the buffer.
 
     The fastest run counts, because other processes can only slow a run down.
     """

@@ -154,7 +154,7 @@ class Answered:
 
     @property
     def chosen(self) -> int:
-        """The index of the choice with the highest score, or the first such index."""
+        """The index of the first choice with the highest score."""
         return self._best(self.scores)
 
     @staticmethod
@@ -171,7 +171,7 @@ class Accuracy:
 
 
 def accuracy_of(answers: Sequence[Answered]) -> Accuracy:
-    """Return the accuracy over at least one answer."""
+    """Return the accuracy over a sequence of at least one answer."""
     return Accuracy(
         proportion([answered.is_right for answered in answers], 1),
         proportion([answered.is_right_by_length for answered in answers], 1),
@@ -229,7 +229,7 @@ class ChoiceScorer:
         return Ending(tokens, max(1, start))
 
     def _hold(self, tokens: list[int]) -> None:
-        """Fill sequence 0 with exactly these tokens. Compute only the tokens that are missing there."""
+        """Fill sequence 0 with exactly these tokens. Only the tokens that the sequence lacks are computed."""
         kept = self._backend.kv.truncate(0, common_prefix(self._prompt, tokens))
         self._prompt = tokens[:kept]  # the contents of sequence 0 if the pass fails
         if kept < len(tokens):

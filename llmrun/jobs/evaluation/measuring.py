@@ -1,8 +1,8 @@
 """Evaluates a model on chunks of a text, alone or side by side with a base model, and compares two engines.
 
-A text is split into chunks in the same way as by llama.cpp's llama-perplexity, so the perplexities are comparable. Each
-chunk has `context` tokens and is evaluated separately. Only the tokens of a chunk's second half are scored, because the
-model has little context to predict the first tokens. The rest of the text, which does not fill a chunk, is not used.
+A text is split into chunks as in llama.cpp's llama-perplexity, so the perplexities are comparable. Each chunk has
+`context` tokens and is evaluated separately. Only the tokens of a chunk's second half are scored, because the model has
+little context to predict the first tokens. The rest of the text, which does not fill a chunk, is not used.
 
 Scores are the surprise of the following tokens, the KL divergence of two models, and the agreement of their top tokens.
 All arithmetic is in float64. Rows are processed one at a time in reused arrays, which stay in the CPU cache. For 49,152
@@ -98,7 +98,7 @@ def added_bos(tokenizer: Tokenizer) -> int | None:
     return tokenizer.bos_id if len(begun) and begun[0] == tokenizer.bos_id else None
 
 
-# The memory for the logits of one forward pass, which is 110 rows with a vocabulary of 151,936 tokens.
+# The memory for the logits of one forward pass, which allows 110 rows with a vocabulary of 151,936 tokens.
 _LOGITS_BYTES: Final = 64 << 20
 _LEAST_ROWS: Final = 16
 
@@ -185,7 +185,7 @@ def scores_of(logits: NDArray[np.float32], following: NDArray[np.int32]) -> Scor
 
 
 def scores_of_two(logits: NDArray[np.float32], base: NDArray[np.float32], following: NDArray[np.int32]) -> Scores:
-    """Score a model and its base. Both logits are float32[positions, vocabulary].
+    """Score a model and its base. `logits` and `base` are float32[positions, vocabulary].
 
     With P the base and Q the model, KL(P || Q) = E_P[log P - log Q]. Of several equal top logits, the lowest ID counts.
     """
@@ -200,8 +200,8 @@ def scores_of_two(logits: NDArray[np.float32], base: NDArray[np.float32], follow
         surprise[position] = log_q - q[token]
         of_base[position] = log_p - p[token]
         p -= q
-        p *= chances  # not a dot product, because BLAS takes 2.8 ms to start its threads, and this line takes 0.03 ms
-        divergence[position] = max(float(p.sum()) / float(chances.sum()) + log_q - log_p, 0.0)  # max keeps NaN
+        p *= chances  # Not a dot product, because BLAS takes 2.8 ms to start its threads, and this line takes 0.03 ms.
+        divergence[position] = max(float(p.sum()) / float(chances.sum()) + log_q - log_p, 0.0)  # The maximum keeps NaN.
         agrees[position] = row.argmax() == base_row.argmax()
     return Scores(surprise, of_base, divergence, agrees)
 
@@ -265,8 +265,8 @@ class Perplexity:
     """The perplexity of a model.
 
     value        e to the power of the mean surprise, with its interval of 95 %
-    token_error  the standard error that llama-perplexity prints after "+/-". If the surprises of neighbouring tokens
-    are independent, this error covers the true value in 68 % of cases
+    token_error  the standard error that llama-perplexity prints after "+/-". It assumes that the surprises of
+                 neighbouring tokens are independent, and covers the true value in 68 % of cases if they are
     """
 
     value: Interval
@@ -293,7 +293,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class TextResult:
-    """The result for a text. `base` and `comparison` are None if the model was not compared with another."""
+    """The result for a text. `base` and `comparison` are None if the model was not compared with another model."""
 
     chunks: int
     scored: int
@@ -342,7 +342,7 @@ class Source(NamedTuple):
 
 @contextmanager
 def opened(model: Source, base: Source | None) -> Iterator[list[Backend]]:
-    """Open a model and, if given, its base. Close both at the end. The list contains the model first.
+    """Open a model and its optional base, yield a list with both in this order, and close them at the end.
 
     Raises the errors of `open_backend`, such as DoesNotFit if the base does not fit beside the model. Raises UsageError
     if the models have different vocabularies, or if the model has no logits.

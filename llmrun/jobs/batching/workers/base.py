@@ -62,20 +62,20 @@ class Worker(Protocol):
         """Free all resources. Unfinished calls raise WorkerLost. This method is idempotent."""
 
 
-# the kinds of answers to calls, each with a value
+# The kinds of answers to calls. Each answer also contains a value.
 OK: Final = "ok"
-FAILED: Final = "failed"  # the value is the JSON of an LlmrunError
-LOST: Final = "lost"  # the value is the reason why an answer is not possible now
+FAILED: Final = "failed"  # The value is the JSON of an LlmrunError.
+LOST: Final = "lost"  # The value is the reason why an answer is not possible now.
 
-# the kinds of news to show
-LOADING: Final = "loading"  # followed by a description and a fraction
+# The kinds of news to show.
+LOADING: Final = "loading"  # The values are a description and a fraction.
 NOTE: Final = "note"
 DETAIL: Final = "detail"
 
-# unsolicited messages from the process that talks to Ray
-CONNECTED: Final = "connected"  # followed by the nodes
-NEWS: Final = "news"  # followed by a worker's name, one of the kinds above and its values
-GONE: Final = "gone"  # followed by the reason why the cluster can no longer be used
+# Unsolicited messages from the process that talks to Ray.
+CONNECTED: Final = "connected"  # The value is the list of nodes.
+NEWS: Final = "news"  # The values are a worker's name, one of the kinds above and its values.
+GONE: Final = "gone"  # The value is the reason why the cluster can no longer be used.
 
 
 def value_of(kind: str, value: Any) -> Any:

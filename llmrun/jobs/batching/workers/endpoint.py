@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _DENIED: Final = (401, 403)
 _NOT_FOUND: Final = 404
-_BUSY: Final = (408, 425, 429, 502, 503, 504)  # statuses after which the same request may succeed later
-_MOST_BYTES: Final = 64 << 20  # maximum size of one answer
-_MOST_MODELS: Final = 4 << 20  # maximum size of a list of models in bytes
-_PATIENCE_S: Final = 600.0  # maximum time for which a server may be busy
+_BUSY: Final = (408, 425, 429, 502, 503, 504)  # The same request may succeed later.
+_MOST_BYTES: Final = 64 << 20  # The maximum size of one answer.
+_MOST_MODELS: Final = 4 << 20  # The maximum size of a list of models in bytes.
+_PATIENCE_S: Final = 600.0  # The maximum time for which a server may be busy.
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _PROBE_S: Final = 60.0  # a server that runs one request at a time may need this long to respond to a probe
@@ -195,7 +195,7 @@ class EndpointWorker:
         return Reply(status, body, tuple(name for name in ignored if name))
 
     def _parsed(self, data: bytes) -> Mapping[str, Any]:
-        """Return the JSON object of a response, or an error object if it is invalid. The API key is redacted."""
+        """Return the JSON object of a response, or an error object for an invalid response. The API key is redacted."""
         try:
             body = parse_json(data)
         except InvalidField as error:

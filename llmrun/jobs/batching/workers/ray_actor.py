@@ -24,7 +24,7 @@ from llmrun.hub.upkeep.model_copies import IncomingModel, OriginalFile, find_cop
 from llmrun.jobs.batching.workers.base import DETAIL, FAILED, LOADING, LOST, NOTE, OK, WorkerLost
 from llmrun.jobs.batching.workers.local import LocalWorker
 
-_NEWS_S: Final = 5.0  # how long a call of `news` waits if there are no news
+_NEWS_S: Final = 5.0  # how long a call of `news` waits for news
 _MOST_NEWS: Final = 1000
 
 
@@ -57,7 +57,7 @@ class RayActor:
     async def news(self) -> bytes:
         """Return the next news to show: LOADING with a description and a fraction, or NOTE or DETAIL with a text.
 
-        If there are no news, the method waits a while, so that the answer also shows that the node is alive.
+        If there is no news, the method waits a while, so that the answer also shows that the node is alive.
         """
         if not self._news:
             with contextlib.suppress(TimeoutError):

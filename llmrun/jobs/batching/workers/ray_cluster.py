@@ -64,8 +64,8 @@ class RayProcess:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the terminal must not reach the process
-                cwd="/",  # Ray adds this folder to the module search path of all nodes
+                start_new_session=True,  # Ctrl-C in the terminal must not reach the process.
+                cwd="/",  # Ray adds this folder to the module search path of all nodes.
                 env=_environment(),
             )
         new = cls(address, process, ours)
@@ -105,7 +105,7 @@ class RayProcess:
         return value_of(kind, value)
 
     async def close(self) -> None:
-        """End the process, and end all calls with WorkerLost. This method is idempotent."""
+        """End the process, and fail all calls with WorkerLost. This method is idempotent."""
         self._end("closed")
         for task in self._tasks:
             task.cancel()
@@ -207,21 +207,21 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", "RAY_RUNTIME_ENV_HOOK")}
 
 
-START_S: Final = 60.0  # how long to wait for a node's CPUs
-_CLOSE_S: Final = 5.0  # Ray waits longer for a head node that has left
-_SHORT_ID: Final = 6  # digits of a node's ID in names
+START_S: Final = 60.0  # How long to wait for a node's CPUs.
+_CLOSE_S: Final = 5.0  # Ray waits longer for a head node that has left.
+_SHORT_ID: Final = 6  # The number of digits of a node's ID in names.
 
 
 @dataclass(frozen=True, slots=True)
 class ModelToSend:
-    """A model, and the files that the nodes need to open the model, by the path fields of Open."""
+    """A model, and a mapping from the path fields of Open to the files that the nodes need."""
 
     asked: Open
     files: Mapping[str, Sequence[OriginalFile]]
 
     @classmethod
     def of(cls, asked: Open, reporter: Reporter) -> ModelToSend:
-        """Return a model with its files, which are hashed the first time. Hashing takes a while. Raises LlmrunError.
+        """Return a model with its files. Hashing the files for the first time takes a while. Raises LlmrunError.
 
         A stand-in for a model needs no files.
         """
@@ -246,8 +246,8 @@ class RayCluster:
         self.address = address
         self._process = process
         self._connecting = asyncio.Lock()
-        self._taken: dict[str, Mapping[str, Any]] = {}  # the node of each worker
-        self._in_use: set[str] = set()  # the names of the workers that have not been closed
+        self._taken: dict[str, Mapping[str, Any]] = {}  # The node of each worker.
+        self._in_use: set[str] = set()  # The names of the workers that have not been closed.
 
     @classmethod
     def connect(cls, name: str, *, offline: bool = False, connect_s: float = CONNECT_S) -> RayCluster:

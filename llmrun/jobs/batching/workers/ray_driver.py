@@ -1,7 +1,7 @@
 """The process that talks to a Ray cluster. No other module imports Ray.
 
 Ray runs in a separate process, because Ray prints to stdout and stderr, replaces signal handlers, waits for minutes
-without a limit, and ends its process a minute after the head of the cluster has gone. None of this may affect the
+without a limit, and ends its process a minute after losing the head of the cluster. None of these effects may reach the
 process that runs the batch (see ray_cluster.py). The two processes exchange frames of JSON over a pair of sockets:
 
     to this process:    {"address"}; after CONNECTED, [id, method, arguments] in any order
@@ -42,8 +42,8 @@ from llmrun.jobs.batching.workers.ray_address import host_of
 
 SILENCE_S: Final = 30.0  # the longest time that an actor may be silent
 _CHUNK_BYTES: Final = 8 << 20
-_BUSY_S: Final = 1.0  # time between two checks whether another process has received the model
-_MOST_CALLS: Final = 1000  # concurrent calls of an actor; the batch limits their number itself
+_BUSY_S: Final = 1.0  # The time between two checks whether another process has received the model.
+_MOST_CALLS: Final = 1000  # Concurrent calls of an actor; the batch itself limits their number.
 _TOKEN: Final = "token"
 
 
@@ -155,7 +155,7 @@ class RayNode:
         await self._call("end_file")
 
     async def _pass_on_news(self) -> None:
-        """Pass on the actor's news until it is lost."""
+        """Forward the actor's news until the actor is lost."""
         while True:
             try:
                 async with asyncio.timeout(SILENCE_S):
@@ -227,7 +227,7 @@ class RayDriver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Handle messages until the other process has gone."""
+        """Handle messages until the other process has ended."""
         self._start(self._watch_head())
         try:
             while True:

@@ -230,8 +230,8 @@ class Result:
 class Verdict:
     """A comparison of two configurations by one metric.
 
-    ratio         the speed of `of` divided by the speed of `against`, or for times, the time of `against` divided by
-    the time of `of`; above 1 means that `of` is faster
+    ratio         the speed of `of` divided by the speed of `against`; if the metric is a time, the time of `against`
+                  divided by the time of `of`; above 1 means that `of` is faster
     low, high     the confidence interval of the ratio at `level`
     level         the confidence level, chosen so that all verdicts of a run hold together in 99 % of runs
     """
@@ -293,7 +293,7 @@ FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds it,
 
 
 def to_json(document: Document) -> dict[str, Any]:
-    """Return a document as a value for `json.dumps`, in field order. Raises LlmrunError if JSON cannot express it."""
+    """Return a document as a value for `json.dumps`, in field order. Raises LlmrunError for inexpressible values."""
     return {"format": FORMAT, **_encoded(document, "document", 0)}
 
 
@@ -453,7 +453,7 @@ class _Decoder:
     def number(self, value: object, key: str) -> float:
         if type(value) is int and abs(value) <= LARGEST:
             return float(value)
-        if type(value) is not float or not abs(value) <= FARTHEST:  # This also rejects NaN.
+        if type(value) is not float or not abs(value) <= FARTHEST:  # This condition also rejects NaN.
             self.refuse(key, value, f"a number of at most {FARTHEST:g}")
         return value
 
@@ -466,7 +466,7 @@ def _refuse(where: str, key: str, value: object, rule: str) -> NoReturn:
 
 
 def _shown(value: object) -> str:
-    """Describe a value in at most 40 printable ASCII characters, or fewer with "…" at the end if shortened."""
+    """Describe a value in at most 40 characters: printable ASCII, and "…" at the end if the text was shortened."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:

@@ -240,7 +240,7 @@ def _share_chart(title: str, unit: str, shares: Sequence[tuple[str, int, float, 
     return BarChart(title, unit, tuple(bars), ticks, axis.place(100))
 
 
-_MOST_POINTS = 400  # The maximum number of points per curve. No screen shows more.
+_MOST_POINTS = 400  # The maximum number of points per curve. Screens cannot show more points.
 
 
 @dataclass(frozen=True, slots=True)

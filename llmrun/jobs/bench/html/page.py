@@ -1,9 +1,9 @@
 """Renders a benchmark as one self-contained HTML page, without scripts, fonts, images or network access.
 
-This file computes the tables and charts.py the charts, both as plain values. The Jinja templates next to them draw the
-charts. The text in a document may come from a model file, an endpoint or another machine, so it is untrusted. The
-templates escape all text and make unprintable characters visible. In addition, a Content-Security-Policy prevents the
-browser from loading anything.
+This file computes the tables, and charts.py computes the charts, both as plain values. The Jinja templates in this
+folder draw the charts. The text in a document may come from a model file, an endpoint or another machine, so it is
+untrusted. The templates escape all text and make unprintable characters visible. In addition, a Content-Security-Policy
+prevents the browser from loading anything.
 """
 
 from __future__ import annotations

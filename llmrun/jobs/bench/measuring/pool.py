@@ -186,7 +186,7 @@ class OpenedFacts:
 
 
 class Pool:
-    """Opens engines on demand, and closes the least recently used one when memory is short."""
+    """Opens engines on demand, and closes the least recently used engine when memory is short."""
 
     def __init__(self, configurations: Sequence[Configuration], reporter: BenchReporter, start: Start) -> None:
         self._reporter = reporter
@@ -228,7 +228,7 @@ class Pool:
 
     def _start(self, target: BenchTarget) -> WorkerProcess:
         worker, facts = self._started(target)
-        if facts.get("compiled"):  # This load time includes the one-time kernel compilation, so load again.
+        if facts.get("compiled"):  # The load time includes the one-time kernel compilation, so load again.
             worker.close()
             worker, facts = self._started(target)
         if target not in self.opened:

@@ -40,7 +40,7 @@ _OWN_FACTS = (
     "load_s",
     "compiled",
     "batch_invariant",
-)  # Subject.facts omits these entries. Most of them have separate fields in Subject.
+)  # Subject.facts omits these entries. Most entries have separate fields in Subject.
 JUDGED = ("prefill", "decode")  # The metrics that most verdicts compare. See `judged_metrics`.
 
 

@@ -80,7 +80,7 @@ _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # The maximum size of the bandwidth test, which is larger than any CPU cache.
 _LEAST_LIMITS_BYTES = 1 << 28
-_WARM_UP_SHARE = 0.2  # Warm-up may take at most this share of a configuration's time. The rest is for measuring.
+_WARM_UP_SHARE = 0.2  # Warm-up may take at most this share of a configuration's time, and measuring takes the rest.
 _WELL_OVER = 1.5  # If a run exceeds the time limit by this factor, a note explains why.
 
 
@@ -110,7 +110,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The limits on how long to measure.
+    """The limits on the duration of a measurement.
 
     A round does not start if it would end too late, judging by the previous round. The first round always runs to
     completion, because a result requires complete answers.
@@ -269,7 +269,7 @@ class _MachineLimits:
         self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
 
     def measure_now_and_then(self, outcome: Outcome) -> None:
-        """Measure the limits unless they were measured recently. After a failure, they are not measured again."""
+        """Measure the limits unless they were measured recently. After a failure, this method does nothing."""
         if self._is_given_up or time.perf_counter() - self._measured < _LIMITS_EVERY_S:
             return
         try:

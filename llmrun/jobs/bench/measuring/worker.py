@@ -1,7 +1,7 @@
 """The worker process of a benchmark, which opens one engine, describes the engine, and runs workloads on the engine.
 
 A separate process per engine makes it possible to measure each engine's peak memory, to let engines take turns, and to
-keep the results of the other engines if one crashes.
+keep the results of the other engines if one engine crashes.
 
 Each line on stdin is a JSON request, called a question. For each question, the worker writes a line with the answer to
 stdout, after any lines with notes and progress. The only caller, pool.py, describes the protocol.
@@ -142,7 +142,7 @@ class Worker:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._opened: Any = None  # This is an OpenTarget. Importing its module here would import an engine.
+        self._opened: Any = None  # An OpenTarget, whose module would import an engine if it were imported here.
         self._machine: Any = None
 
     def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:

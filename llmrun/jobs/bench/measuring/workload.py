@@ -43,7 +43,7 @@ class Turn:
 class Workload:
     """The requests of one repetition.
 
-    `facts.concurrency` sessions run at a time. If `sessions` is empty, that number of synthetic sessions is generated.
+    `facts.concurrency` sessions run at a time. If `sessions` is empty, as many synthetic sessions are generated.
     """
 
     facts: WorkloadFacts

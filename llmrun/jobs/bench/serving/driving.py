@@ -260,7 +260,7 @@ class Driver:
         """Send each request at its time in seconds from now, and wait until all requests have ended."""
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for content, at in zip(contents, times, strict=False):  # Each request is created before its time.
+            for content, at in zip(contents, times, strict=False):  # The iterator creates each request before its time.
                 due = started + at
                 await asyncio.sleep(due - time.perf_counter())
                 group.create_task(self._send(content, due))

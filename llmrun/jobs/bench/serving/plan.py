@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from llmrun.base.errors import UsageError
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
-_ALIASES = {"e2el": "e2e"}  # vLLM's name
+_ALIASES = {"e2el": "e2e"}  # vLLM's name for E2E is e2el.
 _UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0}  # As in vLLM, a number without a unit is in milliseconds.
 _LIMIT = re.compile(r"(\w+):(\d+(?:\.\d+)?|\.\d+)(ms|s|)")
 

@@ -121,8 +121,8 @@ class Spread:
 class Figures:
     """The times and outcomes of all requests of a run.
 
-    times          metric (see plan.METRICS) -> its distribution, for metrics with values. The values of ITL are all
-    gaps of all requests
+    times          metric (see plan.METRICS) -> its distribution; metrics without values are left out. The values of ITL
+                   are all gaps of all requests
     seconds        the time from the start of the run to the end of its last request
     rejected       the number of requests with the response 429
     failed         kind of failure -> number of requests, without rejected requests

@@ -32,7 +32,7 @@ from llmrun.options.sampling_params import SamplingParams
 
 _LATE_S = 0.01  # Requests that are sent later than this disturb the measurement.
 _SENT = frozenset({"temperature", "seed"})  # All other sampling parameters are left at the server's defaults.
-_WARM_UP = 1 << 32  # the number of the warm-up prompt, which no run uses
+_WARM_UP = 1 << 32  # The number of the warm-up prompt, which no run uses.
 _WARM_UP_TOKENS = 16
 _MOST_EVENTS = 1 << 20
 
