@@ -108,7 +108,7 @@ def plan_from_log(file: GGUFFile, log: str) -> Plan:
     if {one.old.name for one in tensors} != set(file.tensors):
         raise LlmrunError(
             f"llama.cpp's dry run lists {len(tensors)} of {len(file.tensors)} tensors",
-            hint="this version of llama-cpp-python is not supported; install the one that llmrun doctor names",
+            hint="this version of llama-cpp-python is not supported; install the version that llmrun doctor names",
         )
     header_bytes = file.file_bytes - sum(tensor.nbytes for tensor in file.tensors.values())
     return Plan(tensors, header_bytes, _NEEDS_IMATRIX in log)
@@ -162,7 +162,7 @@ def plan_of(file: GGUFFile, job: Job) -> Plan:
         compute = words(["llmrun", "imatrix", str(file.path), "-f", "TEXT", "-o", "imatrix.gguf"])
         raise UsageError(
             f"{job.file_type.name}: needs an importance matrix, because the model would be unusable without one",
-            hint=f"compute one: {compute}; then add --imatrix imatrix.gguf",
+            hint=f"compute the matrix: {compute}; then add --imatrix imatrix.gguf",
         )
     if job.imatrix is not None:
         _check_imatrix(plan, job.imatrix, str(job.imatrix_path))
@@ -222,7 +222,7 @@ def _check_imatrix(plan: Plan, imatrix: Imatrix, path: str) -> None:
                 hint="use the importance matrix of this model",
             )
     if len(without_data(plan, imatrix)) == len(_weighted(plan)) > 0:
-        raise ModelFileError(f"{path}: it has no tensor of this model", hint="use the importance matrix of this model")
+        raise ModelFileError(f"{path}: no entries for this model", hint="use the importance matrix of this model")
 
 
 def _asked(

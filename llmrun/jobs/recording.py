@@ -219,14 +219,14 @@ def _recording(fields: Fields) -> Recording:
     version = _integer(fields, "version", 1)
     if version != VERSION:
         raise UsageError(
-            f"its format has version {version}, but this llmrun reads version {VERSION}", hint="update llmrun"
+            f"the format has version {version}, but this llmrun reads version {VERSION}", hint="update llmrun"
         )
     prompt_tokens = _tokens(fields, "prompt_tokens")
     if not prompt_tokens:
         raise fields.wrong("prompt_tokens", "at least one token")
     tokens = _tokens(fields, "tokens")
     if _items(fields, "token_digests") != [*token_digests(tokens)]:
-        raise InvalidField("token_digests", "they do not match the tokens, so the file is damaged or was edited")
+        raise InvalidField("token_digests", "the digests do not match the tokens, so the file is damaged or was edited")
     recording = Recording(
         numerics=_integer(fields, "numerics", 1),
         llmrun=fields.needed_text("llmrun"),
@@ -309,7 +309,7 @@ def _request(fields: Fields, prompt_tokens: tuple[int, ...]) -> Request:
         seen = {"messages": messages, "template_kwargs": chat.object("template_kwargs") or {}}
     stops = _items(fields, "stop")
     if not all(type(stop) is str and stop for stop in stops):
-        raise fields.wrong("stop", "strings that are not empty")
+        raise fields.wrong("stop", "non-empty strings")
     return Request(
         prompt_of(seen, prompt_tokens),
         max_tokens=fields.integer("max_tokens", 1),

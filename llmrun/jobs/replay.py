@@ -283,14 +283,14 @@ def check_numerics(recording: Recording) -> None:
         raise Incomparable(
             f"recorded by llmrun {recording.llmrun} with numerics version {recording.numerics}, "
             f"but this llmrun has version {NUMERICS}, which computes different bits",
-            hint="replay it with the version that recorded it",
+            hint="replay the run with the version that recorded it",
         )
 
 
 def check_files(recording: Recording, files: Sequence[ModelFile]) -> None:
     """Raise Incomparable if the contents of a model's files differ from the recorded files. Names do not count."""
     if len(files) != len(recording.files):
-        raise Incomparable(f"the model has {len(files)} files, but the recorded one has {len(recording.files)}")
+        raise Incomparable(f"the model has {len(files)} files, but the recorded model has {len(recording.files)}")
     for here, there in zip(files, recording.files, strict=True):
         if here.sha256 != there.sha256:
             raise Incomparable(
@@ -305,7 +305,7 @@ def check_adapters(recording: Recording, digest_of: Callable[[Path], str]) -> No
         if digest_of(Path(adapter.path)) != adapter.sha256:
             raise Incomparable(
                 f"another adapter: {adapter.path} does not have the recorded sha256, {adapter.sha256[:16]}...",
-                hint="put the recorded file there",
+                hint="restore the recorded file at this path",
             )
 
 
@@ -313,7 +313,7 @@ def check_template(recording: Recording, engine: Engine) -> None:
     """Raise Incomparable if the chat template differs from the recorded template."""
     expected = recording.opening.template
     if expected is not None and template_digest(engine) != expected:
-        raise Incomparable("the chat template differs from the recorded one")
+        raise Incomparable("the chat template differs from the recorded template")
 
 
 def replay(engine: Engine, watched: WatchedBackend, recording: Recording, beside: Sequence[Request] = ()) -> Result:

@@ -76,11 +76,11 @@ class Admission:
             words = "the server is not llmrun, so its answers may change from run to run"
             raise RefusedWorker(f"{worker.name}: {words}", hint=hint)
         if not identity.is_certain and not self._is_alone:
-            words = "its answers depend on which other requests run at the same time; those of the CPU engine do not"
+            words = "answers depend on concurrent requests; answers of the CPU engine do not"
             raise RefusedWorker(f"{worker.name}: {words}", hint=hint)
         here, there = identity, self.expected
         if (here.fingerprint, here.context_size) != (there.fingerprint, there.context_size):
-            words = f"its answers would differ from those of the first worker: {_words(here)}; expected {_words(there)}"
+            words = f"answers would differ from the first worker's: {_words(here)}; expected {_words(there)}"
             hint = f"use the same model file, llmrun version and --ctx-size everywhere, or {hint}"
             raise RefusedWorker(f"{worker.name}: {words}", hint=hint)
         return None

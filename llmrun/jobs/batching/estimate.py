@@ -45,7 +45,7 @@ class PrefixCounter:
         self._last: list[int] = []
 
     def add(self, tokens: list[int]) -> None:
-        """Count the next prompt. The last token is always computed, because the answer begins with that token's logits."""
+        """Count the next prompt. The last token is always computed, because the answer begins with its logits."""
         shared = common_prefix(self._last, tokens)
         self.total += len(tokens)
         self.computed += len(tokens) - min(shared, max(len(tokens) - 1, 0))

@@ -245,7 +245,7 @@ class Journal:
             if stamp_of(self._output) != self.header_value("replaces"):
                 raise LlmrunError(
                     f"{self._output}: another program has changed this file in the meantime",
-                    hint="move it away, then run the same command again",
+                    hint="move the file away, then run the same command again",
                 )
 
         check_output()
@@ -356,7 +356,7 @@ def _locked(output: Path) -> BaseFileLock:
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            hint = f"wait for it; if there is none, remove {lock.lock_file}"
+            hint = f"wait for that run to end; if no such run exists, remove {lock.lock_file}"
             raise UsageError(f"{output}: another run is writing to this file", hint=hint) from None
     return lock
 

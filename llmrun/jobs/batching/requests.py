@@ -52,7 +52,7 @@ def check_source(path: Path, *, has_template: bool) -> None:
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     if not path.is_file():
-        raise UsageError(f"{path}: not a file", hint="save the input to a file first; continuing a run reads it again")
+        raise UsageError(f"{path}: not a file", hint="save the input to a file, which is read again to continue a run")
     if not is_csv(path):
         return
     names = _csv_names(path)
@@ -299,7 +299,7 @@ def _openai_line(fields: Fields, custom_id: str, options: CallOptions) -> Asked:
     body = fields.object("body")
     assert body is not None
     if unknown := fields.unread():
-        raise LlmrunError(f"{unknown[0]}: unknown field next to body", hint="put it into the body")
+        raise LlmrunError(f"{unknown[0]}: unknown field next to body", hint="move the field into the body")
     return _asked(custom_id, url, body, options)
 
 

@@ -64,7 +64,7 @@ class Batch:
         With --force or --retry-errors, a run may replace an output that existed when the run began.
         """
         if self.output.exists() and not (self.force or self.retry_errors or self.may_continue(header)):
-            hint = "--retry-errors runs its errors again, --force replaces it"
+            hint = "--retry-errors reruns failed lines, --force replaces the file"
             raise UsageError(f"{self.output}: the file exists", hint=hint)
 
     def may_continue(self, header: Mapping[str, Any] | None) -> bool:

@@ -337,7 +337,7 @@ class Checkpoint:
             )
         if not (folder / CONFIG).exists():
             raise ModelNotFound(
-                f"not a checkpoint: {shown(str(folder), 300)}: there is no {CONFIG} in it",
+                f"not a checkpoint: {shown(str(folder), 300)}: the folder contains no {CONFIG}",
                 hint=_NAME_THE_FOLDER,
             )
         self.folder = folder
@@ -430,4 +430,4 @@ class Checkpoint:
 def _hint_for_missing(folder: Path) -> str:
     if on_hub(folder) is None:
         return "check the path"
-    return f"download it first: hf download {folder.as_posix()} --local-dir {folder.name}"
+    return f"download the model first: hf download {folder.as_posix()} --local-dir {folder.name}"

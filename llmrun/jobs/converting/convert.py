@@ -98,7 +98,7 @@ def read_quantization(checkpoint: Checkpoint) -> Quantization | None:
     if bits != _BITS:
         raise settings.unsupported("bits", f"is {bits}, but only {_BITS}-bit weights can be converted")
     if settings.object("dynamic").values:
-        raise settings.unsupported("dynamic", "gives modules settings of their own, which cannot be converted")
+        raise settings.unsupported("dynamic", "has separate settings for some modules, which cannot be converted")
     packing = Packing(method)
     offset = 0 if packing is Packing.AWQ else _gptq_offset(settings)
     if packing is Packing.AWQ:
@@ -317,7 +317,7 @@ def _weight(checkpoint: Checkpoint, module: Module, quantization: Quantization |
     name, packed = f"{module.name}.weight", checkpoint.tensors.get(f"{module.hf_name}.qweight")
     if packed is not None and module.inputs is not None:
         if quantization is None:
-            seen = f"{shown(packed.name)} is quantized, but no {checkpoint.config.path.name} says how"
+            seen = f"{shown(packed.name)} is quantized, but no {checkpoint.config.path.name} describes it"
             raise unsupported(packed.file.path, seen)
         matrix = open_matrix(checkpoint.tensors, module.hf_name, module.outputs, module.inputs, quantization)
         return NewTensor(name, matrix.type, (module.inputs, module.outputs), lambda: matrix.blocks(module.rows()))

@@ -76,7 +76,7 @@ def pre_tokenizer_name(tokenizer: JsonObject) -> str:
         known = ", ".join(name for several in _FORMS.values() for name in several)
         merges = "with" if whole else "without"
         seen = f"is unknown ({' then '.join(shown(step, 60) for step in steps)}, {merges} ignore_merges)"
-        raise tokenizer.unsupported("pre_tokenizer", f"{seen}; llmrun knows those of {known}")
+        raise tokenizer.unsupported("pre_tokenizer", f"{seen}; llmrun supports the pre-tokenizers of {known}")
     return names[0]
 
 
@@ -262,7 +262,7 @@ def _sentencepiece(vocabulary: Vocabulary, merges: list[Merge]) -> dict[str, New
         raise source.unsupported("model", "is neither byte-level BPE nor SentencePiece with byte fallback")
     if _SPACES not in steps or any(step not in (_PREFIX, _SPACES) for step in steps):
         found = " then ".join(shown(step, 60) for step in steps) or "missing"
-        raise source.unsupported("normalizer", f"is unknown ({found}); llmrun knows those of Llama 2 and Mistral")
+        raise source.unsupported("normalizer", f"is unknown ({found}); only Llama 2's and Mistral's are supported")
     normal = [token for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == NORMAL]
     results = set(normal)
     scores = scores_of(vocabulary.tokens, [merge for merge in merges if "".join(merge) in results], normal)
@@ -335,7 +335,7 @@ def special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[dict
         if added.boolean("lstrip", False) or added.boolean("rstrip", False)
     ]
     if trimming:
-        notes.append(f"GGUF files do not store that whitespace beside these tokens is ignored: {_few(trimming)}")
+        notes.append(f"GGUF files cannot express that whitespace beside these tokens is ignored: {_few(trimming)}")
     return keys, notes
 
 
@@ -409,7 +409,7 @@ def _added(vocabulary: Vocabulary) -> tuple[int | None, int | None]:
 def _only(step: JsonObject, vocabulary: Vocabulary, names: list[str]) -> int | None:
     """Return the only token of `names`, or None if `names` is empty. Raises ModelFileError and UnsupportedModel."""
     if len(names) > 1:
-        raise step.unsupported("single", f"adds {len(names)} tokens on one side of a text, and GGUF files one")
+        raise step.unsupported("single", f"adds {len(names)} tokens on one side of a text, but GGUF files allow one")
     if names and names[0] not in vocabulary.ids:
         raise step.bad("single", f"adds '{shown(names[0], 40)}', which is not a token")
     return vocabulary.ids[names[0]] if names else None

@@ -148,7 +148,7 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
     if use.free is not None:
         words += f", {format_bytes(use.free)} free"
     if not writable:
-        advice = "Models cannot be downloaded to this folder. To use another one for this session:"
+        advice = "Models cannot be downloaded to this folder. To use another folder for this session:"
         return Finding(SECTION, name, NOTE, f"{words}; not writable", advice, another_folder(variable), facts)
     if use.free is not None and use.free < _LITTLE:
         advice = f"Free up space, or set {variable} to a folder on another disk."

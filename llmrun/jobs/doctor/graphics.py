@@ -40,7 +40,7 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
         words = f"{gpu.name}, {gpu.driver or 'no driver loaded'}"
         if gpu.memory:
             words += f", {format_bytes(gpu.memory_free)} of {format_bytes(gpu.memory)} free"
-        status, advice = (OK, "") if gpu.is_usable else (NOTE, f"Install {gpu.maker}'s driver to use it.")
+        status, advice = (OK, "") if gpu.is_usable else (NOTE, f"Install {gpu.maker}'s driver to use this GPU.")
         yield Finding(SECTION, f"gpu_{number}", status, words, advice, facts=facts)
     if not machine.gpus:
         yield Finding(SECTION, "gpu_none", OK, "no GPU found; models run on the processor")

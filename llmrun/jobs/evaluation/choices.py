@@ -104,7 +104,7 @@ def _choices(body: Mapping[str, Any], where: str) -> list[str]:
 
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{where}: must be a string that is not empty")
+        raise UsageError(f"{where}: must be a non-empty string")
     return value
 
 

@@ -117,7 +117,7 @@ def test_other_calls_have_other_keys_and_seeds() -> None:
         ({"custom_id": "x", "body": {}}, "url: this field is required"),
         ({"custom_id": "x", "url": CHAT, "body": "text"}, "body: expected an object"),
         (openai_line({"stream": True}), "stream: not supported in a batch"),
-        (openai_line({}, max_tokens=5), "max_tokens: unknown field next to body; put it into the body"),
+        (openai_line({}, max_tokens=5), "max_tokens: unknown field next to body; move the field into the body"),
     ],
 )
 def test_a_line_that_is_no_request_says_why(content: object, words: str) -> None:

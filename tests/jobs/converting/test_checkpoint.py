@@ -72,7 +72,7 @@ def test_files_and_missing_folders_are_refused(folder: Path) -> None:
 def test_names_on_the_hub_get_the_command_that_downloads_them() -> None:
     with pytest.raises(ModelNotFound) as caught:
         Checkpoint(Path("Owner/Name-AWQ"))
-    assert caught.value.hint == "download it first: hf download Owner/Name-AWQ --local-dir Name-AWQ"
+    assert caught.value.hint == "download the model first: hf download Owner/Name-AWQ --local-dir Name-AWQ"
 
 
 @pytest.mark.parametrize(

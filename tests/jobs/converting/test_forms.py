@@ -231,5 +231,5 @@ def test_modules_with_two_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_quantized_weights_need_settings(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"q_proj\.qweight is quantized, but no config\.json says how"):
+    with pytest.raises(UnsupportedModel, match=r"q_proj\.qweight is quantized, but no config\.json describes it"):
         planned(tiny_checkpoint(quantization_config=None), tmp_path)

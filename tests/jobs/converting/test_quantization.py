@@ -66,7 +66,7 @@ def test_older_checkpoints_have_a_file(files: Any, expected: Quantization, tmp_p
         (GPTQ | {"group_size": 0}, "group_size is 0"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', but only gptq and gptq_v2"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format is true"),
-        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic gives modules settings of their own"),
+        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic has separate settings for some modules"),
         (AWQ | {"version": "gemv"}, "version is 'gemv', but only gemm"),
         (AWQ | {"checkpoint_format": "gemv_fast"}, "checkpoint_format is 'gemv_fast'"),
     ],

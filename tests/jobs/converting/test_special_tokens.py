@@ -151,7 +151,7 @@ def test_tokens_without_an_embedding_are_left_out(tiny: TinyCheckpoint, tmp_path
 def test_tokens_that_trim_whitespace_get_a_note(tiny: TinyCheckpoint, tmp_path: Path) -> None:
     tiny.tokenizer["added_tokens"][2]["rstrip"] = True
     _, notes = found(tiny, tmp_path)
-    assert notes == ["GGUF files do not store that whitespace beside these tokens is ignored: <|im_end|>"]
+    assert notes == ["GGUF files cannot express that whitespace beside these tokens is ignored: <|im_end|>"]
 
 
 def test_sentencepiece_models_begin_with_bos(tiny: TinyCheckpoint, tmp_path: Path) -> None:

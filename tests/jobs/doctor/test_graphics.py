@@ -64,7 +64,7 @@ def test_each_gpu_is_a_line_with_driver_and_memory() -> None:
     first, second, third = look_at_gpus(machine(H200, RADEON, Gpu("NVIDIA", "NVIDIA GPU 0x1", "")))
     assert (first.name, first.words) == ("gpu_0", "NVIDIA H200, driver 570.1, 140 GB of 150 GB free")
     assert (second.name, second.status, second.words) == ("gpu_1", OK, "Radeon, driver amdgpu")
-    assert (third.status, third.advice) == (NOTE, "Install NVIDIA's driver to use it.")
+    assert (third.status, third.advice) == (NOTE, "Install NVIDIA's driver to use this GPU.")
     assert second.facts["memory_bytes"] is None
 
 
@@ -111,7 +111,7 @@ def test_without_a_gpu_a_build_without_one_is_right(monkeypatch: pytest.MonkeyPa
 def test_gpus_without_a_driver_need_no_build(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llama(monkeypatch, LlamaTrial("0.3.36"), gpu).status == OK
     (found,) = look_at_gpus(machine(gpu))
-    assert (found.status, found.advice) == (NOTE, f"Install {gpu.maker}'s driver to use it.")
+    assert (found.status, found.advice) == (NOTE, f"Install {gpu.maker}'s driver to use this GPU.")
 
 
 def test_a_build_that_uses_the_gpu_is_right(monkeypatch: pytest.MonkeyPatch) -> None:

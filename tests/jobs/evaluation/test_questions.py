@@ -56,13 +56,13 @@ def test_questions_keep_the_numbers_of_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"prompt": ""}, "prompt: must be a string that is not empty"),
-        ({"prompt": 5}, "prompt: must be a string that is not empty"),
+        ({"prompt": ""}, "prompt: must be a non-empty string"),
+        ({"prompt": 5}, "prompt: must be a non-empty string"),
         ({"question": "Which?"}, 'must have either "prompt" or "question"'),
         ({"choices": ["4"]}, "choices: must be a list of 2 to 26 strings"),
         ({"choices": "45"}, "choices: must be a list of 2 to 26 strings"),
         ({"choices": ["4"] * 27}, "choices: must be a list of 2 to 26 strings"),
-        ({"choices": ["4", " "]}, "choices: must be a string that is not empty"),
+        ({"choices": ["4", " "]}, "choices: must be a non-empty string"),
         ({"answer": 2}, "answer: 2 is not an index from 0 to 1, a letter from A to B, or one of the choices"),
         ({"answer": -1}, "answer: -1 is not"),
         ({"answer": True}, "answer: True is not"),

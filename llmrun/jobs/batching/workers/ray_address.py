@@ -47,7 +47,7 @@ def find_address(name: str) -> str:
     if not _HOST_AND_PORT.fullmatch(found):
         raise NetworkError(
             "ray: no cluster was started on this machine",
-            hint="start one with `RAY_AUTH_MODE=token ray start --head`, or name one: --workers ray:HOST:PORT",
+            hint="start a cluster: `RAY_AUTH_MODE=token ray start --head`, or use --workers ray:HOST:PORT",
         )
     return found
 

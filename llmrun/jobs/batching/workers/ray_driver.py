@@ -82,11 +82,11 @@ class RayNode:
                 hello = await self._call("hello")
         except TimeoutError:
             raise WorkerLost(
-                f"{self._name}: its CPUs have not become free within {start_s:g} s; `ray status` shows who uses them"
+                f"{self._name}: the CPUs were not free within {start_s:g} s; `ray status` shows their users"
             ) from None
         if hello["version"] != __version__:
             raise UsageError(
-                f"{self._name}: llmrun {hello['version']} is installed there, and {__version__} here",
+                f"{self._name}: the node has llmrun {hello['version']}, but this machine has {__version__}",
                 hint="install the same version on all nodes",
             )
         if needs_token and hello["auth_mode"].lower() != _TOKEN:
@@ -161,7 +161,7 @@ class RayNode:
                 async with asyncio.timeout(SILENCE_S):
                     news = await self._call("news")
             except TimeoutError:
-                return self._lose(f"no sign of life for {SILENCE_S:.0f} s")
+                return self._lose(f"no response for {SILENCE_S:.0f} s")
             except LlmrunError as error:
                 return self._lose(str(error).removeprefix(f"{self._name}: "))
             for each in news:
@@ -191,7 +191,7 @@ def _reason(error: RayError) -> str:
     """Return a short reason why an actor cannot answer."""
     text = " ".join(str(error).split())
     if "No module named 'llmrun" in text:
-        return "the node has no llmrun, or an older one, in the Python that runs Ray"
+        return "llmrun is missing or outdated in the Python environment of Ray on the node"
     match error:
         case OutOfMemoryError():
             return "Ray ended the worker because the node is out of memory"

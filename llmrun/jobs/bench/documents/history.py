@@ -50,7 +50,7 @@ def save(document: Document) -> None:
         why = "the disk is full" if is_full else getattr(error, "strerror", None) or str(error)
         raise LlmrunError(
             f"history: {path}: cannot be written: {why}",
-            hint="free some disk space" if is_full else "set LLMRUN_DATA_DIR to a folder you may write to",
+            hint="free some disk space" if is_full else "set LLMRUN_DATA_DIR to a writable folder",
         ) from error
 
 

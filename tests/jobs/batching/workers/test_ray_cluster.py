@@ -130,7 +130,7 @@ def test_a_node_that_another_job_uses_is_named(ray: TestCluster, tmp_path: Path)
 
         async def too(others: list[RayWorker]) -> None:
             other = next(each for each in others if each.name == busy.name)
-            with pytest.raises(WorkerLost, match=f"{busy.name}: its CPUs have not become free within 2 s"):
+            with pytest.raises(WorkerLost, match=f"{busy.name}: the CPUs were not free within 2 s"):
                 await other.start()
 
         await asyncio.to_thread(with_workers, ray, sent(tmp_path), too, start_s=2.0)
