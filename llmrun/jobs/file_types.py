@@ -1,4 +1,4 @@
-"""The file types to which a file can be quantized, under the names that llama-quantize uses."""
+"""The target file types of quantization, under the names that llama-quantize uses."""
 
 from __future__ import annotations
 

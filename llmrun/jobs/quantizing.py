@@ -58,7 +58,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors in the order in which llama.cpp writes them.
+    """The tensors of the new file, in the order of writing.
 
     header_bytes   the size of the old file's header; the new header has a similar size
     needs_imatrix  True if a type requires an importance matrix that is missing
@@ -129,7 +129,7 @@ _BY_LOOKUP = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The type and the options of a quantization, which correspond to those of llama-quantize.
+    """The type and the options of a quantization, which match llama-quantize's options.
 
     imatrix_path    the file of `imatrix`; the file's name becomes metadata of the new file
     output_type     the weight type of the output matrix, or None for llama.cpp's choice

@@ -54,7 +54,7 @@ class RecordedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The settings with which the model was opened, as far as the settings affect answers.
+    """The settings of the opened model that affect answers.
 
     template       the sha256 of the chat template's source; None if the prompt was raw text
     chat_template  the source of the template that replaced the model's own, or None
@@ -170,7 +170,7 @@ def token_digests(tokens: Sequence[int]) -> Iterator[str]:
         yield hashed.hexdigest()[:16]
 
 
-_MOST_BYTES: Final = 32 << 20  # a recording of a million tokens has 16 MB
+_MOST_BYTES: Final = 32 << 20  # A recording of a million tokens has 16 MB.
 _MOST_TOKEN: Final = 1 << 24
 _MOST_LOGITS: Final = 64
 _MOST_BIAS: Final = 1e30

@@ -31,7 +31,7 @@ FINISH_S: Final = 100.0  # How long calls may take to finish after BEGIN_S.
 
 
 class PrefixCounter:
-    """Counts the computed tokens of prompts, which must be given in the order in which a run computes the prompts.
+    """Counts the computed tokens of prompts. The prompts must be added in the order of the run.
 
     A prompt reuses the prefix that it shares with the previous prompt. In sorted order, no earlier prompt shares a
     longer prefix, so only one prompt has to be kept in memory.
@@ -101,7 +101,7 @@ class Counts:
 def count_batch(
     source: Path, options: CallOptions, read: Callable[[Call], CountedCall], progress: Callable[[Counts], None]
 ) -> Counts:
-    """Count a batch in the same windows and in the same order in which a run reads and answers the lines.
+    """Count a batch in the same windows and in the same order as a run.
 
     read      reads a call as the engine does, and raises LlmrunError if the run would answer with an error
     progress  a function that is called now and then
@@ -175,7 +175,7 @@ class CallReader:
     facts: ModelFacts
 
     def count(self, call: Call) -> CountedCall:
-        """Read a call without running the call. Raises the LlmrunError with which a run would answer."""
+        """Read a call without running the call. Raises the LlmrunError that a run would return."""
         parsed = parse_call(call.url, call.body, self.facts)
         answers = [self.engine.prepare(request) for request in parsed.requests[:: parsed.n]]
         return CountedCall([answer.tokens for answer in answers], parsed.n)

@@ -135,7 +135,7 @@ class Intake:
         self.foreign_models: set[str] = set()
 
     def next_window(self) -> list[ReadLine]:
-        """Return the next lines, or an empty list after the last line. May run in any thread."""
+        """Return the next lines, or an empty list after the last line. This method may run in any thread."""
         found, size = [], 0
         for line in islice(self._lines, _LINES):
             found.append(self._read(line))

@@ -225,7 +225,7 @@ class Journal:
         del self.places[number]
 
     def sync(self) -> None:
-        """Flush everything written so far to the disk, to survive a power failure. May run in any thread."""
+        """Flush everything written so far to the disk, to survive a power failure. Any thread may call this method."""
         if self._is_dirty:
             self._is_dirty = False
             with writing(self.path):
@@ -401,7 +401,7 @@ def _parsed_header(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _parsed(line: bytes) -> tuple[int, int] | None:
-    """Return the number of a journal line and the size of everything before its record, or None for a damaged line."""
+    """Return the number of a journal line and the size of the part before its record, or None for a damaged line."""
     number, _, rest = line.partition(b" ")
     crc, _, record = rest.partition(b" ")
     if not number.isdigit() or len(number) > _MOST_DIGITS or len(crc) != 8:

@@ -230,7 +230,7 @@ class _Run:
         return self._opened_journal
 
     def foreign_models(self) -> list[str]:
-        """The models that lines named although the run's own model answers all lines."""
+        """The other models that lines named, although the run's own model answers all lines."""
         return sorted(self._intake.foreign_models - {self._model})
 
     def close(self) -> None:

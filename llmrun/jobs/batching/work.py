@@ -44,7 +44,7 @@ class Halt:
 
 
 async def in_thread(halt: Halt, work: Callable[[], Result]) -> Result:
-    """Run `work`, which calls `halt.check` often, in a thread. If cancelled, wait for the end of the thread."""
+    """Run `work`, which calls `halt.check` often, in a thread. On cancellation, wait for the end of the thread."""
     future = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(future)

@@ -48,7 +48,7 @@ from llmrun.jobs.bench.documents.document import Distribution
 LEVEL = 0.99
 LEVEL_ALONE = 0.95  # The confidence level for the result of a single configuration, outside of verdicts.
 MINIMUM_ROUNDS = 4  # A verdict needs at least two rounds in each order.
-ENOUGH_ROUNDS = 8  # With fewer rounds than this, a bootstrap is unreliable.
+ENOUGH_ROUNDS = 8  # With fewer rounds, a bootstrap is unreliable.
 
 _TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
 _RESAMPLES = 1999  # Enough bootstrap resamples for a level of 0.9995, which 20 verdicts in a run require.
@@ -182,7 +182,7 @@ def _trimmed(values: Array) -> tuple[Array, Array]:
 def _half_width(values: Array, level: float) -> float:
     """Return half the width of the interval around the trimmed mean.
 
-    Uses a symmetric bootstrap-t, or Student's t if there are few rounds, and widens the result for autocorrelation.
+    The interval is a symmetric bootstrap-t, or Student's t for few rounds, widened for autocorrelation.
     """
     count = values.size
     if count < MINIMUM_ROUNDS:
@@ -206,7 +206,7 @@ def _half_width(values: Array, level: float) -> float:
 def student_quantile(level: float, freedom: int) -> float:
     """Return the t with P(|T| < t) = level, where T is t-distributed with `freedom` degrees of freedom.
 
-    Uses formulas 26.7.3 and 26.7.4 from Abramowitz and Stegun.
+    The formulas are 26.7.3 and 26.7.4 in Abramowitz and Stegun.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):

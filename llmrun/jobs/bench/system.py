@@ -57,7 +57,7 @@ def warnings_about(state: Mapping[str, Any]) -> list[str]:
 
 
 def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each disturbance between two states, which were recorded before and after measuring."""
+    """Return a sentence for each disturbance between two states, recorded before and after measuring."""
     found = []
     if all(state.get("processor_seconds") is not None for state in (before, after)):
         names = ("stolen_seconds", "processor_seconds")

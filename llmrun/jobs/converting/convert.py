@@ -54,7 +54,7 @@ _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _BITS = 4
 _WHOLE_ROW = -1
 
-# Maps each format in which GPTQ stores zero points to the offset that is added to the stored values.
+# Maps each GPTQ format to the offset that is added to its stored zero points.
 _GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
 _GPTQ_ONLY = f"but only {' and '.join(_GPTQ_FORMATS)} can be converted"
 _AWQ_FORMAT = "gemm"

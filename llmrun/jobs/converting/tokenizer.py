@@ -200,7 +200,7 @@ def read_vocabulary(checkpoint: Checkpoint, size: int) -> Vocabulary:
         if kinds[index] not in (UNKNOWN, BYTE):
             special = added.boolean("special", False) or _LOOKS_SPECIAL.fullmatch(token)
             kinds[index] = CONTROL if special else USER_DEFINED
-        # llama.cpp compares user-defined tokens with text in which spaces have not been replaced.
+        # llama.cpp compares user-defined tokens with text before spaces are replaced.
         tokens[index] = token.replace(_SPACE, " ") if kinds[index] == USER_DEFINED else token
     ids: dict[str, int] = {}
     for index, token in enumerate(tokens):

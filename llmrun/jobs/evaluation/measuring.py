@@ -126,7 +126,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def adapted(backend: Backend, batch: Batch) -> Batch:
-    """Return a batch to which the model's LoRA adapters apply, with the scales that were set when the model was opened.
+    """Return a copy of a batch that uses the model's LoRA adapters, with the scales of the opened model.
 
     Adapters with invocation tokens do not apply, because texts contain no invocation tokens.
     """
@@ -317,7 +317,7 @@ def summarized(chunks: Sequence[Scores]) -> TextResult:
     agrees = np.array([chunk.agrees for chunk in chunks])
     mean = mean_of_series(divergence.mean(axis=1))
     comparison = Comparison(
-        divergence=mean._replace(low=max(mean.low, 0.0)),  # no divergence is negative
+        divergence=mean._replace(low=max(mean.low, 0.0)),  # divergences are never negative
         percentiles=tuple(np.percentile(divergence, PERCENTILES).tolist()),
         maximum=float(divergence.max()),
         same_top=proportion(agrees.sum(axis=1).tolist(), agrees.shape[1]),

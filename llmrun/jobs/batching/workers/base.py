@@ -21,7 +21,7 @@ class WorkerLost(LlmrunError):
 
 
 class RefusedWorker(LlmrunError):
-    """The worker cannot be used, even after reopening; for example, because its answers may differ from the run's."""
+    """The worker cannot be used, even after reopening, for example because its answers may differ from the run's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class RayActor:
         self._tell(DETAIL, text)
 
     def _tell(self, *news: Any) -> None:
-        """Add news. May be called from any thread."""
+        """Add news. Any thread may call this method."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._add_news, news)
 

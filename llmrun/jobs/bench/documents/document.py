@@ -95,7 +95,7 @@ FORMAT = 4  # The version of the JSON format. A file with a larger number was wr
 
 
 def _since(version: int, default: Any) -> Any:
-    """Declare a field that earlier formats lack. In documents of those formats, the field has its default value."""
+    """Declare a field that earlier formats lack. In documents of earlier formats, the field has its default value."""
     return field(default=default, metadata={"since": version})
 
 

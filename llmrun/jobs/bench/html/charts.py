@@ -266,7 +266,7 @@ class GapChart:
 def gap_chart(document: Document) -> GapChart | None:
     """Return the chart of inter-token latencies.
 
-    Returns None if there is nothing to draw, or if there are more configurations than distinct colors.
+    Returns None if no latencies exist, or if the configurations outnumber the distinct colors.
     """
     measured = [
         (index, one.gaps)

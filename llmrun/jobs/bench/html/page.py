@@ -156,7 +156,7 @@ def _value_words(name: str, value: Any) -> str:
 
 def _number_fact(name: str, value: float) -> str:
     """Format a number in the unit that its name implies: "bytes" for sizes, "_s" or "seconds" for times."""
-    if isinstance(value, int) and abs(value) >= 2**63:  # This is neither a size nor a time, and may not fit in a float.
+    if isinstance(value, int) and abs(value) >= 2**63:  # Not a size or a time; may not fit in a float.
         return f"{value:,}"
     if name.endswith("bytes") or name == "memory_free":
         return format_mebibytes(value)

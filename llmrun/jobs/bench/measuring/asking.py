@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn, in which a workload ran one or more times in sequence.
+    """One turn, which runs a workload one or more times in sequence.
 
     requests  the timings of the requests, in the order of completion
     seconds   the time during which at least one request was running

@@ -50,7 +50,7 @@ class BenchReporter(Protocol):
 
 
 _PATIENCE_S = 10.0
-_LAST_WORDS = 400  # The last line of the worker's stderr is quoted up to this length.
+_LAST_WORDS = 400  # The maximum length of a quoted line of the worker's stderr.
 
 
 class WorkerProcess:

@@ -112,8 +112,8 @@ class Outcome:
 class Effort:
     """The limits on the duration of a measurement.
 
-    A round does not start if it would end too late, judging by the previous round. The first round always runs to
-    completion, because a result requires complete answers.
+    A round does not start if it would probably exceed the limit, judging by the previous round. The first round always
+    runs to completion, because a result requires complete answers.
 
     seconds      the time per configuration, including warm-up but not loading
     repetitions  the number of rounds; None to continue until `enough` returns True
@@ -148,7 +148,7 @@ class Runner:
         """Run the whole benchmark and return its outcome.
 
         Ctrl-C ends the run early, sets `interrupted` and keeps the results so far. An error ends only the configuration
-        in which it occurred.
+        that raised the error.
         """
         try:
             self._warm_up()

@@ -30,7 +30,7 @@ from llmrun.jobs.bench.serving.plan import METRICS, ServingPlan, goodput_words
 from llmrun.jobs.bench.serving.record import Figures, Record, Spread, figures, parsed, spread
 from llmrun.options.sampling_params import SamplingParams
 
-_LATE_S = 0.01  # Requests that are sent later than this disturb the measurement.
+_LATE_S = 0.01  # A greater delay of requests disturbs the measurement.
 _SENT = frozenset({"temperature", "seed"})  # All other sampling parameters are left at the server's defaults.
 _WARM_UP = 1 << 32  # The number of the warm-up prompt, which no run uses.
 _WARM_UP_TOKENS = 16
