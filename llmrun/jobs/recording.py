@@ -1,6 +1,6 @@
 """A recorded run: everything that decides an answer of the CPU engine, the answer, and digests of its computation.
 
-Recordings are read strictly, because the file may be damaged or hostile.
+Recordings are read strictly, because a recording may be damaged or hostile.
 """
 
 from __future__ import annotations

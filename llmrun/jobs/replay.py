@@ -288,7 +288,7 @@ def check_numerics(recording: Recording) -> None:
 
 
 def check_files(recording: Recording, files: Sequence[ModelFile]) -> None:
-    """Raise Incomparable if the contents of a model's files differ from the recorded files. Names do not count."""
+    """Raise Incomparable if the contents of a model's files differ from the recorded files. Names are ignored."""
     if len(files) != len(recording.files):
         raise Incomparable(f"the model has {len(files)} files, but the recorded model has {len(recording.files)}")
     for here, there in zip(files, recording.files, strict=True):

@@ -1,6 +1,6 @@
 """Keeps the workers of a run busy, and reopens lost workers.
 
-Before a worker receives calls, the worker is identified. A worker whose answers may differ from the others' is refused,
+Each worker is identified before it receives calls. A worker whose answers may differ from the others' is refused,
 unless --mixed accepts such workers. `Reporter` is the interface through which a batch reports its progress.
 """
 

@@ -106,7 +106,7 @@ def find(reference: str, documents: Sequence[Document]) -> Document:
         if back >= len(documents):
             raise UsageError(f"history: {reference}: only {counted(len(documents), 'run')} saved")
         return documents[-1 - back]
-    # If two runs have the same ID, the later one wins.
+    # If two runs have the same ID, the later run wins.
     by_identity = {document.identity: document for document in documents}
     if reference in by_identity:
         return by_identity[reference]

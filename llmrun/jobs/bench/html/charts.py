@@ -187,7 +187,7 @@ def _samples(result: Result, metric: str) -> Sequence[float]:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCharts:
-    """Charts of the share of the machine's limits that each configuration reached.
+    """Charts that show how close each configuration came to the machine's limits.
 
     `without` names the configurations that were measured but have no roofline.
     """
