@@ -1,9 +1,9 @@
 """Determines which LoRA adapters apply to which tokens of a request.
 
-The keys and values of a token depend on the adapters of all tokens up to it. In slots and in
-saved states, tokens with adapters therefore have other numbers than tokens without (`AdaptedTokens.marked`). A prefix
-that was computed with other adapters, or with another scale, never matches. Tokens before an "activated LoRA" becomes
-active have their usual numbers, so the prefix is shared with requests that use no adapter.
+The keys and values of a token depend on the adapters of all tokens up to it. In slots and in saved states, tokens with
+adapters therefore have other numbers than tokens without adapters (`AdaptedTokens.marked`). A prefix that was computed
+with other adapters, or with another scale, never matches. Tokens before an "activated LoRA" becomes active have their
+usual numbers, so the prefix is shared with requests that use no adapter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmrun.base.types import Adapter
 
 _TOKEN_BITS: Final = 24  # no vocabulary has more tokens
-_NUMBER_BITS: Final = 63  # so that the numbers are int64
+_NUMBER_BITS: Final = 63  # the numbers must fit in an int64
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class AdaptedTokens:
     def marked(self, tokens: Sequence[int], first: int) -> list[int]:
         """Return the numbers under which tokens from position `first` on are cached.
 
-        The number of the first token with new adapters is a hash of its own, because the 39 bits that a number has
-        beside a token are few: with a graphics card, a client could find scales in minutes with which they are equal.
+        The number of the first token with new adapters is only a hash. Beside a token, a number has room for only 39
+        bits of a hash: with a graphics card, a client could find scales with the same bits in minutes.
         """
         found = list(tokens)
         for start, digest in self._digests:
@@ -62,12 +62,12 @@ class AdaptedTokens:
                 found[index] = tokens[index] | mark
             if 0 <= (index := start - first) < len(found):
                 own = hashlib.sha256(digest + tokens[index].to_bytes(4)).digest()
-                found[index] = _leading_bits(own, _NUMBER_BITS - 1) | 1 << (_NUMBER_BITS - 1)  # no token is as large
+                found[index] = _leading_bits(own, _NUMBER_BITS - 1) | 1 << (_NUMBER_BITS - 1)  # larger than any token
         return found
 
     @cached_property
     def _digests(self) -> list[tuple[int, bytes]]:
-        """The positions at which the active adapters change, with a sha256 of those that are active from there on."""
+        """The positions at which the active adapters change, each with a sha256 of the newly active adapters."""
         digests = []
         for start in sorted({start for start in self.starts if start is not None}):
             active = [
@@ -90,7 +90,7 @@ def adapted_tokens(
 ) -> AdaptedTokens | None:
     """Return the adapters of a request, or None if it uses none.
 
-    chosen  the scales of adapters by name; None for the scales with which they were opened
+    chosen  maps names of adapters to scales; None for the scales with which the adapters were opened
     """
     by_name = {adapter.name: adapter.scale for adapter in adapters}
     scales = by_name if chosen is None else dict(chosen)
@@ -104,7 +104,7 @@ def adapted_tokens(
 def scales_of_rows(parts: Sequence[tuple[AdaptedTokens | None, int, int]]) -> NDArray[np.float32] | None:
     """Return the scales of the rows of a step (Batch.scales), or None if no row uses adapters.
 
-    parts  for each part of the step, its adapters and its positions, from the first one to the end
+    parts  the adapters, the first position and the end of each part of the step
     """
     used = next((adapters for adapters, _, _ in parts if adapters is not None), None)
     if used is None:
@@ -128,9 +128,9 @@ def check_adapters(chosen: Mapping[str, float] | None, adapters: Sequence[Adapte
 
 
 def unless_of_adapters(error: LlmrunError, chosen: Mapping[str, float] | None) -> LlmrunError:
-    """Return an error of a draw, or another one if the cause may be the scales of adapters that a request chose.
+    """Return the error of a draw, or InvalidAnswer if the adapter scales of the request may have caused the error.
 
-    The model file is then not to blame, and no repetition of the request can succeed.
+    In that case, the model file is not at fault, and repeating the request cannot succeed.
     """
     if isinstance(error, ModelFileError) and chosen and any(chosen.values()):
         return InvalidAnswer(f"no token can be chosen with these adapters: {error}", hint="use smaller scales")
@@ -138,7 +138,7 @@ def unless_of_adapters(error: LlmrunError, chosen: Mapping[str, float] | None) -
 
 
 def _start(adapter: Adapter, prompt: Sequence[int]) -> int | None:
-    """Return where an adapter becomes active: at the last occurrence of its invocation tokens in the prompt."""
+    """Return the position at which an adapter becomes active: the last occurrence of its invocation tokens, if any."""
     if not adapter.invocation:
         return 0
     wanted, n = list(adapter.invocation), len(adapter.invocation)

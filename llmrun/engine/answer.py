@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmrun.engine.thinking import ThinkingDecoder
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
-_LONGEST_ENDING: Final = 64  # forced tokens; whether more of them end the answer is not checked in each step
+_LONGEST_ENDING: Final = 64  # forced tokens; steps do not check longer sequences for the end of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Answer:
     forced           tokens to add next without sampling
     sampler_state    the state of the samplers before the next token; only drawn tokens that are accepted change it
     drafted_tokens   tokens that drafters predicted and a step verified
-    accepted_tokens  how many of them were right
+    accepted_tokens  how many of the drafted tokens were right
     forced_tokens    forced tokens without a step of their own: another token's step ran them, or they end the answer
     drawn_in_a_row   tokens since the last forced one, or since the prompt
     over             True once the last event has been returned
@@ -136,7 +136,7 @@ class Answer:
 
     @property
     def tenant(self) -> str:
-        """Whose request it is (scheduling/fairness.py)."""
+        """The owner of the request (scheduling/fairness.py)."""
         return self.request.tenant
 
     @property
@@ -152,7 +152,7 @@ class Answer:
     def rows_to_draw(self, logits: NDArray[np.float32], draft: Sequence[int]) -> SequenceRows:
         """Return the rows of logits, float32[1 + len(draft), vocabulary], from which to draw tokens.
 
-        There are none if the answer is over, if the next token is forced, or if `logits` has no rows, as inside a
+        There are no rows if the answer is over, if the next token is forced, or if `logits` is empty, as inside a
         prompt.
         """
         rows = logits[:0] if self.forced or self.over else logits
@@ -204,7 +204,7 @@ class Answer:
 
         Row 0 of `logits`, a float32[1 + len(draft), vocabulary], yields the next token. The row of a draft token is
         valid only if all tokens up to it equal the draft, so no tokens are taken after the first difference. `drawn`
-        has the tokens drawn from the result of `rows_to_draw`.
+        contains the tokens drawn from the result of `rows_to_draw`.
         """
         events: list[Event] = []
         if self.over:
@@ -217,7 +217,7 @@ class Answer:
         return events + self._add_last()
 
     def _add_last(self) -> list[Event]:
-        """Add the forced tokens without a step if they end the answer, and return the resulting events."""
+        """Add the forced tokens without a step if these tokens end the answer, and return the resulting events."""
         if self.over or self.constraint is None or self.request.logprobs is not None:
             return []
         if not 0 < len(self.forced) <= _LONGEST_ENDING:
@@ -233,7 +233,7 @@ class Answer:
         return events
 
     def _add_forced(self, logits: NDArray[np.float32] | None) -> list[Event]:
-        """Add the next forced token, which has no step of its own, and return the events."""
+        """Add the next forced token without a step of its own, and return the resulting events."""
         self.forced_tokens += 1
         return self._add(self.forced.popleft(), logits, forced=True)
 
@@ -269,7 +269,7 @@ class Answer:
         return [delta]
 
     def _drawn(self, logits: NDArray[np.float32], index: int, drawn: Drawn) -> int:
-        """Return the token of the row with this index, or raise its error.
+        """Return the token drawn from the row with this index, or raise the error of the draw.
 
         Rows after forced tokens are drawn here. The step drew tokens only up to the first difference from the draft,
         and forced tokens do not change the state of the samplers.
@@ -284,7 +284,7 @@ class Answer:
         return drawn.tokens[index]
 
     def _follow_format(self, token: int) -> None:
-        """Tell the constraint about a new token, and force the tokens that must follow it."""
+        """Pass a new token to the constraint, and force the tokens that must follow this token."""
         if self.constraint is not None:
             self.forced.extend(self.constraint.take(token, len(self.forced)))
 
@@ -298,9 +298,9 @@ class Answer:
     def _enforce_think_budget(self) -> None:
         """Force the end of thinking once the thinking budget is used up.
 
-        A closing tag that the model may already be writing is not interrupted. Thinking is ended only once per answer,
-        and any later thinking counts as part of the answer. Otherwise, a model that starts to think again and again
-        would fill the context with closing tags.
+        A closing tag that the model may already be writing is not interrupted. The budget ends thinking only once per
+        answer, and any later thinking counts as part of the answer. Otherwise, a model that starts to think again and
+        again would fill the context with closing tags.
         """
         budget = self.request.think_budget
         if budget is None or self.thinking_tokens < budget or self.forced:
@@ -363,7 +363,7 @@ class Answer:
         """
         prompt = self.request.prompt
         begins = self.generated_tokens == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
-        begins = begins and self.constraint is None  # a format decides about every space
+        begins = begins and self.constraint is None  # a response format defines every space
         return self.tokenizer.decode([token]) if begins else self.tokenizer.token_bytes(token)
 
     def _logprobs(self, logits: NDArray[np.float32] | None, token: int) -> tuple[TokenLogprobs, ...]:

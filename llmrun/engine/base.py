@@ -1,6 +1,6 @@
-"""The interface that local and remote engines share, their figures, and the timings of a request.
+"""The common interface of local and remote engines, the status of an engine, and the timings of a request.
 
-The metrics are defined as in vLLM.
+The definitions of the metrics are those of vLLM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EngineStatus:
 
     free_tokens       tokens for which the KV cache has room, if it drops all prefixes that no running request uses
     prompt_tokens     prompt tokens of all requests that have begun since the engine was opened
-    cached_tokens     how many of them were reused from the KV cache
+    cached_tokens     how many of these prompt tokens were reused from the KV cache
     generated_tokens  tokens of all answers since the engine was opened
     preemptions       how often a running request had to return to the queue
     """
@@ -59,7 +59,7 @@ def request_timings(
     """Return the Timings of one request. All timestamps are in seconds of the same monotonic clock.
 
     submitted        when the request was submitted, before tokenization
-    prefill_started  start of its first forward pass; time in the queue counts toward the TTFT, but not the prefill
+    prefill_started  start of the first forward pass; time in the queue counts toward the TTFT, but not the prefill
     step_times       when each step that generated tokens ended, or when each piece of text arrived
     ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
     steps            number of steps that generated tokens; 0 if unknown (remote)
@@ -89,7 +89,7 @@ class Answering(Protocol):
     load_s    time to open the model, in seconds
     template  the chat template; None if the model has none, or if the server applies its own
     thinking  the model's thinking tags and switch; None for remote models, where only the server knows them
-    tools     what the model can do with tools; None for remote models
+    tools     the model's support for tool calls; None for remote models
     """
 
     load_s: float

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float64]
 
-# Prompt rows in a step beside which no answer waits. They are enough to keep the kernels busy, and few enough that
-# other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
+# The most prompt rows in a step while no answer is in progress. This number is large enough to keep the kernels busy,
+# and small enough that other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
 MOST_ROWS: Final = 256
 LEAST_ROWS: Final = 8  # prompt rows in any step with prompts, so that prompts always progress
 # The initial limits on draft tokens in a step, on prompt rows beside running answers, and on the product of rows and
@@ -25,14 +25,14 @@ _FIRST_DRAFT: Final = 3
 _FIRST_ROWS: Final = 32
 _FIRST_ATTENDED: Final = 32 * 1024
 
-_KEPT: Final = 0.98  # weight of older steps of the same class after each step: half of the weight is on the last 34
+_KEPT: Final = 0.98  # weight of older steps of the same class after each step: the last 34 have half of the weight
 _DRIFT: Final = 0.1  # fraction of a step's relative deviation that is applied to all older times
 LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
 _SHORTEST: Final = 1e-6  # seconds; a coarse clock can measure 0
-_RECORDED_TOGETHER: Final = 8  # steps without prompts and drafts, which have almost the same size
-_SMALLEST: Final = 0.02  # lower bound of each cost, relative to its assumption
+_RECORDED_TOGETHER: Final = 8  # steps without prompts or drafts, which have almost the same size
+_SMALLEST: Final = 0.02  # lower bound of each cost, relative to the assumed cost
 _FITTED_FIRST: Final = 16  # records
-_FITTED_EVERY: Final = 4  # later records; a fit takes longer than a record
+_FITTED_EVERY: Final = 4  # records between later fits, because a fit takes longer than a record
 _ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
 _POSITIONS: Final = 1024.0  # tokens; the unit of the features `cached` and `attended`
 
@@ -70,21 +70,21 @@ EMPTY: Final = StepSize(0, 0, 0, 0)
 class _Fit:
     """The duration of one kind of step: c0 + c1 rows + c2 cached + c3 attended.
 
-    c0 is the time that reading the weights takes, c1 is a row's share of the products, c2 is the time to read 1024
-    cached tokens, which all rows of a request share, and c3 a row's products with them. Least squares of the relative
-    errors, because sizes differ by a factor of 100.
+    c0 is the time to read the weights, c1 is a row's share of the products, c2 is the time to read 1024 cached tokens,
+    which all rows of a request share, and c3 is the time of a row's products with these tokens. The fit minimizes the
+    squares of the relative errors, because sizes differ by a factor of 100.
 
-    assumed  the four costs in a common unit, which is fitted, too, until they have been measured. For a long time, all
-             steps may have about the same size, so the costs stay near them as far as the steps do not contradict
-             (ridge regression)
+    assumed  the four costs before any measurement, in a common unit, which is fitted, too. For a long time, all steps
+             may have about the same size, so the costs stay near the assumed ones unless steps contradict them (ridge
+             regression)
     trust    the weights of these assumptions, in steps with one unit of the feature
     classes  the number of classes of steps. Each step reduces only the weight of older steps of its own class, so that
-             frequent ones do not outweigh rare ones, from which alone some of the costs can be learnt
+             frequent classes do not outweigh rare ones, which alone reveal some of the costs
     """
 
     def __init__(self, assumed: tuple[float, ...], trust: tuple[float, ...], classes: int) -> None:
         self._assumed, self._trust = np.array(assumed), np.diag(trust)
-        # For each class, sums over the steps of the products of features over seconds, and of these with 1.
+        # With x = features / seconds, these are the sums of x x^T and of x over the steps of each class.
         self._sums = np.zeros((classes, 4, 5))
         self._n_recorded = 0
         self.costs: list[float] = []  # empty until a step has been observed
@@ -95,7 +95,7 @@ class _Fit:
         return c0 + c1 * size.rows + (c2 * size.cached + c3 * size.attended) / _POSITIONS
 
     def plausible(self, size: StepSize, seconds: float) -> float:
-        """Return the duration of a step, or the nearest that is no larger deviation than LARGEST_DEVIATION."""
+        """Return the duration of a step, limited to a deviation of LARGEST_DEVIATION from the expected duration."""
         seconds = max(seconds, _SHORTEST)
         if not self.costs:
             return seconds
@@ -103,7 +103,7 @@ class _Fit:
         return min(max(seconds, expected / LARGEST_DEVIATION), LARGEST_DEVIATION * expected)
 
     def record(self, steps: list[tuple[StepSize, float]], kind: int = 0) -> None:
-        """Record plausible durations of steps of one class, which all count as steps of their mean size and duration.
+        """Record plausible durations of steps of one class, each of which counts as a step of mean size and duration.
 
         The clock rate and the load of the machine affect all durations. Each step therefore scales the older durations
         of all classes towards its own, so that a slower machine changes the level but not the ratios of the costs.
@@ -122,16 +122,16 @@ class _Fit:
             self.costs = self._fitted()
 
     def _fitted(self) -> list[float]:
-        """Return the four costs, of which none is below _SMALLEST of its assumption."""
+        """Return the four costs, each of which is at least _SMALLEST times the assumed cost."""
         sums, assumed = self._sums.sum(0), self._assumed
         products, features = sums[:, :4], sums[:, 4]
-        unit = assumed @ features / (assumed @ products @ assumed)  # if all assumptions were right
+        unit = assumed @ features / (assumed @ products @ assumed)  # the unit if all assumptions were right
         products += self._trust / unit**2
         features += self._trust @ assumed / unit
         lowest = _SMALLEST * assumed * unit
         costs: Vector = np.linalg.solve(products, features)
         low = costs < lowest
-        while (costs < lowest).any():  # rare: solve for the others, with the bounds instead of those that are too low
+        while (costs < lowest).any():  # rare: replace costs that are too low with bounds, and solve for the others
             low |= costs < lowest
             costs = lowest.copy()
             costs[~low] = np.linalg.solve(products[~low][:, ~low], (features - products @ (lowest * low))[~low])
@@ -144,20 +144,20 @@ _PLAIN, _DRAFTED = 0, 1  # classes of steps without prompts
 class StepCosts:
     """The seconds of a step, learnt separately for steps with and without prompt rows.
 
-    The two kinds differ: additional rows are nearly free in small steps, where reading the weights takes most of the
-    time, and proportional to the rows in large ones. Each kind is close to a line in the range of sizes that it has.
+    The two kinds differ: in small steps, additional rows are nearly free, because reading the weights takes most of the
+    time; in large steps, the time is proportional to the rows. Each kind is nearly linear.
 
-    Other threads may ask for predictions while one thread calls `observe`. A call takes 2 us, and about 20 us for steps
-    with prompts or drafts and for every eighth of the others.
+    Other threads may ask for predictions while one thread calls `observe`. A call of `observe` takes 2 us, or about 20
+    us for steps with prompts or drafts and for every eighth other step.
 
     most_drafted  the largest number of draft tokens in a step whose time is estimated
     """
 
     def __init__(self) -> None:
-        # In small steps, until it has been measured, a row takes ASSUMED_ROW of a step, and the depth nothing.
+        # In small steps, a row is assumed to take ASSUMED_ROW of a step, and the depth is assumed to take no time.
         self._answers = _Fit((1 - ASSUMED_ROW, ASSUMED_ROW, 0.0, 0.0), (0.01, 1.0, 0.3, 0.3), 2)
-        # In units of a row of a prompt. The costs differ between models and machines by factors of 3 to 10. The trust
-        # is the squared relative noise of a step, 0.1, over the squared error of the assumption.
+        # The unit is the time of a prompt row. The costs differ between models and machines by factors of 3 to 10. The
+        # trust is the squared relative noise of a step, 0.1, over the squared error of the assumption.
         self._prompts = _Fit((8.0, 1.0, 0.5, 0.1), (0.0003, 0.03, 0.03, 0.5), 1)
         self._unrecorded: list[tuple[StepSize, float]] = []  # the last steps without prompts and drafts
         self.most_drafted = _FIRST_DRAFT
@@ -169,7 +169,7 @@ class StepCosts:
         return bool(self._answers.costs)
 
     def observe(self, size: StepSize, prompt_rows: int, seconds: float) -> None:
-        """Record the duration of a step, of whose rows `prompt_rows` belong to prompts."""
+        """Record the duration of a step with `prompt_rows` rows of prompts."""
         if prompt_rows:
             self._prompts.record([(size, self._prompts.plausible(size, seconds))])
             self._most_rows = max(self._most_rows, 2 * prompt_rows)
@@ -186,7 +186,7 @@ class StepCosts:
             self._unrecorded = []
 
     def of_step(self, size: StepSize, prompt_rows: int = 0) -> float:
-        """Return the expected seconds of a step, of whose rows `prompt_rows` belong to prompts."""
+        """Return the expected seconds of a step with `prompt_rows` rows of prompts."""
         fits = (self._prompts, self._answers) if prompt_rows else (self._answers, self._prompts)
         return next((fit.of_step(size) for fit in fits if fit.costs), _ASSUMED_STEP)
 
@@ -201,11 +201,11 @@ class StepCosts:
         return self.of_step(EMPTY.with_chunk(MOST_ROWS, 0), MOST_ROWS) / MOST_ROWS
 
     def rows_within(self, seconds: float, size: StepSize, depth: int, least: int = LEAST_ROWS) -> int:
-        """Return how many rows of a prompt a step can have that should take at most `seconds`.
+        """Return how many rows of a prompt fit in a step that should take at most `seconds`.
 
         size     the rest of the step
         depth    tokens in the cache before the rows
-        least    the smallest result, whatever the rows take; 0 for a prompt that need not progress in this step
+        least    the smallest result, regardless of the time; 0 for a prompt that need not progress in this step
         """
         one, most = (self.of_step(size.with_chunk(rows, depth), rows) for rows in (1, MOST_ROWS))
         row = (most - one) / (MOST_ROWS - 1)

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 _TEMPLATE: Final = "tokenizer.chat_template.rerank"
-_PAIR_KEYS: Final = ("model", "pre", "add_eos_token", "add_sep_token", "seperator_token_id")  # GGUF spells it so
+_PAIR_KEYS: Final = ("model", "pre", "add_eos_token", "add_sep_token", "seperator_token_id")  # GGUF's spelling
 # BPE vocabularies whose pairs have a separator although their files do not say so.
 _SEPARATED: Final = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
-MOST_TOKENS: Final = 1 << 20  # of the inputs of a call, so that a small body cannot take gigabytes and days
+MOST_TOKENS: Final = 1 << 20  # the limit for a call, so that a small request cannot require gigabytes and days
 
 
 def limited_inputs(texts: Iterable[list[int]]) -> list[Sequence[int]]:
-    """Return the texts of a call, with 4 bytes for each token, because hundreds of calls may wait.
+    """Return the texts of a call with 4 bytes per token, because hundreds of calls may be waiting.
 
-    Raises UsageError if they have more than MOST_TOKENS tokens together.
+    Raises UsageError if the texts have more than MOST_TOKENS tokens in total.
     """
     found, total = list[Sequence[int]](), 0
     for tokens in texts:
@@ -66,7 +66,7 @@ class InputReader:
     """
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, allow: str) -> None:
-        """Create a reader. `allow` says in error messages how to allow truncating, such as "use --truncate"."""
+        """Create a reader. `allow` explains in error messages how to allow truncation, such as "use --truncate"."""
         self.truncated = 0
         self._allow = allow
         self._most, self._vocabulary_size = info.context_size, info.vocabulary_size
@@ -79,10 +79,10 @@ class InputReader:
         self._between, self._end = _around_documents(info, tokenizer.eos_id, self._after)
 
     def tokens_of(self, text: str | Sequence[int], place: str, *, truncate: bool) -> list[int]:
-        """Return the tokens of a text, or given tokens, which get nothing around them.
+        """Return the tokens of a text with the tokenizer's special tokens, or return given tokens unchanged.
 
-        `truncate` leaves out the end of the text if it is too long. Raises ContextExceeded if it is too long otherwise,
-        and UsageError if it has no tokens or tokens that the vocabulary lacks.
+        `truncate` leaves out the end of a text that is too long, which otherwise raises ContextExceeded. Raises
+        UsageError if the text has no tokens or if a token is not in the vocabulary.
         """
         if isinstance(text, str):
             plain = self._plain(text)
@@ -94,7 +94,7 @@ class InputReader:
         return self._fitted(lambda tokens: tokens, list(text), place, truncate=truncate)
 
     def pair_of(self, query: str, document: str, place: str, *, truncate: bool) -> list[int]:
-        """Return the tokens of a query and a document, in the form that llama-server gives them, too.
+        """Return the tokens of a query and a document, in the same form as in llama-server.
 
         `truncate` leaves out the end of the document if the pair is too long. Raises the errors of `tokens_of`.
         """
@@ -122,7 +122,7 @@ class InputReader:
     def _fitted(
         self, framed: Callable[[list[int]], list[int]], plain: list[int], place: str, *, truncate: bool
     ) -> list[int]:
-        """Return framed(plain), or with fewer plain tokens if that is too long and may be truncated."""
+        """Return framed(plain), with fewer plain tokens if the result is too long and may be truncated."""
         found = framed(plain)
         if not found:
             raise UsageError(f"{place} is empty: it has no tokens")
@@ -141,7 +141,7 @@ class InputReader:
 def _around_documents(info: ModelInfo, eos: int | None, after: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the tokens before and after the document of a pair, as in llama-server.
 
-    eos    the vocabulary's EOS, if it has one
+    eos    the vocabulary's EOS token, or None
     after  the tokens after a single text
     """
     keys = {key: info.metadata.get(f"tokenizer.ggml.{key}") for key in _PAIR_KEYS}
@@ -159,7 +159,7 @@ def _around_documents(info: ModelInfo, eos: int | None, after: Sequence[int]) ->
 def pooling_of(info: ModelInfo) -> Pooling:
     """Return the pooling that the model was trained with.
 
-    Files that do not name one get the usual one: the last token with a causal mask, and the mean without.
+    If the file does not name a pooling, the default is the last token with a causal mask, or the mean without one.
     """
     named = named_pooling(info.metadata, info.architecture)
     return named or (Pooling.LAST if info.has_logits else Pooling.MEAN)
@@ -193,9 +193,9 @@ def check_finite(vector: NDArray[np.float32], number: int) -> None:
 
 
 def cut_to(vector: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Return the first `dimensions` features of a vector, or all. Raises UsageError if it has fewer.
+    """Return the first `dimensions` features of a vector, or all. Raises UsageError if the vector is shorter.
 
-    Models trained for this (Matryoshka) have the most important features first.
+    Models with Matryoshka training order the features by importance.
     """
     if dimensions is None:
         return vector
@@ -205,16 +205,16 @@ def cut_to(vector: NDArray[np.float32], dimensions: int | None) -> NDArray[np.fl
 
 
 def normalized(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a vector of length 1 in the same direction, or zeros if it has no direction."""
+    """Return a vector scaled to length 1. Zero vectors stay zero."""
     length = np.sqrt(np.square(vector, dtype=np.float64).sum())
     unit: NDArray[np.float32] = (vector / length if length else vector).astype(np.float32)
     return unit
 
 
 def score_of(labels: NDArray[np.float32]) -> float:
-    """Return the score of a document from what the model says about its labels.
+    """Return the score of a document, given the model's logits for the labels.
 
-    With one label, that is its value, which is a logit. With several, it is the probability of the first one, such as
+    With one label, the score is a logit. With several labels, the score is the probability of the first one, such as
     "yes".
     """
     if len(labels) == 1:
@@ -231,7 +231,7 @@ class EmbeddingJob:
     on_done     called with the job once it has all of its results or an error
     dimensions  the number of features to keep, or None for all
     normalize   whether vectors have length 1
-    tenant      whose job it is
+    tenant      the owner of the job
     results     float32[features] for each text, in order; scores are float32[1]
     error       why the job failed, or None
     """
@@ -250,10 +250,10 @@ class EmbeddingJob:
 
 
 class JobTurns:
-    """The jobs that are not done. Their tenants take turns, and so do the jobs of a tenant. Thread-safe."""
+    """The unfinished jobs. Tenants take turns, and so do the jobs of a tenant. Thread-safe."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, deque[EmbeddingJob]] = {}  # only those with jobs; the first one is next
+        self._tenants: dict[str, deque[EmbeddingJob]] = {}  # tenants with jobs; the first tenant is next
         self._lock = Lock()
 
     def __bool__(self) -> bool:
@@ -278,7 +278,7 @@ class JobTurns:
     def next_texts(self) -> Iterator[tuple[EmbeddingJob, int]]:
         """Yield the jobs and numbers of all texts without results, in the order in which they should run.
 
-        Afterwards, another tenant and another job of this tenant are first.
+        The next call starts with another tenant, and the current tenant will continue with another job.
         """
         with self._lock:
             queues = [deque((job, len(job.results)) for job in jobs) for jobs in self._tenants.values()]
@@ -295,16 +295,16 @@ class JobTurns:
             queues = [queue for queue in queues if queue]
 
 
-LONGEST_WAIT_S: Final = 5.0  # without a result for lack of room, until new requests have to wait
+LONGEST_WAIT_S: Final = 5.0  # how long a job may lack room before new requests have to wait
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
     """A text that is being computed.
 
-    number   its index in the job
-    slot     the sequence of the cache that has its first tokens
-    cached   the slot's tokens after the last pass. A request that has taken the slot has put another list there
+    number   the index of the text in its job
+    slot     the slot that holds the first tokens of the text
+    cached   the list of the slot's tokens after the last pass; a request that takes the slot replaces this list
     hidden   the wanted hidden states so far, float32[positions, features] for each pass
     """
 
@@ -332,9 +332,9 @@ class _Part(NamedTuple):
 class Embedder:
     """Computes the results of jobs on the idle sequences of a backend.
 
-    Short texts are in the KV cache only during one call of `step`. With a causal mask, longer ones are divided among
-    passes. Between these, requests may take their sequences, as those of cached prefixes; they then begin again. The
-    bits of a text's result do not depend on other texts, nor on how it is divided.
+    Short texts are in the KV cache only during one call of `step`. With a causal mask, longer texts are divided among
+    passes. Between two passes, a request may take the sequence of a text, like that of a cached prefix; the text then
+    begins again. The bits of a result do not depend on other texts or on how its text is divided.
     """
 
     def __init__(
@@ -347,16 +347,16 @@ class Embedder:
     ) -> None:
         """Create an embedder.
 
-        pooling  replaces the model's own
+        pooling  replaces the model's own pooling
         on_pass  called before a pass with the number of its rows
         """
         self._backend, self._slots = backend, slots
         self._neighbours, self._on_pass = neighbours or Neighbours(backend.kv), on_pass
         self.pooling = pooling or pooling_of(backend.info)
-        self._divides = backend.info.has_logits  # without a causal mask, rows see those that follow them
+        self._divides = backend.info.has_logits  # without a causal mask, rows attend to later rows, too
         self._turns = JobTurns()
         self._begun: dict[EmbeddingJob, _Text] = {}  # texts that are partly in the cache
-        self._waiting: dict[EmbeddingJob, float] = {}  # jobs that lacked room, and when that began
+        self._waiting: dict[EmbeddingJob, float] = {}  # maps jobs that lack room to the start of their wait
 
     @property
     def idle(self) -> bool:
@@ -380,7 +380,7 @@ class Embedder:
             cut_to(np.empty(info.hidden_size, np.float32), job.dimensions)
 
     def cancel(self) -> None:
-        """Stop the pass that is running, which raises Cancelled, or the next one. For signal handlers."""
+        """Stop the current pass, or the next one, which then raises Cancelled. Signal handlers may call this."""
         self._backend.cancel()
 
     def add(self, job: EmbeddingJob) -> None:
@@ -388,11 +388,11 @@ class Embedder:
         self._turns.add(job)
 
     def drop(self, job: EmbeddingJob) -> None:
-        """Forget a job. Thread-safe. Nothing happens if it is done."""
+        """Forget a job, unless the job is done. Thread-safe."""
         self._turns.remove(job)
 
     def step(self) -> None:
-        """Run one pass with texts of the jobs in turn, or none if there is no room for any.
+        """Run one pass with texts of the jobs in turn, or no pass if there is no room for any text.
 
         Raises Cancelled and BackendCrashed.
         """
@@ -405,7 +405,7 @@ class Embedder:
         self._neighbours.hold_up(time.monotonic() - since > LONGEST_WAIT_S)
 
     def _forget_lost(self) -> None:
-        """Forget the texts whose jobs were dropped, and those whose sequences were taken by requests."""
+        """Forget the texts whose jobs were dropped or whose sequences were taken by requests."""
         self._waiting = {job: since for job, since in self._waiting.items() if job in self._turns}
         for job, text in list(self._begun.items()):
             if text.is_lost:
@@ -416,15 +416,15 @@ class Embedder:
                 self._slots.forget(text.slot)
 
     def _note_waiting(self, job: EmbeddingJob) -> None:
-        """Note that a job lacks room, which requests or other texts have."""
+        """Note that a job lacks room because of requests or other texts."""
         self._waiting.setdefault(job, time.monotonic())
 
     def _next_parts(self, most: int) -> list[_Part]:
-        """Choose the rows of the next pass: up to `most`, or those of one text that cannot be divided."""
+        """Choose the rows of the next pass: up to `most` rows, or all rows of one text that cannot be divided."""
         parts: list[_Part] = []
-        blocks, left = 0, most  # blocks of the cache that the pass adds, and rows that it may still have
+        blocks, left = 0, most  # cache blocks that the pass adds, and rows for which the pass still has room
         used = [text.slot for text in self._begun.values()]
-        skipped = set[EmbeddingJob]()  # their other texts must wait, too, because results are in order
+        skipped = set[EmbeddingJob]()  # the other texts of these jobs must wait, too, because results are in order
         for job, number in islice(self._turns.next_texts(), MOST_ROWS):
             text = None if job in skipped else self._text(job, number, left, used, alone=not parts)
             part = None if text is None else _Part(job, text, *self._rows_of(text, left))
@@ -442,15 +442,15 @@ class Embedder:
         return parts
 
     def _rows_of(self, text: _Text, left: int) -> tuple[int, int]:
-        """Return the first row of a text in the next pass, and the end."""
+        """Return the first position of a text in the next pass, and the position after the last."""
         first, n = len(text.cached), len(text.tokens)
         return first, min(first + left, n) if self._divides else n
 
     def _text(self, job: EmbeddingJob, number: int, left: int, used: list[Slot], *, alone: bool) -> _Text | None:
-        """Return a text of a job, with a slot, which becomes one of `used`. Return None if it cannot run now.
+        """Return a text of a job with a slot, which is added to `used`, or None if the text cannot run now.
 
-        left   rows that the pass may still have
-        alone  whether it would be the first text of the pass
+        left   rows for which the pass still has room
+        alone  True if the text would be the first one of the pass
         """
         text, tokens = self._begun.get(job), job.texts[number]
         if text is not None and text.number == number:
@@ -468,7 +468,7 @@ class Embedder:
     def _fits(self, tokens: Sequence[int], most: int) -> bool:
         """Return whether a text is computed in one pass, or fits in the cache beside requests and begun texts.
 
-        Otherwise, a request that needs its room and the text that begins again would take the room from each other.
+        Otherwise, the text and a request could take the room from each other again and again.
         """
         if len(tokens) <= most or not self._divides:
             return True
@@ -477,14 +477,14 @@ class Embedder:
         return blocks <= self._neighbours.spare_blocks()
 
     def _make_room(self, blocks: int, used: Sequence[Slot]) -> bool:
-        """Forget cached prefixes until so many blocks are free. Returns False if that is impossible."""
+        """Forget cached prefixes until this many blocks are free. Returns False if that is impossible."""
         while self._backend.kv.free_blocks < blocks:
             if not self._slots.forget_oldest_idle(used):
                 return False
         return True
 
     def _run(self, parts: Sequence[_Part]) -> None:
-        """Run a pass, and give jobs the results of texts that are complete."""
+        """Run a pass, and add the results of complete texts to their jobs."""
         want = [self._wanted(part) for part in parts]
         rows = [part.end - part.first for part in parts]
         batch = Batch(
@@ -498,7 +498,7 @@ class Embedder:
         try:
             hidden = self._backend.forward(batch).hidden
         except BaseException as error:
-            for part in parts:  # what is left of them in the cache is unknown
+            for part in parts:  # the cache may still contain any of their tokens
                 self._begun.pop(part.job, None)
                 self._slots.forget(part.text.slot)
             if not isinstance(error, KVFull):
@@ -511,13 +511,13 @@ class Embedder:
             self._take(part, of_part)
 
     def _wanted(self, part: _Part) -> NDArray[np.uint8]:
-        """Return what a pass wants of the rows of a part (Batch.want)."""
+        """Return the outputs that a pass needs of the rows of a part (Batch.want)."""
         want = np.zeros(len(part.text.tokens), np.uint8)
         want[first_wanted(self.pooling, len(want), is_causal=self._divides)] = HIDDEN
         return want[part.first : part.end]
 
     def _take(self, part: _Part, hidden: NDArray[np.float32]) -> None:
-        """Keep the hidden states of a part, and give its job the result if the text is complete."""
+        """Keep the hidden states of a part, and add the result to its job if the text is complete."""
         job, text = part.job, part.text
         text.hidden.append(hidden)
         if part.end < len(text.tokens):

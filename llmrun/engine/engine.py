@@ -69,9 +69,9 @@ class Engine:
         drafts         draft sources, with which a step can generate several tokens; they do not affect the answers
         constraints    compiles response formats; by default, a compiler is created on first use
         max_running    the maximum number of requests that run at a time; the other sequences of the cache only keep
-                       prefixes. None for as many as there are sequences
+                       prefixes. None for one request per sequence
         overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
-        share_prefixes let tenants share cached prefixes, so that one can find out what another has asked
+        share_prefixes let tenants share cached prefixes, so that a tenant can discover the prompts of another
         on_begin       called before a step with the ids of the requests that run for the first time
         """
         self._backend = backend
@@ -120,11 +120,12 @@ class Engine:
         """Open a GGUF file on the backend that `options` selects, or on the best one.
 
         `chat_template` is Jinja source, not a path. `speculate` turns speculation by lookup on or off; None turns it on
-        if the backend guarantees the same answers with it. The model's draft head is then used, too, unless there is a
-        draft model. `draft` is a small model with the same vocabulary, which predicts tokens; it turns speculation on.
-        `will_constrain` prepares the vocabulary for response formats while the weights are loaded; otherwise, the first
-        request with a format waits for it. `watch` may wrap the open backend. `__init__` describes the other
-        parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
+        if the backend guarantees the same answers with it. With speculation, the model's draft head is used, too,
+        unless there is a draft model. `draft` is a small model with the same vocabulary, which predicts tokens; it
+        turns speculation on. `will_constrain` prepares the vocabulary for response formats while the weights are
+        loaded; otherwise, the first request with a format waits. `watch` may wrap the open backend. `__init__`
+        describes the other parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed or
+        UsageError.
         """
         from llmrun.backends.select import open_backend
         from llmrun.engine.drafting.sources import open_sources, uses_draft_head
@@ -178,7 +179,7 @@ class Engine:
 
     @property
     def tools(self) -> ModelTools:
-        """What the model can do with tools."""
+        """The model's support for tool calls."""
         return self._prompts.tools
 
     @property
@@ -193,7 +194,7 @@ class Engine:
 
     @property
     def draft_error(self) -> str:
-        """Why the draft model no longer drafts anything, or an empty string. Its errors never affect the answers."""
+        """The error that stopped the draft model, or an empty string. Such errors never affect the answers."""
         return self._speculation.error
 
     @property
@@ -264,14 +265,14 @@ class Engine:
     def enqueue(self, answer: Answer, *, alone: bool = False) -> int:
         """Queue a prepared request and return its id. Thread-safe.
 
-        alone  True if the first step of the request must have no other requests, because it may crash the backend
+        alone  True if the first step must have no other requests, because this request may crash the backend
         """
         answer.runs_alone = alone
         self._requests.waiting.append(answer)
         return answer.request_id
 
     def predicted_wait(self, answer: Answer) -> float:
-        """Return the predicted seconds in the queue of a prepared request, if it is queued now. Thread-safe."""
+        """Predict how many seconds a prepared request would wait if it were queued now. Thread-safe."""
         return self._requests.predicted_wait(answer)
 
     def step(self) -> list[Event]:
@@ -315,7 +316,7 @@ class Engine:
         return events
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Submit one request and yield its events. The last one is Finished.
+        """Submit one request and yield its events, the last of which is Finished.
 
         The request is submitted when the first event is requested. Closing the iterator early drops the request.
         Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
@@ -337,17 +338,17 @@ class Engine:
         return self._requests.end_cancelled(named, self._last_cancel)
 
     def cancel(self, request_id: int) -> None:
-        """Cancel a request. It ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        """Cancel a request, so that the next `step` ends it with Finished(CANCELLED). Ignores unknown and ended ids."""
         self._cancel_wishes.append(request_id)
 
     def status(self) -> EngineStatus:
-        """Return the state of the engine. Call it between steps."""
+        """Return the state of the engine. Call this method between steps."""
         return self._requests.status()
 
     def cancel_current(self) -> None:
         """Cancel all waiting and running requests immediately.
 
-        Signal handlers and other threads may call this. It also cancels a request that `submit` is still tokenizing.
+        Signal handlers and other threads may call this. A request that `submit` is still tokenizing is cancelled, too.
         """
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
@@ -355,29 +356,29 @@ class Engine:
 
     @property
     def state_key(self) -> str:
-        """Identifies the model and its KV cache in files with saved prefixes; empty if nothing can be saved."""
+        """A key for the model and its KV cache in files with saved prefixes; empty if nothing can be saved."""
         return self._backend.kv.key
 
     @property
     def saves_blocks(self) -> bool:
-        """See KVCache.saves_blocks."""
+        """True if saving a sequence that has grown adds only new parts (KVCache.saves_blocks)."""
         return self._backend.kv.saves_blocks
 
     def use_saved(self, saved: SavedPrefixes | None) -> None:
-        """Load prefixes from these files if they are longer than the cached ones, and save prefixes there."""
+        """Save prefixes to these files, and load saved prefixes that are longer than the cached ones."""
         self._slots.saved = saved
 
     def embedder(self, on_pass: Callable[[int], None] = lambda rows: None) -> Embedder:
-        """Return a new object that computes vectors on the sequences that no request uses. Call it between steps.
+        """Return a new object that computes vectors on the sequences that no request uses. Call this between steps.
 
-        on_pass  see Embedder
+        on_pass  called before a pass with the number of its rows
         """
         from llmrun.engine.embedding import Embedder
 
         return Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
 
     def save_prefix(self, most: int | None = None) -> bool:
-        """Save the tokens of the most recently finished request that has unsaved ones. Call it between steps.
+        """Save the tokens of the most recently finished request that has unsaved ones. Call this between steps.
 
         most  number of tokens to save, or None for all
         Returns whether there may be more to save.
@@ -425,5 +426,5 @@ class Engine:
         n = len(part.answer.tokens) - 1
         if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n and part.draft.tokens:
             # With a recurrent model, llama.cpp would have to repeat earlier rows after each wrong draft. (Without a
-            # draft, a stop string has ended the answer inside forced tokens, which says nothing about drafts.)
+            # draft, a stop string has ended the answer inside forced tokens, which does not concern drafts.)
             self._speculation.stop()

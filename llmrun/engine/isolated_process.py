@@ -1,7 +1,7 @@
 """The parent's side of an isolated process: starts it, sends it requests and enforces its limits.
 
 Untrusted input can make a library run forever, allocate without end or crash. In a child process, the operating system
-and a watchdog in the parent limit time and memory, and a crash is only an answer that does not arrive. The child has
+and a watchdog in the parent limit time and memory, and a crash only means that no answer arrives. The child has
 an empty environment and no open files.
 """
 
@@ -56,7 +56,7 @@ class ProcessLimits:
 
 
 class ProcessFailed(Exception):
-    """A request got no answer. The message says why in a few words; `status` is the exit status, if there is one."""
+    """Raised if a request has no answer. The message is a short reason; `status` is the exit status, or None."""
 
     def __init__(self, words: str, status: int | None = None) -> None:
         super().__init__(words)
@@ -64,7 +64,7 @@ class ProcessFailed(Exception):
 
 
 class IsolatedProcess:
-    """A child process that answers requests, one at a time. It starts with `start` or on first use. Thread-safe.
+    """A child process that answers one request at a time, started by `start` or on first use. Thread-safe.
 
     The process ends with `close`, or when this object is garbage-collected.
 
@@ -85,7 +85,7 @@ class IsolatedProcess:
         self._running()
 
     def close(self) -> None:
-        """Kill the process. It starts again on the next use. Idempotent."""
+        """Kill the process, which starts again on the next use. Idempotent."""
         self._process = None
         self._memory = 0
         self._end()
@@ -106,7 +106,7 @@ class IsolatedProcess:
     def request(self, request: bytes, limits: ProcessLimits, kinds: Collection[str]) -> tuple[str, Any]:
         """Send a request and return the kind and the value of the answer.
 
-        Raises ProcessFailed, after closing the process, if there is no answer or its kind is none of `kinds`.
+        Raises ProcessFailed, after closing the process, if no answer arrives or its kind is not in `kinds`.
         """
         with self._asking:
             answer = self._answer(request, limits)
@@ -116,7 +116,7 @@ class IsolatedProcess:
             kind = value = None
         if kind in kinds:
             return kind, value
-        self.close()  # after running out of memory, it may be in a bad state
+        self.close()  # after running out of memory, the process may be in a bad state
         raise ProcessFailed({"memory": limits.out_of_memory, "depth": TOO_DEEP}.get(str(value), INVALID_ANSWER))
 
     def _answer(self, request: bytes, limits: ProcessLimits) -> bytes:
@@ -153,7 +153,7 @@ class IsolatedProcess:
 
 
 class _Exchange(threading.Thread):
-    """A thread that sends a request and receives the answer. It may block until the child process is killed.
+    """A thread that sends a request, receives the answer, and may block until the child process is killed.
 
     answer   the received frame, or None
     trouble  why the answer was rejected; empty if the process ended without an answer

@@ -54,7 +54,7 @@ def write_frame(stream: IO[bytes], data: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes], longest: int | None = None) -> bytes | None:
-    """Return the next frame, or None at the end of the stream. Raises FrameTooLong if it exceeds `longest` bytes."""
+    """Return the next frame, or None at the end of the stream. Raises FrameTooLong for more than `longest` bytes."""
     header = stream.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return None
@@ -68,7 +68,7 @@ def read_frame(stream: IO[bytes], longest: int | None = None) -> bytes | None:
 def serve(answer: Callable[[Any], tuple[str, Any]]) -> None:
     """Answer requests until stdin closes. `answer` returns the kind and the value of the answer to a request.
 
-    If it runs out of memory or recurses too deeply, the kind is "over", and the value is "memory" or "depth".
+    If `answer` runs out of memory or recurses too deeply, the kind is "over", and the value is "memory" or "depth".
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, b"")  # tells the parent that this process is ready
@@ -93,7 +93,7 @@ def _limit(cpu_s: float, memory: int) -> None:
         return  # the parent's watchdog is the only limit
     import resource
 
-    # The extra second lets the parent act first, because its error message is better.
+    # The extra second lets the parent act first, because the parent's error message is better.
     enough = math.ceil(process_time() + cpu_s) + 1
     for what, soft, hard in (
         (resource.RLIMIT_AS, memory, memory),

@@ -42,7 +42,7 @@ _BETWEEN_FILES: Final = "\n\n--- snippet ---\n\n"
 
 
 def encode_fill(prompt: FillPrompt, tokenizer: Tokenizer, context: int) -> tuple[list[int], int]:
-    """Return the tokens of a prompt for a context of this many tokens, and how many of its texts were left out.
+    """Return the tokens of a prompt for a context of this many tokens, and how many tokens were left out.
 
     Raises UsageError if the vocabulary has no tokens for filling in the middle.
     """
@@ -113,11 +113,11 @@ class PromptReader:
     """Renders chat templates, tokenizes prompts and compiles response formats for one open model.
 
     chat_template  Jinja source that replaces the model's own template
-    thinking_tags  see Engine
-    constraints    compiles response formats; by default, one is created on first use
+    thinking_tags  the opening and closing thinking tags, as in Engine
+    constraints    compiles response formats; by default, a compiler is created on first use
     """
 
-    # Modules that few requests need are imported on first use: they take 40 ms together.
+    # Modules that few requests need are imported on first use, because importing all of them takes 40 ms.
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class PromptReader:
 
     @cached_property
     def tools(self) -> ModelTools:
-        """The model's tool calls."""
+        """The model's support for tool calls."""
         from llmrun.engine.tool_calls.prompting import ModelTools
 
         return ModelTools(self.template, self._tokenizer, self._templates)
@@ -198,7 +198,7 @@ class PromptReader:
         return self.tools.prepared(prompt) if prompt.tools or past else prompt
 
     def _compiled(self, wanted: ResponseFormat) -> Constraint:
-        """Compile a format, or return it from the cache. Raises UsageError."""
+        """Compile a format, or return the cached result. Raises UsageError."""
         from llmrun.engine.constraint.matcher import ConstraintCompiler
 
         with self._compiling:

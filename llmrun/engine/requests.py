@@ -1,6 +1,6 @@
 """The engine's input and output: requests, the events of their answers, and the facts about a model.
 
-Servers tell these facts to their clients, and need them to read their requests.
+Servers report these facts to clients, and use them to parse requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChatPrompt:
               Answers may have `tool_calls`, whose results follow as messages with the role "tool"
     tools     definitions of the tools that the model may call, as in OpenAI's API, or None
     tool_choice  "auto", "none", "required", or the name of the tool to call
-    parallel_tool_calls  whether one answer may have several calls
+    parallel_tool_calls  True if one answer may contain several calls
     add_generation_prompt  False only if the last message is an answer that the model should continue
     template_kwargs  extra variables for the template, such as `enable_thinking`
 
@@ -63,7 +63,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt of token ids. Nothing is added to it, not even a BOS."""
+    """A prompt of token ids, to which nothing is added, not even a BOS."""
 
     tokens: Sequence[int]
 
@@ -78,14 +78,14 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class FillPrompt:
-    """A text with a gap that the answer fills. The model's vocabulary must have tokens for this (prompts.py).
+    """A text with a gap that the answer fills. The model's vocabulary must have tokens for such gaps (prompts.py).
 
     prefix, suffix  the text before and after the gap
     line   text between the prefix and the gap, such as the current line. Control strings in it become control tokens,
            as in llama-server; those in the other texts remain plain text
     files  other files, in order of increasing importance
     cut    leave out what llama-server leaves out of long texts: the beginning of the prefix, the end of the suffix and
-           the first files. Finished.cut_tokens counts the tokens. If False, a prompt that is too long is an error
+           the first files. Finished.cut_tokens counts these tokens. If False, a prompt that is too long is an error
     """
 
     prefix: str
@@ -112,7 +112,7 @@ class Request:
     sent_sampling  the names of the sampling parameters to send to a server, which may include "seed"; None sends all.
                    Local models use all parameters
     adapters       the LoRA adapters to use, by name, with their scales; None for the scales with which they were opened
-    tenant         whose request it is. Tenants get equal shares of the engine's time. By default, they do not share
+    tenant         the owner of the request. Tenants get equal shares of the engine's time. By default, tenants share no
                    cached prefixes, because the time to the first token would reveal one tenant's prompts to another
     """
 
@@ -178,8 +178,8 @@ class ToolCallDelta:
     index      counts the calls of an answer from 0
     id, name   complete in the first delta of a call, and empty in the others
     arguments  the next piece of the JSON text of the arguments
-    problem    why the call is not valid after all, in its last delta; only if the answer was cut off or if the model
-               does not follow the format of its calls
+    problem    why the call is invalid, in its last delta; only if the answer was cut off or if the model does not
+               follow the format of its calls
     """
 
     index: int
@@ -197,7 +197,7 @@ class TextDelta:
                tag
     tokens     ids generated since the previous delta; empty in a last delta that only flushes buffered text, and for
                servers, which do not send ids
-    logprobs   one entry per token if the request asked for them, otherwise empty
+    logprobs   one entry per token if the request asked for log-probabilities, otherwise empty
     reasoning  thinking text, which precedes `text` and is not part of the answer
     unopened   True if the text of all previous deltas was thinking, because the model closed a thinking block that it
                never opened
@@ -226,7 +226,7 @@ class Finished:
     context_used  the number of prompt and generated tokens, which now occupy the context
     timings       counts and seconds; `generated_tokens` includes an end-of-generation token
     thinking_tokens  the number of generated tokens that belong to thinking, including the closing tag
-    first_answer_s   seconds from `submit` to the first text after the thinking; 0 if there was none
+    first_answer_s   seconds from `submit` to the first text after the thinking; 0 without such text
     cut_tokens       the number of tokens that were left out of a FillPrompt
     """
 
@@ -252,7 +252,7 @@ Event = PrefillProgress | TextDelta | Finished | Failed
 
 
 def check_request(request: Request, vocabulary_size: int) -> None:
-    """Check a request's parameters. Raises UsageError with the name of the first invalid one."""
+    """Check a request's parameters. Raises UsageError with the name of the first invalid parameter."""
     if request.max_tokens is not None and request.max_tokens < 1:
         raise UsageError(f"parameter out of range: max_tokens: {request.max_tokens} is less than 1")
     if "" in request.stop:
@@ -302,10 +302,10 @@ class ModelFacts:
     name             the name that clients use
     info             `info.metadata` is empty, because it can be megabytes
     kv_tokens        the number of tokens that the KV cache holds for all requests together
-    takes_chats      whether the model has a chat template
-    takes_tools      whether the model can call tools
-    fills            whether the model can fill in the middle of a text
-    thinks           whether the model's thinking can be switched on
+    takes_chats      True if the model has a chat template
+    takes_tools      True if the model can call tools
+    fills            True if the model can fill in the middle of a text
+    thinks           True if the model's thinking can be switched on
     end_tokens       the tokens that end an answer, which `ignore_eos` bans
     default_sampling the sampling of requests that do not set their own, with seed 0
     fingerprint      identifies everything that can change the bytes of an answer: the file, llmrun's version and,

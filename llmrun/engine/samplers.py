@@ -10,8 +10,8 @@ The default of `samplers` is llama.cpp's order:
 
 The sampler "infill" is used only if it is listed.
 
-A sampler is a pure function of the candidates and their place in the sequence. If no sampler that only this file has is
-enabled and the order is the default, the draws equal those of sampling.py, bit for bit.
+A sampler is a pure function of the candidates and their place in the sequence. In the default order, and without
+samplers that only this file implements, the draws equal those of sampling.py bit for bit.
 
 The bits are the same on every machine. The last bit of math.log and math.exp depends on the C library, so the functions
 here use only operations whose rounding IEEE 754 defines, and sums in a fixed order. Samplers never need the logarithm
@@ -156,8 +156,8 @@ def apply_temperature(candidates: Candidates, value: float) -> Candidates:
 def temperature_of(candidates: Candidates, params: SamplingParams) -> float:
     """Return the temperature for these candidates.
 
-    The dynamic temperature lies in `temperature` ± `dynatemp_range`, but not below 0. It grows with the entropy of the
-    candidates, divided by that of equally likely ones, to the power of `dynatemp_exponent`.
+    The dynamic temperature is within `temperature` ± `dynatemp_range`, but at least 0, and grows with the entropy of
+    the candidates, divided by the entropy of equally likely candidates, to the power of `dynatemp_exponent`.
     """
     spread = params.dynatemp_range
     _, logits = candidates
@@ -175,7 +175,7 @@ def top_n_sigma(candidates: Candidates, place: Place) -> Candidates:
     """Ban the tokens whose logits are more than `top_n_sigma` standard deviations below the largest one.
 
     Tang et al., "Top-nσ: Not All Logits Are You Need" (2024). Like llama.cpp, this keeps banned tokens among the
-    candidates, with logits of -inf. They do not count for the deviation.
+    candidates, with logits of -inf. Banned tokens do not affect the deviation.
     """
     n = place.params.top_n_sigma
     ids, logits = candidates
@@ -191,11 +191,11 @@ def top_n_sigma(candidates: Candidates, place: Place) -> Candidates:
 
 
 def typical_p(candidates: Candidates, place: Place) -> Candidates:
-    """Return the most typical candidates, just enough that their probabilities sum to more than `typical_p`.
+    """Return the most typical candidates, as few as possible with probabilities that sum to more than `typical_p`.
 
-    They keep their order. A token is typical if its surprise, which is its negative log-probability, is close to the
-    entropy. Meister et al., "Locally Typical Sampling" (2022). Tokens that cannot be drawn are the least typical;
-    llama.cpp gets NaN for them.
+    The candidates keep their order. A token is typical if its surprise, which is its negative log-probability, is close
+    to the entropy. Meister et al., "Locally Typical Sampling" (2022). Tokens that cannot be drawn are the least
+    typical; llama.cpp computes NaN for them.
     """
     p = place.params.typical_p
     if p >= 1:
@@ -214,8 +214,8 @@ _SEED = 0x585443  # "XTC"; separates the random numbers of XTC from those of the
 def xtc(candidates: Candidates, place: Place) -> Candidates:
     """Remove the top choices, but only with probability `xtc_probability`.
 
-    They are the tokens with a probability of at least `xtc_threshold`, except for the least likely of them. If several
-    are equally unlikely, the last of them stays. The idea is from text-generation-webui, pull request 6335.
+    The top choices are the tokens with a probability of at least `xtc_threshold`, except for the least likely one. If
+    several tokens are equally unlikely, the last one stays. The idea is from text-generation-webui, pull request 6335.
     """
     params = place.params
     if not uses_xtc(params):
@@ -307,7 +307,7 @@ def _mirostat_k(top: np.ndarray[tuple[int], np.dtype[np.float64]], mu: float, vo
     size_log = log(vocabulary)
     shrinking = 1 - exp_of((1 - s) * size_log)
     fraction = (s - 1) / shrinking if shrinking else 1 / size_log  # the limit for s = 1
-    # In logarithms, because 2^mu and k may overflow. If s is 0, k is 1 or as large as possible.
+    # Compute with logarithms, because 2^mu and k may overflow. If s is 0, k is 1 or as large as possible.
     log_k = log(fraction) + mu * LN2 if fraction > 0 else -math.inf
     log_k = log_k / s if s > 0 else math.copysign(math.inf, log_k)
     return n if log_k >= log(n) else max(1, int(exp_of(log_k)))
@@ -330,10 +330,10 @@ _MOST_JOINED: Final = 128  # candidates; comparing all tokens of a vocabulary wi
 def infill(candidates: Candidates, place: Place) -> Candidates:
     """Return the candidates that end the answer, or those that are likely enough to continue it.
 
-    Only ends stay if three times their probability, times the number of candidates, exceeds that of all others. If not,
-    tokens are joined: if the text of one is the beginning of another's, the likelier of the two gets the probability
-    of both, and the other is removed. Then ends stay, and so do other tokens with a probability of at least 0.2 and at
-    least 1 / (their number + 1) of what stays. If there are none of these, the answer ends.
+    Only ends stay if three times their probability, times the number of candidates, exceeds the probability of all
+    other tokens. If not, tokens are joined: if the text of one token begins the text of another, the likelier token
+    receives both probabilities, and the other token is removed. Then ends stay, and so do the n tokens with a
+    probability of at least 0.2, if it is at least 1 / (n + 1) of the sum over all of these. If n is 0, the answer ends.
     """
     if place.tokenizer is None:
         return candidates
@@ -359,7 +359,7 @@ def _infill_sum(weights: NDArray[np.float64]) -> float:
 
 
 def _infill_joined(p: list[float], texts: Sequence[bytes]) -> list[float]:
-    """Return the probabilities after joining tokens. Removed tokens have 0."""
+    """Return the probabilities after joining tokens, with 0 for removed tokens."""
     for i, text in enumerate(texts):
         for j, other in enumerate(texts):
             if not p[i]:
@@ -417,7 +417,7 @@ NO_BREAKERS = Breakers(_NONE, _NONE, {})
 
 
 def find_breakers(texts: Sequence[str], tokenizer: Tokenizer) -> Breakers:
-    """Return the tokens of the breakers in a vocabulary. Longer texts are cut off after 40 bytes.
+    """Return the tokens of the breakers in a vocabulary. Breakers are cut off after 40 bytes.
 
     A token that contains a breaker is a whole breaker. If a token ends with the beginning of a breaker, the rest of the
     breaker is its tail.
@@ -481,8 +481,8 @@ def suffix_lengths(latest_first: NDArray[np.intp], least: int) -> NDArray[np.int
     latest_first  tokens, the latest one first
     least         the smallest length of interest, at least 1; shorter ones are reported as 0
 
-    Short repetitions are found for all places at once. The others are found with the Z-algorithm, which fills whole
-    boxes with a few NumPy operations. A box is a run of tokens that equals the start of the sequence. The lengths
+    Short repetitions are found for all places at once. Longer repetitions are found with the Z-algorithm, which fills
+    whole boxes with a few NumPy operations. A box is a run of tokens that equals the start of the sequence. The lengths
     inside a box are those at the start of the sequence, as far as the box reaches.
     """
     lengths = np.zeros(len(latest_first), np.int64)
@@ -500,9 +500,9 @@ def suffix_lengths(latest_first: NDArray[np.intp], least: int) -> NDArray[np.int
 def _fill_box(lengths: NDArray[np.int64], start: int, length: int, least: int) -> int:
     """Set the lengths inside a box where at least `least` tokens are left, and return the first place that is not set.
 
-    The length at `start + i` is the one at i, or the rest of the box if that is less. If both are equal, it may be
-    longer, as the box says nothing about the token after it. In a box that is longer than `start`, the tokens repeat
-    with a period of `start`.
+    The length at `start + i` is the length at i, or the rest of the box if the rest is shorter. If both are equal, the
+    length may be greater, because the box does not include the token after its end. In a box that is longer than
+    `start`, the tokens repeat with a period of `start`.
     """
     inside = np.arange(1, length - least + 1)
     rest = length - inside
@@ -667,7 +667,7 @@ def apply_samplers(candidates: Candidates, names: Iterable[str], place: Place) -
     with np.errstate(over="ignore", invalid="ignore"):  # the samplers replace overflows and NaN
         for name in names:
             kept = SAMPLERS[name](candidates, place)
-            candidates = kept if len(kept[0]) else candidates  # in unusual orders, rounding may remove all of them
+            candidates = kept if len(kept[0]) else candidates  # in unusual orders, rounding may remove all candidates
     return candidates
 
 

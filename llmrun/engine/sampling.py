@@ -6,8 +6,8 @@ These functions define sampling. The engine runs a kernel with bit-identical res
     mask -> logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
 llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw, are in samplers.py, which
-uses the functions of this file too. `needs_samplers` tells which requests need samplers.py without importing it. See
-docs/adding-a-sampler.md.
+uses the functions of this file too. `needs_samplers` finds the requests that need samplers.py without importing that
+file. docs/adding-a-sampler.md describes how to add a sampler.
 
 The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
 (seed, position), the lower id wins a tie, and sums are computed in a fixed order. `exp` uses only operations whose
@@ -40,7 +40,7 @@ _DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
 
 
 def needs_samplers(params: SamplingParams) -> bool:
-    """Return whether a request needs samplers.py: for a sampler that only it has, or for another order."""
+    """Return whether a request needs samplers.py, because of the order or a sampler that is only implemented there."""
     return (
         parse_samplers(params.samplers) != _DEFAULT_ORDER
         or uses_dry(params)
@@ -59,7 +59,7 @@ def uses_dry(params: SamplingParams) -> bool:
 
 
 def uses_xtc(params: SamplingParams) -> bool:
-    """Return whether XTC may remove tokens. No two tokens have probabilities above 0.5."""
+    """Return whether XTC may remove tokens. No two tokens of a vocabulary have probabilities above 0.5."""
     return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
@@ -223,7 +223,7 @@ def likeliest(logits: Logits | NDArray[np.float64], k: int) -> NDArray[np.intp]:
 def top_p(candidates: Candidates, p: float) -> Candidates:
     """Return the smallest set of most likely candidates whose probabilities sum to at least p.
 
-    They are sorted by probability. If p >= 1, the candidates are returned unchanged.
+    The result is sorted by probability. If p >= 1, the candidates are returned unchanged.
 
     Candidates with a probability below (1 - p)/n are removed before sorting, because together they have a probability
     of less than 1 - p.

@@ -39,11 +39,11 @@ class Neighbours:
         return MOST_ROWS
 
     def spare_blocks(self) -> int:
-        """Return how many blocks of the cache the requests leave even if all of them grow to their limits."""
+        """Return how many blocks of the cache remain free even if all requests grow to their limits."""
         return self._kv.capacity // self._kv.block_size
 
     def hold_up(self, held: bool) -> None:
-        """Let new requests wait, or no longer, so that there is room for texts once the running ones have ended."""
+        """Start or stop holding back new requests, to leave room for texts once the running requests have ended."""
 
 
 # A saved prefix is not loaded for fewer tokens than a block has.
@@ -64,10 +64,10 @@ class Slot:
     tenant: str = ""
     tokens: list[int] = field(default_factory=list)
     busy: bool = False
-    is_copy: bool = False  # True if its tokens were copied from another slot when it was acquired
+    is_copy: bool = False  # True if `acquire` copied the slot's tokens from another slot
     released: int = 0  # the value of the release counter when the slot was last released
-    n_saved: int = 0  # number of tokens when they were last saved
-    is_lent: bool = False  # True if it has tokens of a text to embed, which no request may reuse
+    n_saved: int = 0  # number of tokens when the slot was last saved
+    is_lent: bool = False  # True if the slot holds tokens of a text to embed, which no request may reuse
 
 
 class SequenceSlots:
@@ -83,7 +83,7 @@ class SequenceSlots:
         self._kv = kv
         self._slots = [Slot(index) for index in range(count)]
         self._releases = 0
-        self._idle_blocks: int | None = None  # None if it must be computed again
+        self._idle_blocks: int | None = None  # None if the number must be computed again
 
     @property
     def n_idle(self) -> int:
@@ -103,7 +103,7 @@ class SequenceSlots:
         return max(shared, self.saved.longest(tokens, tenant)) if self.saved is not None else shared
 
     def acquire(self, tokens: list[int], tenant: str = "") -> Slot:
-        """Take an idle slot and give it the tenant's longest prefix of `tokens` that is cached or saved.
+        """Take an idle slot and fill it with the tenant's longest prefix of `tokens` that is cached or saved.
 
         At least one slot must be idle.
 
@@ -117,7 +117,7 @@ class SequenceSlots:
             shared, source = self._longest(tokens, tenant)
         n = min(shared, len(tokens) - 1)
         slot = idle[0] if source is None else _choose_slot(source, shared, idle)
-        slot.tokens = []  # stays empty if the cache raises, because its contents are unknown then
+        slot.tokens = []  # stays empty if the cache raises, because the contents are then unknown
         slot.n_saved = 0
         slot.is_lent = False
         slot.is_copy = source is not None and source is not slot
@@ -163,7 +163,7 @@ class SequenceSlots:
         return len(unsaved) > 1
 
     def release(self, slot: Slot) -> None:
-        """Mark the slot as idle. It keeps its tokens."""
+        """Mark the slot as idle. The slot keeps its tokens."""
         self._idle_blocks = None
         self._releases += 1
         slot.busy = False
@@ -211,9 +211,9 @@ class SequenceSlots:
         return True
 
     def lend(self, spared: Collection[Slot]) -> Slot | None:
-        """Empty the idle slot that was released first, and return it, or None if there is none.
+        """Empty and return the idle slot that was released first, or return None if no slot is idle.
 
-        It stays idle, so the caller must call `keep` or `forget` before the next `acquire`.
+        The slot stays idle, so the caller must call `keep` or `forget` before the next `acquire`.
 
         spared  slots to leave alone
         """
@@ -225,9 +225,9 @@ class SequenceSlots:
         return slot
 
     def keep(self, slot: Slot, tokens: list[int]) -> list[int]:
-        """Note the tokens of a slot from `lend`, and return the list that it has until the slot gets other tokens.
+        """Note the tokens of a slot from `lend`, and return the slot's new list, which other tokens would replace.
 
-        The slot is the last one of the idle ones that is emptied. No request finds the tokens, and they are not saved.
+        The slot will be the last idle slot to be emptied. No request finds the tokens, and they are not saved.
         """
         self._idle_blocks = None
         self._releases += 1

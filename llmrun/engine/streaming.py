@@ -24,12 +24,12 @@ class StreamingDecoder:
     def feed(self, data: bytes) -> str:
         """Add the bytes of one token and return the text that can be shown.
 
-        Sets `stopped_by` when a stop string is complete. Do not call `feed` again after that.
+        Sets `stopped_by` when a stop string is complete, after which `feed` must not be called again.
         """
         return self._release(self._utf8.decode(data))
 
     def finish(self) -> str:
-        """End the answer and return the buffered text, up to a stop string if it contains one."""
+        """End the answer and return the buffered text, but only up to a stop string."""
         text = self._release(self._utf8.decode(b"", True))
         if self.stopped_by is None:
             text += self._held

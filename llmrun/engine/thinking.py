@@ -209,7 +209,7 @@ class Split:
 
 
 class ThinkingSplitter:
-    """A splitter for streamed text. It returns text as soon as it can tell whether the text is thinking or answer.
+    """A splitter for streamed text, which returns text as soon as the text is known to be thinking or answer.
 
     Tags are recognized only in certain places: `opening` before the answer has started, and `closing` during thinking.
     If `may_close` is True and there has been no thinking yet, `closing` is also recognized in the answer, at the
@@ -506,12 +506,12 @@ class ThinkingDecoder:
 
     @property
     def closing_index(self) -> int:
-        """The index among the style's closing tags of the tag that has ended the thinking."""
+        """The index of the closing tag that has ended the thinking, among the closing tags of the style."""
         return self._closing.index(self.splitter.closed_by)
 
     @property
     def last_closing_bytes(self) -> frozenset[int]:
-        """The last bytes of the closing tags that end with text. Without one of them, no text can end the thinking."""
+        """The last bytes of the closing tags that end with text. No text without such a byte ends the thinking."""
         return frozenset(mark.encode()[-1] for mark in self._closing if not "\ud800" <= mark[-1] <= "\udfff")
 
     def feed(self, token: int, data: bytes) -> Split:
@@ -571,7 +571,7 @@ class Beginning:
 class ModelThinking:
     """The thinking style and the thinking switch of an open model.
 
-    The template is probed on first use, which takes 20 to 200 ms. Raw prompts do not need it.
+    The template is probed on first use, which takes 20 to 200 ms. Raw prompts do not need the probe.
     """
 
     def __init__(
@@ -644,9 +644,9 @@ class ModelThinking:
     def begun(self, rendered: str, on: bool | None, given: Mapping[str, object] | None = None) -> Beginning:
         """Return the prompt and the initial state of its answer. `given` are the caller's template variables.
 
-        If `on` is False, a thinking block that the prompt leaves open is closed. If there is none and the template has
-        no thinking switch, an empty thinking block is appended, unless the style is only a guess. With thinking off, a
-        tag later in the answer closes nothing, so a server can stream the answer at once.
+        If `on` is False, a thinking block that the prompt leaves open is closed. Without such a block and without a
+        thinking switch in the template, an empty thinking block is appended, unless the style is only a guess. With
+        thinking off, closing tags in the answer have no effect, so a server can stream the answer at once.
         """
         style = self.style
         if style is None:
