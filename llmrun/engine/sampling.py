@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     # top-p.
     Candidates = tuple[NDArray[np.intp], NDArray[np.float64]]
 
-_EXP_CHUNK = 4096  # elements per chunk; temporary arrays fit into the L1 cache: 2.2 times as fast for 49k tokens
+_EXP_CHUNK = 4096  # elements per chunk; temporary arrays in the L1 cache make exp 2.2 times as fast for 49k tokens
 LARGEST = np.finfo(np.float32).max
 
 

@@ -29,7 +29,7 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 
 class Neighbours:
-    """What an Embedder asks of the requests on the same backend. This class stands for a backend without requests."""
+    """An Embedder's view of the requests on its backend. This class represents a backend without requests."""
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv

@@ -593,7 +593,7 @@ class ModelThinking:
 
     @cached_property
     def style(self) -> ThinkingStyle | None:
-        """The model's thinking style, or None if none is recognized, in which case the whole output is the answer."""
+        """The model's thinking style, or None if no style is recognized, so that the whole output is the answer."""
         if self._source is None:
             return None
         return recognised_style(self._source, self._tokenizer, self._known_pair, lambda: self._abilities.thinking_tags)
@@ -627,7 +627,7 @@ class ModelThinking:
             )
 
     def asked(self, prompt: ChatPrompt, on: bool | None) -> ChatPrompt:
-        """Return the prompt with template variables that switch thinking on or off, or the word that switches it off.
+        """Return the prompt with the template variables or the word that switch thinking on or off.
 
         Variables that the caller has set take precedence. Raises UsageError if `on` is True and the model does not
         support thinking.

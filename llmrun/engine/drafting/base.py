@@ -24,9 +24,9 @@ LONGEST_DRAFT: Final = ROWS_PER_ANSWER - 1  # tokens
 
 # Draft tokens of the same kind are accepted about equally often: (drafter, evidence).
 Kind = tuple[str, int]
-ANY: Final = -1  # in place of the evidence: all tokens of a drafter
+ANY: Final = -1  # replaces the evidence in the kind of all tokens of a drafter
 
-# Tells a drafter whether drafting one more token, after tokens of the given kinds, is worth its time.
+# Returns whether one more token, after tokens of the given kinds, is worth a drafter's time.
 Worth = Callable[[Sequence[Kind]], bool]
 
 
@@ -69,18 +69,18 @@ class Drafter(ABC):
         """Predict at most `most` tokens that follow `tokens`, which are the prompt and the answer so far.
 
         The tokens of each call begin with those of the previous call. Drafters whose tokens take time call `worth`
-        before each token. Never raises an error.
+        before each token. This method never raises an error.
         """
 
     def observe_hidden(self, tokens: Sequence[int], first: int, hidden: NDArray[np.float32]) -> None:  # noqa: B027  (optional)
         """Take the hidden states of a step, float32[rows, hidden size], at the positions from `first` on.
 
-        `tokens` are the prompt and the answer before the step. Rows beyond them belong to tokens that may be wrong.
-        Never raises an error.
+        `tokens` are the prompt and the answer before the step. Rows after these tokens belong to draft tokens, which
+        may be wrong. This method never raises an error.
         """
 
     def release(self) -> None:  # noqa: B027  (optional)
-        """Free the drafter's resources. May be called at any time, even if `draft` will be called again."""
+        """Free the drafter's resources. Call this method at any time, even if `draft` will be called again."""
 
 
 class DraftSource(ABC):
@@ -104,7 +104,7 @@ class DraftSource(ABC):
         """Forget all finished answers."""
 
     def cancel(self) -> None:  # noqa: B027  (optional)
-        """Stop a running draft, or the next one, as `Backend.cancel` does. Signal handlers may call this."""
+        """Stop the current draft, or else the next one, like `Backend.cancel`. Signal handlers may call this."""
 
     def close(self) -> None:  # noqa: B027  (optional)
         """Free all resources."""

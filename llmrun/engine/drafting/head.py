@@ -1,12 +1,12 @@
 """Drafts by the model's own head for multi-token prediction.
 
-The head takes a token and the model's hidden state at the position before. Steps of the model supply these states for
-the tokens that they run. For the tokens of a draft, which the model has not run yet, the head's own hidden states
-stand in, and after the next step, their rows in the head's cache are computed again.
+The inputs of the head are a token and the model's hidden state at the previous position. Steps of the model supply
+these states for the tokens that they run. For draft tokens, which the model has not run yet, the head uses its own
+hidden states. After the next step, the rows of these tokens in the head's cache are computed again.
 
-The states of cached prefixes are gone, so tokens that the head's own cache lacks run without them (with zeros). Usually
-that is only the first token after a prefix. If it is a long prefix, such as one that was loaded from a file, running it
-would delay the answer, so the head gets only its end.
+The hidden states of cached prefixes are not kept, so the head runs tokens that its own cache lacks with zeros instead.
+Usually, only the first token after a prefix is affected. Running a long prefix, such as one from a file, would delay
+the answer, so the head runs only the end of a long prefix.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class HeadSource(SequenceSource):
 class HeadDrafter(SequenceDrafter):
     """Drafts the tokens of one answer with the model's draft head.
 
-    The hidden states of steps are kept until the next draft, or until there are enough of them for a pass.
+    The hidden states of steps are kept until the next draft, or until there are enough states for a pass.
     """
 
-    run_together = CHUNK  # the right tokens of the last draft and the new one are run in one pass
+    run_together = CHUNK  # the right tokens of the last draft and the new token are run in one pass
     wanted_outputs = LOGITS | HIDDEN
 
     def __init__(self, source: HeadSource, request: Request) -> None:
@@ -87,7 +87,7 @@ class HeadDrafter(SequenceDrafter):
         self._states = self._states[:0]
 
     def _keep(self, first: int, states: NDArray[np.float32]) -> None:
-        """Keep the states of the positions from `first` on, instead of any older ones of these positions."""
+        """Keep the states of the positions from `first` on, replacing any older states of these positions."""
         n = first - self._first
         if 0 < n <= len(self._states):
             self._states = np.concatenate([self._states[:n], states])
@@ -95,7 +95,7 @@ class HeadDrafter(SequenceDrafter):
             self._first, self._states = first, states
 
     def _catch_up(self, tokens: list[int]) -> None:
-        """Run all tokens but the last one, which drafts need to run again."""
+        """Run all tokens except the last one, which drafts need to run again."""
         slot = self._slot or self._acquire(tokens)
         self._cut_back(slot, tokens)
         self._run_all_but(1, slot, tokens)
@@ -135,6 +135,6 @@ class HeadDrafter(SequenceDrafter):
         return states
 
     def _forget_old_states(self) -> None:
-        """Forget the states of tokens that the head has run. The last one may be needed to run its token again."""
+        """Forget the states of tokens that the head has run. The last state may be needed to run its token again."""
         n = min(max(self._in_step - 2 - self._first, 0), len(self._states))
         self._first, self._states = self._first + n, self._states[n:]

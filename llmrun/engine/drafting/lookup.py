@@ -1,8 +1,8 @@
 """Drafts by lookup: finds an earlier occurrence of the latest tokens, and drafts the tokens that followed it.
 
 Answers often repeat parts of their prompt, of themselves, or of earlier answers: edited code, quotes, names, lists.
-This is known as prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding). Choosing the longest
-match is an idea of SuffixDecoding (Oliaro et al., arXiv:2411.04975).
+The method is known as prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding). Choosing the
+longest match is an idea of SuffixDecoding (Oliaro et al., arXiv:2411.04975).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _REMEMBERED = 32768  # tokens of finished answers
 _BETWEEN = -1  # separates remembered answers; not a token id
 # Lower bounds of the classes of match lengths, and how often the next token is right. `scripts/measure_acceptance.py`
 # measured 0.34 to 0.41, 0.44 to 0.51, 0.48 to 0.61, 0.61 to 0.70, 0.67 to 0.75, 0.71 to 0.81, 0.60 to 0.87, 0.90 and
-# 0.95 for new code and new prose, and higher rates for edits. The rates below are near the lower ones, because they are
-# the first guess for all texts.
+# 0.95 for new code and new prose, and higher rates for edits. The rates below are near the lower measured rates,
+# because the first guess must suit all texts.
 _EXPECTED = {2: 0.35, 3: 0.45, 4: 0.5, 6: 0.65, 8: 0.7, 12: 0.8, 16: 0.85, 24: 0.9, 32: 0.95}
 
 
@@ -39,13 +39,13 @@ class SuffixIndex:
     """Finds earlier occurrences of the end of a sequence.
 
     Positions that follow the same two tokens form a chain, from the newest to the oldest. Indexing takes about 0.5 us
-    per token. In 32,768 tokens, a search takes 7 to 14 us, and 29 us for the slowest hundredth.
+    per token. In 32,768 tokens, a search takes 7 to 14 us, or 29 us in the slowest 1 % of cases.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._newest: dict[tuple[int, int], int] = {}
-        self._older: list[int] = [-1, -1]  # for each position, the previous one in its chain, or -1
+        self._older: list[int] = [-1, -1]  # for each position, the previous position in its chain, or -1
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens to the end of the sequence."""
@@ -77,7 +77,7 @@ class SuffixIndex:
 
 
 def _match_length(tokens: Sequence[int], at: int, tail: Sequence[int]) -> int:
-    """Return how many tokens before `at` equal the end of `tail`. At least two of them do."""
+    """Return how many tokens before `at` equal the end of `tail`. The result is at least two."""
     most = min(_LONGEST, at, len(tail))
     length = 2
     while length < most and tokens[at - 1 - length] == tail[-1 - length]:
@@ -134,7 +134,7 @@ def _continuation(tokens: Sequence[int], at: int, most: int) -> list[int]:
     """Return up to `most` tokens from position `at` on.
 
     If the sequence ends earlier, the draft continues with its own tokens, because a sequence that repeats itself will
-    probably do so again.
+    probably repeat again.
     """
     found: list[int] = []
     for position in range(at, at + most):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def check_same_vocabulary(draft: Backend, target: Backend) -> None:
-    """Raise UsageError unless the tokens with the same ids are equal, and the same ones end answers.
+    """Raise UsageError unless tokens with the same id are equal and the same tokens end answers.
 
-    One of the vocabularies may be longer, because files pad them to different sizes.
+    One of the vocabularies may be longer, because files pad vocabularies to different sizes.
     """
     if words := difference_in_words(draft, target):
         raise UsageError(
@@ -33,7 +33,7 @@ def check_same_vocabulary(draft: Backend, target: Backend) -> None:
 
 
 def difference_in_words(one: Backend, other: Backend) -> str:
-    """Describe the first token in which two vocabularies differ, or return "". The longer one may have more tokens."""
+    """Describe the first token in which two vocabularies differ, or return "". Additional tokens do not count."""
     token = _first_difference(one.tokenizer, other.tokenizer, min(one.info.vocabulary_size, other.info.vocabulary_size))
     if token is None:
         return ""
@@ -91,7 +91,7 @@ def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> Model
 
 
 class ModelSource(SequenceSource):
-    """A draft model. It can draft the tokens that both models have."""
+    """A draft model, which can draft the tokens that both models have."""
 
     name = "model"
 

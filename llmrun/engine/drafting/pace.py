@@ -1,8 +1,8 @@
 """Chooses how many draft tokens a step runs, so that even wrong drafts hardly make an answer slower.
 
 The choice depends on the duration of a step of a given size (`StepCosts`) and on how often draft tokens of each kind
-are right (`Acceptance`). Both are estimates, so there is also a limit on the time that an answer may lose to drafts.
-These choices affect only the speed, never the text.
+are right (`Acceptance`). Both values are estimates, so there is also a limit on the time that an answer may lose to
+drafts. These choices affect only the speed, never the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from llmrun.engine.costs import LARGEST_DEVIATION, StepCosts, StepSize
 from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
 
-_KEPT: Final = 0.98  # weight of older counts of a kind after each new one
+_KEPT: Final = 0.98  # weight of older counts of a kind after each new count
 _ASSUMED_COUNT: Final = 4.0  # weight of the assumed rates, in draft tokens
 
 
@@ -27,7 +27,8 @@ class Acceptance:
     """The share of right draft tokens of each kind, with other rates as a prior that weighs _ASSUMED_COUNT tokens.
 
     An engine counts the tokens of all answers. Each answer also has its own counts, with the engine's rates as their
-    prior. If a request to tell a story follows one to copy a text, the rates therefore fall after a few wrong tokens.
+    prior. If a request to tell a story follows a request to copy a text, the rates therefore fall after a few wrong
+    tokens.
     """
 
     def __init__(self, assumed: Rates) -> None:
@@ -49,7 +50,7 @@ class Acceptance:
 
 _ASK_AFTER: Final = 32  # tokens until a draft model that was not worth its time is asked again
 _MARGIN: Final = 1.02  # smallest expected gain that is worth the risk that the estimates are wrong
-_LEAST_RISK: Final = 0.4  # lower bound of the probability that a draft is wrong, whatever the estimates say
+_LEAST_RISK: Final = 0.4  # lower bound of the probability that a draft is wrong, regardless of the estimates
 _LEAST_PROBABILITY: Final = 0.02  # drafts end before a less probable token, which gains less than its row costs
 _PROMISED: Final = 8  # longest draft considered when deciding whether to ask a draft model
 # The allowance of an answer, in units of the time that a token takes without drafts.
@@ -107,7 +108,7 @@ class StepPlan:
         self._token_seconds = self._seconds / size.rows  # the unit of the allowance
 
     def best_length(self, kinds: Sequence[Kind], pace: AnswerPace, depth: int) -> tuple[int, float]:
-        """Return how many tokens of a draft to run, and the expected tokens per second of the step with them.
+        """Return how many tokens of a draft to run, and the expected tokens per second of the resulting step.
 
         depth  tokens in the cache of the draft's answer
 
@@ -141,7 +142,7 @@ class StepPlan:
     def worth(self, drafter: Drafter, pace: AnswerPace, depth: int, kinds: Sequence[Kind]) -> bool:
         """Return whether a drafter should spend time on another token, after tokens of these kinds.
 
-        The answer is always yes for the first token, because `promises` has decided about it.
+        The result is always True for the first token, because `promises` has already decided about this token.
         """
         *before, probability = pace.probabilities([*kinds, (drafter.name, ANY)])
         cost = self._costs.of_row(self._size, depth) + drafter.token_seconds
@@ -149,7 +150,7 @@ class StepPlan:
         return not kinds or probability * seconds > _MARGIN * cost * tokens
 
     def may_ask(self, drafter: Drafter, pace: AnswerPace) -> bool:
-        """Return whether to ask a drafter that is not worth its time, to find out whether that has changed."""
+        """Return whether to ask a drafter that was not worth its time, to find out whether it now is."""
         return pace.unasked >= _ASK_AFTER and drafter.token_seconds <= self._affordable(pace)
 
     def spend(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """The base classes of drafters that run a network, with a sequence in a KV cache of their own for each answer.
 
-Draft tokens are drawn as the target model draws its own: with the request's sampling parameters and the same random
-numbers, which are hashes of (seed, position). If both networks predict similar probabilities, they draw the same token
-even at high temperatures.
+Draft tokens are drawn as the target model draws its own tokens: with the request's sampling parameters and the same
+random numbers, which are hashes of (seed, position). If both networks predict similar probabilities, they draw the same
+token even at high temperatures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 256  # the maximum number of tokens in a pass, so that Ctrl-C need not wait for long
 _KEPT_SECONDS: Final = 0.9  # weight of older times per token after each new one
 # Lower bounds of the classes of a token's probability under the network, in percent, and the assumed acceptance.
-# A network is assumed to be right about as often as its probabilities say, until there are counts.
+# Until there are counts, a network is assumed to be right about as often as its probabilities predict.
 _EXPECTED: Final = {0: 0.2, 20: 0.3, 40: 0.5, 60: 0.65, 80: 0.8, 95: 0.92}
 
 
@@ -68,13 +68,13 @@ class SequenceSource(DraftSource):
 
 
 class SequenceDrafter(Drafter):
-    """Drafts the tokens of one answer. Its sequence in the network's cache follows the answer.
+    """Drafts the tokens of one answer. The drafter's sequence in the network's cache follows the answer.
 
     run_together    number of tokens at the end of an answer that are run with the first token of a draft
     wanted_outputs  the outputs of a row whose logits are needed (Batch.want)
     """
 
-    run_together = 2  # the last token of a draft has not been run, so usually two are missing
+    run_together = 2  # the last token of a draft has not been run, so usually two tokens are missing
     wanted_outputs = LOGITS
 
     def __init__(self, source: SequenceSource, request: Request) -> None:
@@ -85,7 +85,7 @@ class SequenceDrafter(Drafter):
         self._tenant = request.tenant
         self._slot: Slot | None = None
         self._in_step = 0  # number of the slot's tokens that are known to equal the prompt and the answer
-        self._skipped = 0  # number of tokens at the start of the answer that the network does not get
+        self._skipped = 0  # number of tokens at the start of the answer that the network does not receive
         self._stopped = False
 
     @property
@@ -94,14 +94,14 @@ class SequenceDrafter(Drafter):
 
     @abstractmethod
     def _forward(self, batch: Batch) -> NDArray[np.float32]:
-        """Run rows of the slot's sequence. Returns the logits of the rows that want them."""
+        """Run rows of the slot's sequence, and return the requested logits."""
 
     def draft(self, tokens: Sequence[int], most: int, worth: Worth) -> Draft:
         most = min(most, self._source.info.context_size - len(tokens))
         return self._attempt(lambda: self._draft(list(tokens), most, worth)) or NO_DRAFT
 
     def _attempt(self, run: Callable[[], Draft | None]) -> Draft | None:
-        """Return the result of `run`, or None if it fails, because an answer must not end if its drafter does."""
+        """Return the result of `run`, or None if it fails, because a failed drafter must not end the answer."""
         if self._stopped or self._source.error:
             return None
         try:
@@ -154,13 +154,13 @@ class SequenceDrafter(Drafter):
         return slot
 
     def _run_all_but(self, n: int, slot: Slot, tokens: list[int]) -> None:
-        """Run the tokens that follow those in the slot, except for the last n."""
+        """Run the tokens that are not in the slot yet, except for the last n."""
         while (rest := len(tokens) - n - len(slot.tokens)) > 0:
             held = len(slot.tokens)
             self._run(slot, tokens[held : held + min(rest, CHUNK)], wanted=0)
 
     def _run(self, slot: Slot, tokens: Sequence[int], wanted: int) -> NDArray[np.float32]:
-        """Run tokens that follow those in the slot. Returns float32[wanted, vocabulary], the last ones' logits."""
+        """Run the next tokens after the slot's, and return the logits of the last ones, float32[wanted, vocabulary]."""
         held, n = len(slot.tokens), len(tokens)
         want = np.zeros(n, np.uint8)
         want[n - wanted :] = self.wanted_outputs

@@ -24,7 +24,7 @@ def uses_draft_head(speculate: bool | None, draft: Path | str | None) -> bool:
 def open_sources(
     speculate: bool | None, draft: Path | None, options: OpenOptions, target: Backend
 ) -> list[DraftSource]:
-    """Return the draft sources for `target`, which was opened with `options`. `Engine.open` describes the others.
+    """Return the draft sources for `target`, which was opened with `options`. `Engine.open` describes the parameters.
 
     Sources whose drafts take no time come first. Raises the errors of `Engine.open`.
     """

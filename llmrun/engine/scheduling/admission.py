@@ -1,4 +1,4 @@
-"""The queue of requests and the slots of the running ones: who runs, who waits, and who has to make room."""
+"""The queue of requests and the slots of running requests: decides which requests run, wait or make room."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Admission(Neighbours):
     """The waiting and the running requests of an engine.
 
-    A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, only its prompt
-    needs room. If the cache gets full, the newest request returns to the queue and is computed again.
+    A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, only the prompt
+    needs room. If the cache becomes full, the newest request returns to the queue and is computed again.
 
     waiting  requests without a slot; other threads may append to it
     running  requests with a slot, in order of admission
@@ -55,7 +55,7 @@ class Admission(Neighbours):
         self._overcommit = overcommit
         # True until a request ends, after a waiting request found no room, or a running one had to pause or make room.
         self._is_paused = False
-        self._is_held_up = False  # by texts that wait for room
+        self._is_held_up = False  # True while texts to embed wait for room
         self.waiting: deque[Answer] = deque()
         self.running: dict[Answer, Slot] = {}
         self.preemptions = 0
@@ -64,8 +64,8 @@ class Admission(Neighbours):
     def admit(self) -> None:
         """Give slots to waiting requests in a fair order, except those that wait for a prefix that is being computed.
 
-        If there is no room for a request, those behind it wait too. Otherwise, short ones could overtake it forever.
-        For the same reason, nobody is admitted while later requests hold up an earlier one.
+        If there is no room for a request, all requests behind it wait, too. Otherwise, short requests could overtake
+        long ones forever. No request is admitted while later requests hold up an earlier one, either.
         """
         if self._is_paused or self._is_held_up or not self.waiting or not self._n_free_slots:
             return
@@ -118,7 +118,7 @@ class Admission(Neighbours):
         return self._outlook.wait(new, order[: order.index(new)], dict(list(self.running.items())))
 
     def status(self) -> EngineStatus:
-        """Return the state of the queue and of the cache, and the tokens so far."""
+        """Return the state of the queue and of the cache, and the token counts so far."""
         return EngineStatus(
             running=len(self.running),
             waiting=len(self.waiting),
@@ -126,7 +126,7 @@ class Admission(Neighbours):
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens
-            + sum(answer.generated_tokens for answer in [*self.waiting, *self.running]),  # preempted ones wait
+            + sum(answer.generated_tokens for answer in [*self.waiting, *self.running]),  # or preempted
             preemptions=self.preemptions,
         )
 
@@ -168,7 +168,7 @@ class Admission(Neighbours):
         return events
 
     def end_cancelled(self, named: Collection[int], last_cancel: int) -> list[Event]:
-        """End the requests with these ids, and those that were submitted before the last `cancel_current`."""
+        """End the requests with these ids, and all requests that were submitted before the last `cancel_current`."""
         events: list[Event] = []
         for answer in [*self.waiting, *self.running]:
             if answer.request_id in named or answer.last_cancel != last_cancel:
@@ -184,13 +184,13 @@ class Admission(Neighbours):
             self._outlook.observe(answer)
             self._slots.release(self.running.pop(answer))
             self._is_paused = False
-        for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy: other threads append to it
+        for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy, because others append
             self._generated_tokens += answer.generated_tokens
             self.waiting.remove(answer)
             self._is_paused = False
 
     def drop_all(self) -> None:
-        """Forget all requests without events."""
+        """Forget all requests without returning any events."""
         self.waiting.clear()
         while self.running:
             answer, slot = self.running.popitem()
@@ -213,8 +213,8 @@ class Admission(Neighbours):
 
     @property
     def _n_free_slots(self) -> int:
-        # Requests that pause run no rows, so others run instead of them. Otherwise, a few long answers that wait for
-        # each other's memory would keep out short ones, for which there is room.
+        # Paused requests run no rows, so other requests run instead. Otherwise, a few long answers that wait for each
+        # other's memory would keep out short answers, for which there is room.
         n_active = sum(answer.paused_at is None for answer in self.running)
         return max(0, min(self._max_running - n_active, self._slots.n_idle))
 
@@ -225,7 +225,7 @@ class Admission(Neighbours):
 
     @property
     def _later_ones_hold_up(self) -> bool:
-        """True if a paused request could go on without those that were admitted after it."""
+        """True if a paused request could continue without the requests that were admitted after it."""
         running = list(self.running.items())
         for index, (answer, slot) in enumerate(running):
             if answer.paused_at is not None:

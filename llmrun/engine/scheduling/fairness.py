@@ -1,4 +1,4 @@
-"""Decides who is next: which waiting request is admitted, and which prompt gets the rows of a step.
+"""Decides which waiting request is admitted next, and which prompt is assigned the rows of a step.
 
 These orders affect only the times of answers, never their text.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final, Protocol, TypeVar
 
-# Every TURNS-th step, the prompt that has waited longest goes first. In all other steps, the shortest one does.
+# In every TURNS-th step, the prompt that has waited longest is first. In all other steps, the shortest prompt is.
 TURNS: Final = 4
 LONGEST_HEAD_START: Final = 10.0  # seconds by which a short prompt may be later than a long one and still overtake it
 
@@ -31,20 +31,20 @@ Q = TypeVar("Q", bound=Queued)
 class FairShares:
     """Shares the machine between tenants: the tenant that has used the fewest tokens is next.
 
-    These are the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). While
-    two tenants have waiting requests, the numbers of tokens that they get differ by at most one largest request for
-    each slot, however many requests each of them sends.
+    The method is the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024).
+    While two tenants have waiting requests, the numbers of tokens that the tenants receive differ by at most one
+    largest request for each slot, however many requests each tenant sends.
 
     Unused capacity cannot be saved for later. A tenant that had no waiting requests is therefore lifted to the virtual
-    time when it returns, as in start-time fair queueing. The virtual time is the largest counter with which a request
-    has been admitted, or which any tenant has reached while no request was waiting.
+    time when the tenant returns, as in start-time fair queueing. The virtual time is the largest counter with which a
+    request has been admitted, or which any tenant has reached while no request was waiting.
     """
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}  # a tenant that is not listed has used `_virtual_time`
         self._virtual_time = 0
         self._n_waiting = 0  # requests of the last order that have not been admitted
-        self._ordered_at = -math.inf  # when the last order was made
+        self._ordered_at = -math.inf  # the time of the last order
 
     def used(self, tenant: str) -> int:
         """Return a tenant's counter. Only the differences between counters mean anything."""
@@ -57,7 +57,7 @@ class FairShares:
         self.charge(tenant, missing)
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Charge a tenant for generated tokens. A negative number gives back tokens of a cancelled prompt."""
+        """Charge a tenant for generated tokens. A negative number returns tokens of a cancelled prompt."""
         self._used[tenant] = self.used(tenant) + tokens
         if self._n_waiting <= 0:
             self._virtual_time = max(self._virtual_time, self._used[tenant])
@@ -69,8 +69,8 @@ class FairShares:
         row_seconds  the seconds that a prompt token takes (`StepCosts.row_seconds`)
 
         The requests of a tenant are in the order in which their prompts would be complete if each had run alone since
-        it arrived. A short prompt can therefore overtake a long one, but only if it arrived at most LONGEST_HEAD_START
-        later.
+        it arrived. A short prompt can therefore overtake a long one, but only if the short one arrived at most
+        LONGEST_HEAD_START later.
         """
 
         def rank(request: Q) -> float:
@@ -99,7 +99,7 @@ class FairShares:
         return order
 
     def _lift(self, queues: dict[str, list[Q]]) -> None:
-        """Lift the counters of tenants of whom no request waited when the last order was made.
+        """Lift the counters of tenants that had no waiting requests when the last order was made.
 
         Forget idle tenants that would be lifted when they return.
         """
@@ -113,14 +113,14 @@ class FairShares:
 
 
 def prompt_order(prompts: Sequence[tuple[int, int]], step: int) -> list[int]:
-    """Return the indexes of the running prompts in the order in which they get the rows of a step.
+    """Return the indexes of the running prompts in the order in which the prompts are assigned the rows of a step.
 
     prompts  for each prompt, how many of its tokens are not in the cache, and the number of the last step in which it
              had rows; at first, of the step in which it was admitted
     step     the number of the step; consecutive steps have consecutive numbers
 
-    The shortest prompt goes first. Every TURNS-th step, the one whose last rows are longest ago goes first, so that k
-    prompts all run at least once in k * TURNS steps.
+    The shortest prompt is first. In every TURNS-th step, the prompt that has waited longest for rows is first, so that
+    each of k prompts runs at least once in k * TURNS steps.
     """
     order = sorted(range(len(prompts)), key=lambda i: prompts[i][0])
     if order and step % TURNS == 0:

@@ -1,10 +1,10 @@
 """Chooses the tokens that each running request runs in the next step, builds its batch, and applies the results.
 
-A request whose prompt begins like that of a running one waits until the running one has computed the common prefix, and
-then copies it. Without this, eight samples of a prompt of 1,000 tokens would compute 8,000 rows.
+A request whose prompt begins like that of a running request waits until the running request has computed the common
+prefix, and then copies this prefix. Otherwise, eight samples of a prompt of 1,000 tokens would compute 8,000 rows.
 
 A request is admitted, and grows, only as long as all running requests can still reach their limits one after the other:
-the one that needs the fewest blocks first, then the next one with the blocks that the first one held, and so on. This
+the request that needs the fewest blocks first, then the next request with the blocks of the first one, and so on. This
 is the banker's algorithm (Dijkstra, EWD 108) for a single resource. Requests that have to pause lose nothing but time,
 so no request fails or is computed twice for lack of room.
 """
@@ -92,9 +92,9 @@ class Work:
 
     @property
     def wanted(self) -> int:
-        """The number of rows whose logits are needed, which are the last rows.
+        """The number of last rows whose logits are needed.
 
-        Besides the described ones, they are the row of the last token that is certain and the rows of the draft.
+        These are the described rows, the row of the last certain token and the rows of the draft.
         """
         return self.described + 1 + len(self.draft.tokens) if self.is_last else 0
 
@@ -173,10 +173,10 @@ _LEAST_DRAWN: Final = 2  # tokens to draw after forced ones before drafts resume
 
 
 class Speculation:
-    """Drafts tokens for the steps of an engine, and keeps the statistics that decide how many.
+    """Drafts tokens for the steps of an engine, and keeps the statistics that decide how many tokens to draft.
 
     sources  the sources of drafts; those whose drafts take no time come first
-    costs    tells how long steps take
+    costs    predicts how long steps take
     """
 
     def __init__(self, sources: Sequence[DraftSource], costs: StepCosts) -> None:
@@ -191,7 +191,7 @@ class Speculation:
 
     @property
     def error(self) -> str:
-        """Why a source no longer drafts anything, or an empty string."""
+        """The error that stopped a draft source, or an empty string."""
         return next((source.error for source in self._sources if source.error), "")
 
     def begin(self, request: Request) -> tuple[Sequence[Drafter], AnswerPace]:
@@ -259,7 +259,7 @@ class Speculation:
             source.cancel()
 
     def release(self, answer: Answer) -> None:
-        """Free the resources of an answer's drafters, because it was dropped or has to wait."""
+        """Free the resources of the drafters of an answer that was dropped or has to wait."""
         for drafter in answer.drafters:
             drafter.release()
 
@@ -281,7 +281,7 @@ class Speculation:
 
 
 def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:
-    """Return the part with its best draft of at most `most` tokens, shortened to those worth running."""
+    """Return the part with its best draft of at most `most` tokens, shortened to the tokens worth running."""
     pace, depth = part.answer.pace, part.depth
     found = _found(part, plan, most)
     if not found.tokens and not found.seconds:
@@ -296,8 +296,8 @@ def _found(part: Work, plan: StepPlan, most: int) -> Draft:
     """Return the best draft of at most `most` tokens.
 
     The format makes forced tokens resemble earlier text, so the resemblance does not predict the next token. Therefore,
-    drafts resume only after `_LEAST_DRAWN` tokens have been drawn. A draft model is asked only if its draft will
-    probably be better than the best so far, or to measure it again.
+    drafts resume only after `_LEAST_DRAWN` tokens have been drawn. A draft model is asked only to measure the model
+    again, or if its draft will probably be better than the best draft so far.
     """
     answer, depth = part.answer, part.depth
     best, pace = NO_DRAFT, answer.pace
@@ -316,7 +316,7 @@ def _found(part: Work, plan: StepPlan, most: int) -> Draft:
 
 
 def _better(one: Draft, other: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> Draft:
-    """Return the draft that is expected to give more tokens per second. Its time is that of both drafts."""
+    """Return the draft with more expected tokens per second. The result includes the time of both drafts."""
     if not one.tokens:
         return other
     (_, one_speed), (_, other_speed) = (plan.best_length(draft.kinds, pace, depth) for draft in (one, other))
@@ -351,7 +351,7 @@ def is_over(wait: PrefixWait, running: Mapping[Answer, Slot]) -> bool:
 def rows_until_copy(leader: Answer, slot: Slot, waiting: Iterable[Answer]) -> int:
     """Return how many rows the leader may run before a waiting request copies its tokens.
 
-    The step must end there, because a recurrent state can be copied only at its current position.
+    The leader's step must end at the copy, because a recurrent state can be copied only at its current position.
     """
     ends = [each.wait.n for each in waiting if each.wait is not None and each.wait.leader is leader]
     return min((end for end in ends if end > len(slot.tokens)), default=len(leader.tokens)) - len(slot.tokens)
@@ -359,7 +359,7 @@ def rows_until_copy(leader: Answer, slot: Slot, waiting: Iterable[Answer]) -> in
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The blocks that a running request needs to reach its limit, and those that it gives back when it ends."""
+    """The blocks that a running request needs to reach its limit, and the blocks that it frees when it ends."""
 
     needed: int
     held: int
@@ -384,7 +384,7 @@ class Room:
         """Compute the claims of the running requests. `free` includes blocks that only idle sequences hold."""
         self._kv = kv
         self._free = free
-        # The last token of an answer is never run, so it takes no room.
+        # The last token of an answer is never run, so this token takes no room.
         self._needed = {answer: kv.needed(slot.index, answer.limit - 1) for answer, slot in running.items()}
         # A request that runs alone can always finish: it may use the whole cache.
         self.is_ample = len(running) < 2 or sum(self._needed.values()) <= free
@@ -415,7 +415,7 @@ class Room:
 
 
 # The longest step with prompts while answers are in progress: 0.1 s or 2.5 steps without prompts, whichever is longer.
-# Longer steps make those answers stutter; shorter ones delay the first tokens of others.
+# Longer steps make those answers stutter; shorter steps delay the first tokens of other answers.
 _SECONDS_BESIDE_ANSWERS: Final = 0.1
 _STEPS_BESIDE_ANSWERS: Final = 2.5
 _SECONDS_WITHOUT_ANSWERS: Final = 1.0  # bounds how long a short prompt waits for the step of a long one
@@ -438,10 +438,10 @@ class Scheduler:
         self.costs = costs
 
     def pick(self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room) -> list[Work]:
-        """Choose the next tokens of each running request: those of an answer and a draft, or a chunk of a prompt.
+        """Choose the next tokens of each running request: tokens of an answer and a draft, or a chunk of a prompt.
 
         Steps with prompts have no drafts, because additional rows are not cheap in large steps. A request pauses if its
-        tokens would take the room that others need to finish.
+        tokens would take the room that other requests need to finish.
         """
         self._step += 1
         for answer, slot in running.items():
@@ -450,7 +450,7 @@ class Scheduler:
         return self._divided({answer: slot for answer, slot in running.items() if not answer.runs_alone}, waiting, room)
 
     def _divided(self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room) -> list[Work]:
-        """Divide a step among these requests."""
+        """Divide a step among the running requests."""
         most = max(self._rows_per_step // max(len(running), 1), 1)
         prompts = {answer: slot for answer, slot in running.items() if len(answer.tokens) - len(slot.tokens) > 1}
         work = [Work.next_of(answer, slot, most) for answer, slot in running.items() if answer not in prompts]
@@ -465,7 +465,7 @@ class Scheduler:
         return work
 
     def rows_beside_answers(self, running: Mapping[Answer, Slot]) -> int:
-        """Return how many rows of other work may run before the next step of these requests."""
+        """Return how many rows of other work may run before the next step of the running requests."""
         depths = [len(slot.tokens) for answer, slot in running.items() if not answer.in_prefill]
         if not depths or not self._by_seconds:
             return MOST_ROWS
@@ -482,7 +482,7 @@ class Scheduler:
         self.costs.observe(size_of(work), n_prompt_rows, seconds)
 
     def budget(self, answers: StepSize) -> float:
-        """Return the seconds that a step with prompts may take beside these answers."""
+        """Return the seconds that a step with prompts may take while these answers are in progress."""
         if not answers.answers:
             return _SECONDS_WITHOUT_ANSWERS
         return max(_SECONDS_BESIDE_ANSWERS, _STEPS_BESIDE_ANSWERS * self.costs.of_step(answers))
@@ -501,7 +501,7 @@ class Scheduler:
             answer, slot = reading[index]
             depth = len(slot.tokens)
             rows = min(left, rows_until_copy(answer, slot, waiting))
-            # `rows_within` is careful with sizes that are new. That is needed only if answers wait.
+            # `rows_within` is careful with new sizes. This caution is needed only if answers wait.
             fits = not size.answers and self.costs.of_step(size.with_chunk(rows, depth), rows) <= seconds
             if self._by_seconds and not fits:
                 rows = min(rows, self.costs.rows_within(seconds, size, depth, least))
@@ -516,7 +516,7 @@ class Scheduler:
 
 
 def _has_room(part: Work, room: Room) -> bool:
-    """Take the room for a part of a step. If there is none, its request pauses."""
+    """Take the room for a part of a step. Without such room, the request pauses."""
     part.answer.paused_at = None if room.take(part.answer, part.slot, part.end) else part.end
     return part.answer.paused_at is None
 

@@ -1,6 +1,6 @@
 """Predicts how long a new request would wait, from the work of the requests before it.
 
-Servers tell clients this time when they are too busy. It depends on how long answers get, so this is learnt here, too.
+Busy servers report this time to clients. The time depends on the lengths of answers, which are learnt here, too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _ASSUMED_LENGTH: Final = 200  # tokens, until an answer of the class has ended
 _REMEMBERED: Final = 128  # answers of a class
-_GOLDEN: Final = 0.618034  # multiples of it, modulo 1, are spread evenly, however many there are
+_GOLDEN: Final = 0.618034  # multiples of this number, modulo 1, are always spread evenly
 
 
 class AnswerLengths:
     """The distribution of the lengths of answers, by the order of magnitude of their limits.
 
-    A mean would not do: of 32 running answers, the first ends long before an answer of mean length.
+    A mean would not suffice: the first of 32 running answers ends long before an answer of mean length.
 
     Other threads may call `remaining` while one thread calls `observe`.
     """
@@ -46,14 +46,14 @@ class AnswerLengths:
         self._sorted[limit.bit_length()] = sorted(recent)  # a new list: another thread may be reading the old one
 
     def remaining(self, limit: int, generated: int, quantile: float) -> float:
-        """Return a quantile of how many tokens an answer still gets, given how many it has. At least 1.
+        """Return a quantile of the number of tokens that an answer still generates, which is at least 1.
 
         quantile  0 <= quantile < 1
         """
         lengths = self._sorted.get(limit.bit_length(), [_ASSUMED_LENGTH])
         shorter = bisect_right(lengths, generated)
         longer = len(lengths) - shorter
-        # An answer that is longer than all known ones will probably become twice as long as it is.
+        # An answer that is longer than all known answers will probably double in length.
         expected = lengths[shorter + int(quantile * longer)] - generated if longer else generated
         return max(min(expected, limit - generated), 1)
 
@@ -88,16 +88,16 @@ def predicted_wait(
     tokens_per_step: float,
     budget: float,
 ) -> float:
-    """Return the seconds until a new request is admitted; math.inf if one before it or itself never can be.
+    """Return the seconds until a new request is admitted; math.inf if this or an earlier one never can be.
 
     waiting          the requests that will be admitted before it, in this order
     free_blocks      blocks that are not reserved, including those of idle prefixes
     tokens_per_step  tokens of each answer in a step without prompts, which can have drafts
     budget           the seconds that a step with prompts may take beside running answers
 
-    Time is counted in steps of one size: each has a token of every answer that is in progress now, and rows of the
-    oldest prompt, if there is one. The result is usually within a factor of 1.5 of the truth, which suffices for
-    clients that are told when to try again.
+    Time is counted in steps of one size: each step has a token of every answer that is now in progress, and rows of the
+    oldest prompt, if any. The result is usually within a factor of 1.5 of the truth, which suffices for clients that
+    are told when to try again.
     """
     loads = [*running, *waiting, new]
     depth = sum(load.depth + load.missing for load in loads) // len(loads)
@@ -116,7 +116,7 @@ def predicted_wait(
             step, freed = heappop(ends)
             slots, blocks = slots + 1, blocks + freed
         slots, blocks = slots - 1, blocks - load.blocks
-        longer_steps = prompt_steps - max(prompts_end - step, 0.0)  # those with prompts until this one is admitted
+        longer_steps = prompt_steps - max(prompts_end - step, 0.0)  # steps with prompts until this request is admitted
         prompt_steps += load.missing / rows
         prompts_end = max(prompts_end, step) + load.missing / rows
         tokens = lengths.remaining(load.limit, load.generated, index * _GOLDEN % 1)
@@ -128,7 +128,7 @@ def predicted_wait(
 
 
 class Outlook:
-    """Predicts waits, and learns from the answers that have ended how long answers get."""
+    """Predicts waits, and learns the lengths of answers from the answers that have ended."""
 
     def __init__(self, kv: KVCache, scheduler: Scheduler, max_running: int) -> None:
         self._kv = kv
@@ -172,7 +172,7 @@ class Outlook:
     def _load(self, answer: Answer, depth: int) -> Load:
         most = answer.limit - answer.prompt_tokens
         length = answer.generated_tokens + self._lengths.remaining(most, answer.generated_tokens, 0.5)
-        # Alone, every request that was accepted can finish, so it never needs more than all blocks.
+        # Every accepted request can finish alone, so no request needs more than all blocks.
         blocks = min(-(-int(answer.prompt_tokens + length) // self._kv.block_size), self._n_blocks)
         missing = max(0, answer.prompt_tokens - depth)
         return Load(missing, depth, answer.generated_tokens, most, blocks)
