@@ -333,8 +333,7 @@ def infill(candidates: Candidates, place: Place) -> Candidates:
     Only ends stay if three times their probability, times the number of candidates, exceeds the probability of all
     other tokens. If not, tokens are joined: if the text of one token begins the text of another, the likelier token
     receives both probabilities, and the other token is removed. Then the ends stay. Of the n other tokens with a
-    probability of at least 0.2, those stay that have at least 1 / (n + 1) of the total probability of the ends and
-    these n tokens. If n is 0, the answer ends.
+    probability of at least 0.2, those stay that have at least 1 / (n + 1) of the total. If n is 0, the answer ends.
     """
     if place.tokenizer is None:
         return candidates

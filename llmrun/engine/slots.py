@@ -170,7 +170,7 @@ class SequenceSlots:
         slot.released = self._releases
 
     def give_back(self, slot: Slot) -> None:
-        """Undo `acquire` as far as possible. A copy is freed, because its source would have to copy shared blocks."""
+        """Undo `acquire` as far as possible. Copies are freed, because the source would have to copy shared blocks."""
         if slot.is_copy:
             self.forget(slot)
         else:
@@ -235,7 +235,7 @@ class SequenceSlots:
         return tokens
 
     def _longest(self, tokens: list[int], tenant: str) -> tuple[int, Slot | None]:
-        """Return the length of the tenant's longest cached prefix of `tokens`, and the newest slot that has it.
+        """Return the length of the tenant's longest cached prefix of `tokens`, and the newest slot with this prefix.
 
         Looking at a slot that shares 4,000 tokens takes 40 us.
         """

@@ -1,6 +1,6 @@
 """The process that runs an engine for the server: `python -m llmrun.engine.child.main`, with pipes as stdin and stdout.
 
-A process of its own keeps the server's Python threads from slowing down the steps, and keeps the server and its
+The separate process keeps the server's Python threads from slowing down the steps, and keeps the server and its
 connections alive if the engine crashes. messages.py describes the messages.
 """
 
@@ -45,12 +45,12 @@ class Connection:
 
     @classmethod
     def on_standard_streams(cls) -> Connection:
-        """Take over stdin and stdout. No child process inherits them, so the server notices when this process ends."""
+        """Take over stdin and stdout, which no child process inherits, so the server notices when this process ends."""
         requests, answers = child_processes.private_streams()
         return cls(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
 
     def send(self, message: FromChild) -> None:
-        """Send a message. Ends the process if the server has gone."""
+        """Send a message. Ends the process if the server has ended."""
         data = encode_from_child(message)
         with self._lock:
             try:
@@ -59,24 +59,24 @@ class Connection:
                 end_process(0)
 
     def received(self) -> Iterator[ToChild]:
-        """Yield messages until the server has gone. Raises BadMessage."""
+        """Yield messages until the server has ended. Raises BadMessage."""
         while (frame := read_frame(self._from_server)) is not None:
             yield decode_to_child(frame)
 
 
 def end_process(status: int) -> None:
-    """End the process at once, from any thread. The operating system frees everything."""
+    """End the process at once, from any thread. The operating system frees all resources."""
     sys.stderr.flush()
     os._exit(status)
 
 
 # How long a Python thread waits before it interrupts another one, in seconds. With the default of 5 ms, a thread that
-# prepares a long prompt could delay every step of the answers in progress by that much.
+# prepares a long prompt could delay every step of the answers in progress by 5 ms.
 _SWITCH_S = 0.0005
 
 
 def main() -> None:
-    """Serve one model until the server closes it, ends, or the engine crashes."""
+    """Serve one model until the server closes the model or ends, or until the engine crashes."""
     sys.setswitchinterval(_SWITCH_S)
     connection = Connection.on_standard_streams()
     heart = Heart(connection.send)
@@ -101,7 +101,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
         engine = open_engine(asked, connection.send, lambda ids: opened.result().report_begun(ids))
         facts = describe(engine, asked)
         return_freed_memory()  # 16 MB after the header of a model with 49,152 tokens
-        gc.freeze()  # else each full collection goes through the vocabulary, in the middle of a step
+        gc.freeze()  # otherwise, each full collection would visit the vocabulary in the middle of a step
     except Exception as error:  # noqa: BLE001 - reported to the server
         connection.send(CannotOpen(_as_llmrun_error(error)))
         return 1
@@ -118,7 +118,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
 
 
 def _read(received: Iterator[ToChild], opened: Future[EngineServing], connection: Connection) -> None:
-    """Pass on the server's messages. End the process as soon as the server has gone, even in the middle of a step."""
+    """Pass on the server's messages. End the process as soon as the server ends, even in the middle of a step."""
     try:
         for message in received:
             opened.result().take(message)
@@ -128,7 +128,7 @@ def _read(received: Iterator[ToChild], opened: Future[EngineServing], connection
 
 
 def _as_llmrun_error(error: Exception) -> LlmrunError:
-    """Return the error itself or, for a bug, an error with its first line. The traceback goes to stderr."""
+    """Return the error itself or, for a bug, an LlmrunError with its first line. Prints the traceback to stderr."""
     if isinstance(error, LlmrunError):
         return error
     traceback.print_exception(error)

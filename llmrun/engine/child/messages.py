@@ -1,6 +1,6 @@
 """The messages between the server and the process that runs its engine, as frames of JSON on pipes.
 
-The server's requests have ids that the server chooses. All events in these messages carry these ids.
+The server chooses the ids of its requests, and all events in messages from the process contain these ids.
 
     to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, CountPrompt, Embed and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
@@ -16,8 +16,7 @@ Messages are dataclasses. A Codec converts them to values that JSON can represen
     LlmrunError             {"error": class name, "message", "hint", ...}
     float                   a number; Python's JSON also has NaN, Infinity and -Infinity
 
-Decoding is strict: a value of another type raises BadMessage, because it means that the two processes do not run the
-same code.
+Decoding is strict: a value of another type raises BadMessage, because the two processes then do not run the same code.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.isolated_worker import decoded, encoded
 from llmrun.engine.requests import Event, Finished, ModelFacts, Request, TextPrompt, TokenPrompt
 
-# Classes that modules import only for type checkers, so that get_type_hints would not find them.
+# Modules import these classes only for type checkers, so that get_type_hints would not find the classes.
 _NAMES: Mapping[str, Any] = {"ResponseFormat": ResponseFormat}
 _ERROR_FIELDS = ("retry_after", "state", "most_weights")
 
 
 class BadMessage(Exception):
-    """A message does not have the form that this version of llmrun sends."""
+    """Raised for a message that does not have the form that this version of llmrun sends."""
 
 
 class Codec(NamedTuple):
@@ -54,7 +53,7 @@ class Codec(NamedTuple):
 
 @cache
 def codec_of(hint: Any) -> Codec:
-    """Return the codec of a type. Raises TypeError for types that no message has."""
+    """Return the codec of a type. Raises TypeError for types that no message contains."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (bool, int, str, type(None)):
         return Codec(_same, _checked(hint))
@@ -80,7 +79,7 @@ def codec_of(hint: Any) -> Codec:
 
 
 def error_to_json(error: LlmrunError) -> dict[str, Any]:
-    """Convert an error. A class that is not in llmrun.base.errors is sent as its nearest base class that is."""
+    """Convert an error. A class that is not in llmrun.base.errors is sent as its nearest base class there."""
     known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     details = {name: getattr(error, name) for name in _ERROR_FIELDS if hasattr(error, name)}
     return {"error": known.__name__, "message": str(error), "hint": error.hint, **details}
@@ -206,7 +205,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a model. It is the first message.
+    """Open a model. This message is always the first one.
 
     path           the model file
     name           the name that clients use
@@ -263,7 +262,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Encode a text as tokens. The ids of these calls and of requests differ. `tenant` is whose call it is."""
+    """Encode a text as tokens. No call has the same id as a request. `tenant` is the owner of the call."""
 
     id: int
     text: str
@@ -348,7 +347,7 @@ class CannotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The answer to a message with an id if it is invalid, cannot be accepted now, or was cancelled early."""
+    """The answer to a message with an id if the message is invalid, cannot be accepted now, or was cancelled early."""
 
     id: int
     error: LlmrunError
@@ -363,7 +362,7 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A request is in the queue. `wait_s` is its predicted time there in seconds."""
+    """A request is in the queue. `wait_s` is the predicted time in the queue in seconds."""
 
     id: int
     prompt_tokens: int
@@ -372,16 +371,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """These requests get their first rows in the step that is about to run."""
+    """The step that is about to run contains the first rows of these requests."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat, sent after steps and twice a second. It has the figures of the last step's end.
+    """A heartbeat, sent after steps and twice a second, with the figures from the end of the last step.
 
-    A process can beat although its engine hangs. Then it is busy, but `steps` does not grow.
+    A process can send beats although its engine hangs. In that case, `busy` is True, but `steps` does not grow.
 
     busy            whether a request is waiting or running
     longest_step_s  the longest of the last steps in seconds
@@ -406,7 +405,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The events of one step, in order. Steps without events are reported only if they were a request's first."""
+    """The events of one step, in order. Steps without events are reported only if a request began."""
 
     events: tuple[Event, ...] = ()
     beat: Beat | None = None
@@ -438,11 +437,11 @@ class PromptCounted:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The answer to Embed, or a part of it. Parts follow each other, and each has the results of some of the inputs.
+    """The answer to Embed, or a part of the answer. Parts arrive in order, and each part contains some of the results.
 
     data     float32[inputs, features] as bytes in native order, or float32[inputs] for scores
     tokens   the number of tokens of each input
-    is_last  whether no part follows
+    is_last  True if no part follows
     """
 
     id: int
@@ -453,7 +452,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """The process ends because of an error in a step. It is the last message."""
+    """The last message of a process that ends because of an error in a step."""
 
     error: LlmrunError
 

@@ -123,7 +123,7 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
 
 
 def _memory_bytes(engine: Engine, asked: Open) -> int:
-    """Return the main memory that the model may take at most, with a full cache, in bytes. It is 0 for a stand-in."""
+    """Return the most main memory in bytes that the model may use with a full cache, which is 0 for a stand-in."""
     info = engine.info
     entry = backend_named(info.backend)
     if entry is None:

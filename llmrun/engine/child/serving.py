@@ -55,14 +55,14 @@ _RECENT_STEPS = 64
 class Heart:
     """Sends a beat at least twice a second, from a thread of its own, and provides the beats that follow steps.
 
-    The thread beats although the engine may hang. Each beat therefore has the figures of the last step's end.
+    The thread sends beats even if the engine hangs. Each beat therefore has the figures from the end of the last step.
     """
 
     def __init__(self, send: Callable[[Beat], None]) -> None:
         self._send = send
         self._last = Beat(busy=False)
         self._sent = time.monotonic()
-        self._step_began: float | None = None  # when the step that is running began
+        self._step_began: float | None = None  # the time when the current step began
         self._patience = 1.0
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         threading.Thread(target=self._run, name="heart", daemon=True).start()
@@ -72,11 +72,11 @@ class Heart:
         self._step_began = time.monotonic()
 
     def expect_rows(self, rows: int) -> None:
-        """Note that the step that is running has a pass with so many rows."""
+        """Note that the current step has a pass with this many rows."""
         self._patience = max(1.0, rows / MOST_ROWS)
 
     def step_ended(self, status: EngineStatus, *, busy: bool, wait_s: float) -> Beat | None:
-        """Note that the step has ended. Returns the beat to send, unless there was one a moment ago."""
+        """Note that the step has ended. Returns the beat to send, or None if a beat was sent a moment ago."""
         now = time.monotonic()
         began, self._step_began, self._patience = self._step_began, None, 1.0
         self._step_seconds.append(now - (began or now))
@@ -115,7 +115,7 @@ class TurnQueue(Generic[Item]):
 
     def __init__(self) -> None:
         self._urgent: deque[Item] = deque()
-        self._items: dict[str, deque[Item]] = {}  # only tenants with items; the first one is next
+        self._items: dict[str, deque[Item]] = {}  # tenants with items; the first tenant is next
         self._filled = Condition()
 
     def put(self, tenant: str, item: Item) -> None:
@@ -124,13 +124,13 @@ class TurnQueue(Generic[Item]):
             self._filled.notify()
 
     def put_first(self, item: Item) -> None:
-        """Add an urgent item, which is served after earlier urgent ones."""
+        """Add an urgent item, which is served after earlier urgent items."""
         with self._filled:
             self._urgent.append(item)
             self._filled.notify()
 
     def get(self) -> Item:
-        """Wait for an item and return it. Its tenant then has its next turn after all others."""
+        """Wait for an item and return it. Then all other tenants have a turn before the tenant of this item."""
         with self._filled:
             self._filled.wait_for(lambda: self._urgent or self._items)
             if self._urgent:
@@ -143,7 +143,7 @@ class TurnQueue(Generic[Item]):
             return item
 
 
-_PART_BYTES: Final = 1 << 17  # of results; decoding a message of 60 MB would hold up the server for a second
+_PART_BYTES: Final = 1 << 17  # bytes of results; decoding a message of 60 MB would delay the server by a second
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ class Embedding:
     def cancel(self, call: int) -> None:
         """End a call with an error, at the latest when its inputs would be read. Unknown calls are ignored.
 
-        Until then, the inputs need memory, so the server has to count the call.
+        Until the call ends, the inputs need memory, so the server has to count the call.
         """
         if (job := self.forget(call)) is not None:
             self._embedder.drop(job)
@@ -213,8 +213,8 @@ class Embedding:
         return None if ended is None else ended.job
 
     def step(self) -> None:
-        """Compute a few results. Call it between steps of the engine."""
-        with suppress(Cancelled):  # the server is closing the engine, whose own step ends the same way
+        """Compute a few results. Call this method between steps of the engine."""
+        with suppress(Cancelled):  # the server is closing the engine, whose own step is cancelled, too
             self._embedder.step()
         with self._lock:
             calls = [(number, call, call.job) for number, call in self._calls.items() if call.job is not None]
@@ -224,7 +224,7 @@ class Embedding:
                 self._send_results(number, call, job)
 
     def counted(self, status: EngineStatus) -> EngineStatus:
-        """Return the status of the engine with the tokens of texts among those of prompts."""
+        """Return the status of the engine, with the tokens of embedded texts counted as prompt tokens."""
         return replace(status, prompt_tokens=status.prompt_tokens + self._tokens)
 
     def _read(self, message: Embed, number: int) -> list[int]:
@@ -250,7 +250,7 @@ class Embedding:
             self._send_results(call, ended, job)
 
     def _send_results(self, number: int, call: _Call, job: EmbeddingJob) -> None:
-        """Send the results that have not been sent."""
+        """Send the results that have not been sent yet."""
         first, call.n_sent = call.n_sent, len(job.results)
         data = np.stack(job.results[first:]).tobytes()
         tokens = [len(tokens) for tokens in job.texts[first : call.n_sent]]
@@ -270,7 +270,7 @@ class EngineServing:
     """
 
     # Templates and tokenizing do not run on the main thread, where they would delay the answers in progress. There is
-    # only one thread for them, because the process that renders templates handles one request at a time.
+    # only one thread for this work, because the process that renders templates handles one request at a time.
 
     def __init__(
         self, engine: Engine, send: Callable[[FromChild], None], heart: Heart, max_wait_s: float | None
@@ -281,17 +281,17 @@ class EngineServing:
         self._max_wait_s = max_wait_s
         self._to_prepare: TurnQueue[_Prepared] = TurnQueue()
         self._wake = threading.Condition()  # guards the fields below; notified when there is something to do
-        self._engine_ids: dict[int, int | None] = {}  # the server's id -> the engine's id, or None before it has one
+        self._engine_ids: dict[int, int | None] = {}  # the server's id -> the engine's id, or None if not assigned yet
         self._server_ids: dict[int, int] = {}
         self._cancelled: set[int] = set()  # the server's ids of requests cancelled before they had an engine's id
         self._closing = False
         self._embedding = Embedding(engine, send, heart.expect_rows)
         self._last_wait = (0.0, 0.0)  # the last predicted wait in seconds, and when it was predicted
-        self._began = False  # whether a request began in the step that is running
+        self._began = False  # True if a request began in the current step
         threading.Thread(target=self._prepare_all, name="preparing", daemon=True).start()
 
     def take(self, message: ToChild) -> None:
-        """Handle a message from the server without waiting for anything. Called by the reading thread."""
+        """Handle a message from the server without waiting for anything. The reading thread calls this method."""
         match message:
             case Ask(id=request_id, request=request):
                 with self._wake:
@@ -421,7 +421,7 @@ class EngineServing:
         self._end_if_cancelled(ask.id)
 
     def _end_if_cancelled(self, request_id: int) -> bool:
-        """End a request that was cancelled before the engine had it, and return whether it was."""
+        """End a request if it was cancelled before it reached the engine, and return whether it was cancelled."""
         with self._wake:
             if request_id not in self._cancelled:
                 return False
@@ -442,7 +442,7 @@ class EngineServing:
             del self._server_ids[engine_id]
 
     def report_begun(self, ids: Sequence[int]) -> None:
-        """Tell the server which requests begin, before the step that may end this process. For `Engine.on_begin`."""
+        """Report to the server which requests begin, before the step that may end this process (`Engine.on_begin`)."""
         self._began = True
         self._send(Begun(tuple(self._server_ids[engine_id] for engine_id in ids)))
 
@@ -457,7 +457,7 @@ class EngineServing:
         return tuple(renamed)
 
     def _predicted_wait(self) -> float:
-        """Return the predicted wait of a new request: the last prediction, less the time since then."""
+        """Return the predicted wait of a new request: the last prediction, minus the time since that prediction."""
         if self._engine.idle:
             return 0.0
         seconds, when = self._last_wait

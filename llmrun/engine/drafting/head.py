@@ -116,7 +116,7 @@ class HeadDrafter(SequenceDrafter):
         return slot
 
     def _cut_back(self, slot: Slot, tokens: list[int]) -> bool:
-        """Remove the tokens of the last draft, even right ones, whose hidden states were those of the head."""
+        """Remove all tokens of the last draft, even right ones, because the head ran on its own hidden states."""
         return self._truncate(slot, min(self._in_step, len(tokens) - 1, len(slot.tokens)))
 
     def _forward(self, batch: Batch) -> NDArray[np.float32]:

@@ -27,8 +27,7 @@ class Acceptance:
     """The share of right draft tokens of each kind, with other rates as a prior that weighs _ASSUMED_COUNT tokens.
 
     An engine counts the tokens of all answers. Each answer also has its own counts, with the engine's rates as their
-    prior. If a request to tell a story follows a request to copy a text, the rates therefore fall after a few wrong
-    tokens.
+    prior. If a request to tell a story follows a request to copy a text, the rates therefore fall after a few errors.
     """
 
     def __init__(self, assumed: Rates) -> None:
@@ -75,7 +74,7 @@ class AnswerPace:
         self.unasked = 0
 
     def probabilities(self, kinds: Sequence[Kind]) -> Iterator[float]:
-        """Yield, for each token of a draft, the probability that it and all draft tokens before it are right."""
+        """Yield, for each token of a draft, the probability that all draft tokens up to this one are right."""
         rates = {kind: self.acceptance.rate(kind) for kind in set(kinds)}
         return accumulate(map(rates.__getitem__, kinds), mul)
 

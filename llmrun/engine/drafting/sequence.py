@@ -143,7 +143,7 @@ class SequenceDrafter(Drafter):
         return Draft(tuple(known[len(known) - len(kinds) :]), tuple(kinds), time.perf_counter() - started)
 
     def _knows(self, tokens: Sequence[int]) -> bool:
-        """Return whether the network has all of these tokens. If not, stop drafting for this answer."""
+        """Return whether the network's vocabulary contains all of these tokens. If not, end the answer's drafts."""
         self._stopped = max(tokens, default=0) >= self._source.info.vocabulary_size
         return not self._stopped
 
@@ -194,7 +194,7 @@ class SequenceDrafter(Drafter):
             self._in_step = min(self._in_step, len(self._slot.tokens))
 
     def _make_room(self) -> None:
-        """After KVFull, drop a cached prefix. If there is none, drop this answer's tokens and stop drafting for it."""
+        """After KVFull, drop a cached prefix. Without cached prefixes, drop this answer's tokens and stop drafting."""
         if not self._source.slots.forget_oldest_idle():
             self._stopped = True
             if self._slot is not None:

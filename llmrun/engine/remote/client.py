@@ -1,7 +1,7 @@
-"""The HTTP client for models on OpenAI-compatible servers. It sends JSON requests and yields chunks of answers.
+"""The HTTP client for OpenAI-compatible servers, which sends JSON requests and yields chunks of answers.
 
 httpx2's blocking client cannot cancel a request from another thread. Requests therefore run in an event loop in a
-thread of its own, and the threads that want their answers read from queues.
+separate thread, and the callers' threads read the answers from queues.
 
 httpx2 is imported on first use.
 """
@@ -85,10 +85,10 @@ TO_TRY = "check the address and that the server is running"
 
 
 def as_llmrun_error(error: Exception, teller: Teller) -> LlmrunError:
-    """Return the error to raise in place of one of httpx2's or the operating system's. It never contains the key."""
+    """Convert an error of httpx2 or the operating system to an LlmrunError, which never contains the key."""
     import httpx2
 
-    root = _root(error)  # asyncio's own errors do not say why a connection failed
+    root = _root(error)  # asyncio's own errors do not report why a connection failed
     said = "connection refused" if isinstance(root, ConnectionRefusedError) else str(root).strip() or str(error).strip()
     said = re.sub(r"^\[Errno -?\d+\] ", "", said).partition("\n")[0]
     words = teller.shown(said, 160) or type(error).__name__
@@ -106,7 +106,7 @@ def as_llmrun_error(error: Exception, teller: Teller) -> LlmrunError:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error that has caused a chain of errors, or the first one of a group."""
+    """Return the error that has caused a chain of errors, or the first error of a group."""
     if isinstance(error, BaseExceptionGroup):
         return _root(error.exceptions[0])
     cause = error.__cause__ or error.__context__
@@ -117,7 +117,7 @@ OWNER: Final = "llmrun"  # `owned_by` of the models of our own servers
 
 
 def chosen_model(models: Sequence[Mapping[str, Any]], endpoint: Endpoint, teller: Teller) -> Mapping[str, Any]:
-    """Return the entry of the endpoint's model or, if it names none, of the only model or of llmrun's first one.
+    """Return the entry of the endpoint's model or, without a name, of the only model or of llmrun's first model.
 
     llmrun lists its default model first, and then all other models on its machine. Raises ModelNotFound, and
     UsageError if the user must choose.
@@ -147,18 +147,18 @@ _GAUGE = re.compile(
 
 
 def unfinished_in_metrics(text: str) -> int | None:
-    """Return how many requests run or wait according to metrics in Prometheus's format, or None if they do not tell."""
+    """Return how many requests run or wait according to metrics in Prometheus's format, or None if unknown."""
     values = [float(value) for value in _GAUGE.findall(text)]
     return round(sum(values)) if values else None
 
 
 KEY_VARIABLE = "LLMRUN_API_KEY"
-FIRST_S = 600.0  # The timeout for the first event. It is long because a server may have to load the model first.
+FIRST_S = 600.0  # The timeout for the first event is long because a server may have to load the model first.
 BETWEEN_S = 120.0
 _MOST_UNREAD = 1000  # pieces of an answer that wait to be read; the rest of the answer stays in the connection
 _LAST_S = 0.1  # How long to wait after [DONE] for the end of the body, so that the connection can be reused.
-_PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0)  # before attempts to resume a stream; a server may load its model
-_RESTARTING = (502, 503, 504)  # statuses of a server, or of a proxy before it, that is not ready
+_PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0)  # pauses before attempts to resume a stream; a server may load its model
+_RESTARTING = (502, 503, 504)  # statuses of a server that is not ready, or of a proxy for such a server
 _PAUSE_STEP_S = 0.05
 _MOST_ERROR = 64 << 10  # the maximum length of an error body in bytes
 _MOST_MODELS = 4 << 20  # the maximum length of a list of models in bytes
@@ -167,7 +167,7 @@ _CHECK_API = "check that the server has an OpenAI-compatible API"
 
 
 class RemoteModel:
-    """One model of a server. Thread-safe. A request uses a connection alone, which then stays open for the next one.
+    """One model of a server. Thread-safe. A connection serves one request at a time and then stays open for the next.
 
     left_out  fields beyond OpenAI's API that the server rejected and that are no longer sent
     """
@@ -223,7 +223,7 @@ class RemoteModel:
         return model
 
     def models(self) -> list[Mapping[str, Any]]:
-        """Return the server's models, each with an `id`. Raises NetworkError, and ModelNotFound if there is no list."""
+        """Return the server's models, each with an `id`. Raises NetworkError, and ModelNotFound without a list."""
         call = Call()
         call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
         with self._request("GET", "/models", None, call) as response:
@@ -249,7 +249,7 @@ class RemoteModel:
                      are not sent again
         most_events  the maximum number of events in the stream
 
-        If the connection breaks and the server gives its events IDs, the stream continues on another connection.
+        If the connection breaks and the server sends event IDs, the stream continues on another connection.
         Raises Cancelled if `call` was stopped, NetworkError, ModelNotFound and ContextExceeded.
         """
         seen, lost, pauses = "", None, list(_PAUSES_S)
@@ -375,7 +375,7 @@ class RemoteModel:
                 response = call.next(self._teller)
             yield cast("httpx2.Response", response)
         finally:
-            running.cancel()  # this closes the connection, unless it is at the end of the response
+            running.cancel()  # this closes the connection, unless the response is complete
 
     async def _exchange(
         self,
@@ -478,7 +478,7 @@ class RemoteModel:
 def request_headers(key: str | None, origin: str = f"environment: {KEY_VARIABLE}") -> dict[str, str]:
     """Return the headers of all requests.
 
-    Raises UsageError for a key with characters that are not allowed. `origin` says where the key comes from.
+    Raises UsageError for a key with characters that are not allowed. `origin` describes the source of the key.
     """
     # "identity" means no compression. A compressed stream could unpack to gigabytes, and chunks could be delayed.
     headers = {"accept-encoding": "identity", "accept": "text/event-stream, application/json"}
@@ -491,7 +491,7 @@ def request_headers(key: str | None, origin: str = f"environment: {KEY_VARIABLE}
 
 
 def tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
-    """Return the TLS settings. Reading the certificates takes 15 ms, so it is skipped for plain HTTP to localhost."""
+    """Return the TLS settings. They omit certificates, which take 15 ms to read, for plain HTTP to localhost."""
     import httpx2
 
     if endpoint.is_loopback and endpoint.base.startswith("http:"):
@@ -502,7 +502,7 @@ def tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
 
 
 def _refusal(body: bytes) -> tuple[str, str]:
-    """Return the message from an error body, and the code or type. Each is "" if missing."""
+    """Return the message from an error body, and the code or type, with "" for a missing value."""
     try:
         table = json.loads(body)
         said = server_words(table)

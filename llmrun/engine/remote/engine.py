@@ -44,7 +44,7 @@ _MOST_TOKENS = 1 << 20  # the maximum length of an answer if the request does no
 _TAGS = ThinkingStyle(
     "<think>", ("</think>",)
 )  # the tags that servers leave in the text if they do not separate thinking
-_MORE_EVENTS = 1024  # A stream may have this many events beyond its tokens: its start, its end and keep-alives.
+_MORE_EVENTS = 1024  # A stream may have this many events besides its tokens: its start, its end and keep-alives.
 
 
 @dataclass(slots=True, eq=False)
@@ -148,10 +148,10 @@ class _Arrival:
 
 
 class RemoteEngine:
-    """One model of a server that runs up to `info.max_sequences` requests at a time and queues the others.
+    """One model of a server that runs up to `info.max_sequences` requests at a time and queues all other requests.
 
-    It has the same interface as Engine. Only `cancel` and `cancel_current` are thread-safe. TTFT is the time from
-    `submit` to the arrival of the first text, whether answer or reasoning, and includes the time in the queue.
+    The interface is the same as that of Engine. Only `cancel` and `cancel_current` are thread-safe. TTFT is the time
+    from `submit` to the arrival of the first text, whether answer or reasoning, and includes the time in the queue.
 
     left_out  the fields that the server rejected and that are no longer sent, such as "ignore_eos" or "top_k"
     """
@@ -246,7 +246,7 @@ class RemoteEngine:
         return None
 
     def submit(self, request: Request) -> int:
-        """Send or queue a request and return its ID. The clock of `Timings` starts here. Raises UsageError."""
+        """Send or queue a request and return its ID. `Timings` are measured from this call. Raises UsageError."""
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         wire = remote_request(request, self.info.name, ignore_eos=self._ignore_eos)
@@ -256,7 +256,7 @@ class RemoteEngine:
         return answer.request_id
 
     def step(self) -> list[Event]:
-        """Wait until something arrives, and return the resulting events.
+        """Wait until a message from a server arrives, and return the resulting events.
 
         If nothing arrives for a moment, return PrefillProgress events for the requests that have no answer yet. A
         request that fails ends with Failed, and the others continue.
@@ -325,7 +325,7 @@ class RemoteEngine:
             threading.Thread(target=self._run, args=(answer,), name="llmrun-remote", daemon=True).start()
 
     def _run(self, answer: _RemoteAnswer) -> None:
-        """Put everything that a request receives into the queue. Runs in the request's thread."""
+        """Put everything that a request receives into the queue. The request's thread runs this method."""
         error: LlmrunError | None = None
         try:
             most = _MOST_TOKENS if answer.request.max_tokens is None else answer.request.max_tokens

@@ -51,7 +51,7 @@ def is_endpoint(name: str) -> bool:
 
 
 def parse_endpoint(name: str) -> Endpoint:
-    """Parse `URL#MODEL`. Raises UsageError, whose message never contains the URL's password, if it has one."""
+    """Parse `URL#MODEL`. Raises UsageError, whose message never contains a password from the URL."""
     from urllib.parse import urlsplit
 
     url, _, model = name.partition("#")
@@ -194,7 +194,7 @@ def _thinking_variables(request: Request) -> dict[str, Any]:
 
 
 def _sampling_fields(request: Request, *, openai: bool) -> dict[str, Any]:
-    """Return the sampling fields that are part of OpenAI's API, or those that only other servers accept.
+    """Return the sampling fields that are part of OpenAI's API, or the fields that only other servers accept.
 
     A parameter is sent even if its value disables it, because the server may enable it by default. For example,
     llama-cpp-python has a default repeat penalty of 1.1. The optional parameters are off by default on servers, so they

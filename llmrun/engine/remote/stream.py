@@ -3,7 +3,7 @@
 The server is not trusted. The length of every line is limited, the type of every value is checked, and every problem
 becomes a NetworkError, in which text from the server is sanitized.
 
-The events of llmrun's own servers have IDs, from which a client can tell whether a stream really continues.
+The events of llmrun's own servers have IDs, with which a client can check that a stream really continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORM: Final = re.compile(r"(?P<answer>[0-9a-f]{24})-(?P<check>[0-9a-f]{8})-(?P<n
 
 
 def is_event_id(text: str) -> bool:
-    """Return whether a text has the form of the IDs that llmrun gives."""
+    """Return whether a text has the form of llmrun's event IDs."""
     return FORM.fullmatch(text) is not None
 
 
@@ -81,7 +81,7 @@ class Chunk:
 
 
 class ConnectionLost(NetworkError):
-    """A connection could not be made, or ended in the middle of an answer."""
+    """Raised if a connection could not be made or ended in the middle of an answer."""
 
 
 class Teller:
@@ -176,9 +176,9 @@ def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
 
 
 def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes, str]]:
-    """Yield the data of each event with the time when it was complete, and the ID of this event or an earlier one.
+    """Yield the data and the time of arrival of each complete event, and the ID of this event or an earlier one.
 
-    A last event without an empty line after it is yielded, too, because some servers leave this line out.
+    The last event is yielded even without a final empty line, because some servers leave this line out.
     """
     data: list[bytes] = []
     event_id = ""
@@ -202,7 +202,7 @@ def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
 
 
 def _event_id(value: bytes) -> str:
-    """Return the ID of an event, or "" for one of a server that is not ours and may not continue streams."""
+    """Return the ID of an event, or "" if the server is not llmrun and may not be able to continue streams."""
     text = value.decode("latin-1")
     return text if FORM.fullmatch(text) else ""
 

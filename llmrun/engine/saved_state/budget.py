@@ -41,11 +41,11 @@ class SavedPrefixes(Protocol):
 
 
 BEGINNING: Final = b"llmrun state "
-MAGIC: Final = BEGINNING + b"2\n\0"  # with the version of the format
+MAGIC: Final = BEGINNING + b"2\n\0"  # ends with the version of the format
 
 
 def may_overwrite(path: Path, beginning: bytes = BEGINNING) -> bool:
-    """Return whether a file is missing, empty or begins like a saved state, of any version. Raises OSError."""
+    """Return whether a file is missing or empty, or begins like a saved state of any version. Raises OSError."""
     try:
         with open_regular(path) as file:
             return file.read(len(beginning)) in (beginning, b"")
@@ -54,7 +54,7 @@ def may_overwrite(path: Path, beginning: bytes = BEGINNING) -> bool:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading. Raises OSError, also for anything but a regular file."""
+    """Open a regular file for reading. Raises OSError, also for directories, pipes and devices."""
     descriptor = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -63,14 +63,14 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 ENDING: Final = ".kv"
-NEW_ENDING: Final = f"{ENDING}.new"  # of files that are being written
+NEW_ENDING: Final = f"{ENDING}.new"  # the suffix of files that are being written
 SHARE_OF_FREE_SPACE: Final = 0.1
 _ABANDONED_S: Final = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A file with a saved state, or one that a killed writer left behind. `used` is the time of its last use."""
+    """A file with a saved state, or a file that a killed writer left behind. `used` is the time of the last use."""
 
     path: Path
     n_bytes: int
@@ -78,16 +78,16 @@ class StoredState:
 
 
 class Budget:
-    """Limits the saved states in some folders to `limit` bytes, and to a tenth of what would be free without them."""
+    """Limits the saved states in some folders to `limit` bytes, and to a tenth of the otherwise free space."""
 
     def __init__(self, folders: Sequence[Path], limit: int) -> None:
         self._folders = folders
         self._limit = limit
 
     def make_room(self, path: Path, added: int) -> bool:
-        """Make room for `added` more bytes in a file by removing other files. Returns False if that is not enough.
+        """Make room for `added` more bytes in a file by removing other files. Returns False if that is impossible.
 
-        Nothing is removed if it would not be enough. Raises OSError.
+        If removing files would not free enough space, no file is removed. Raises OSError.
         """
         stored = stored_states(self._folders)
         own = sum(each.n_bytes for each in stored if each.path == path)
@@ -99,7 +99,7 @@ class Budget:
             return False
         while others and total + added > allowed:
             oldest = others.pop(0)
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            with contextlib.suppress(FileNotFoundError):  # another process has removed the file
                 oldest.path.unlink()
             total -= oldest.n_bytes
         return True
@@ -130,12 +130,12 @@ def _scan(folder: Path, levels: int) -> Iterator[StoredState]:
             if levels > 1:
                 yield from _scan(Path(entry.path), levels - 1)
         elif entry.name.endswith((ENDING, NEW_ENDING)):
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            with contextlib.suppress(FileNotFoundError):  # another process has removed the file
                 status = entry.stat(follow_symlinks=False)
                 yield StoredState(Path(entry.path), status.st_size, status.st_mtime)
 
 
 def note_use(path: Path) -> None:
-    """Record that a file was used now."""
-    with contextlib.suppress(OSError):  # the file can be read but belongs to another user, or was just removed
+    """Set the time of the last use of a file to the current time."""
+    with contextlib.suppress(OSError):  # the file belongs to another user, or was just removed
         os.utime(path)

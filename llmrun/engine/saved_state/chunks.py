@@ -42,8 +42,8 @@ class SavedChunks:
         self._budget = budget
         self._report = report
         self._has_failed = False
-        # How many tokens the cache kept of a saved prefix, by its last chunk. There can be fewer than were saved,
-        # because a window or a recurrent state is missing.
+        # Maps the last chunk of a saved prefix to the number of tokens that the cache kept, which can be smaller than
+        # the number of saved tokens, because a window or a recurrent state is missing.
         self._kept: dict[Path, int] = {}
 
     def longest(self, tokens: list[int], tenant: str) -> int:
@@ -61,11 +61,11 @@ class SavedChunks:
                 parts.append(replace(part, start=first + part.start, end=first + part.end, read=read))
         kept = kv.load(seq, parts)
         self._kept[found[-1]] = kept
-        for path in reversed(found):  # the first chunk last, because the others are useless without it
+        for path in reversed(found):  # the first chunk last, because later chunks are useless without the first
             note_use(path)
         for path in damaged:
             self._report(f"saved prefix is damaged and was removed: {path}")
-            with contextlib.suppress(OSError):  # it belongs to another user, or was just removed
+            with contextlib.suppress(OSError):  # the file belongs to another user, or was just removed
                 path.unlink()
         return kept
 
@@ -95,7 +95,7 @@ class SavedChunks:
         return False
 
     def _parts_of(self, path: Path, tokens: list[int], damaged: set[Path]) -> list[SavedPart]:
-        """Return the parts of a chunk. If its file cannot be used, return nothing and add it to `damaged`."""
+        """Return the parts of a chunk. If the file cannot be used, return no parts and add the file to `damaged`."""
         try:
             state = StateFile(path, self._key)
         except OSError as error:
@@ -119,7 +119,7 @@ class SavedChunks:
 
 
 def _read(part: SavedPart, path: Path, damaged: set[Path]) -> memoryview | bytes | bytearray:
-    """Read a part of a chunk, and add the chunk to `damaged` if that fails."""
+    """Read a part of a chunk, and add the chunk to `damaged` if reading fails."""
     try:
         return part.read()
     except IntegrityError:

@@ -1,4 +1,4 @@
-"""A file with the state of one sequence: of a conversation, or of the prompt of a script."""
+"""A file with the state of one sequence, such as a conversation or the prompt of a script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SavedFile:
         self._is_damaged = False
 
     def is_for(self, path: Path, key: str) -> bool:
-        """Return whether this is the file at a path, used with a key."""
+        """Return whether the saved file has this path and this key."""
         return (self.path, self._key) == (path, key)
 
     def longest(self, tokens: list[int], tenant: str) -> int:
@@ -70,13 +70,13 @@ class SavedFile:
         except OSError as error:
             self._has_failed = True  # one note is enough
             self._report(f"state is not saved: {self.path}: {error.strerror}")
-        except LlmrunError as error:  # such as a llama.cpp that has died
+        except LlmrunError as error:  # for example, llama.cpp has crashed
             self._has_failed = True
             self._report(f"state is not saved: {self.path}: {error}")
         return False
 
     def _read(self, part: SavedPart) -> memoryview | bytes | bytearray:
-        """Read a part. If it is damaged, remember to replace the file."""
+        """Read a part, and mark the file for replacement if the part is damaged."""
         try:
             return part.read()
         except IntegrityError as error:

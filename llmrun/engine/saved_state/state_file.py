@@ -5,8 +5,8 @@ A file is a header of 64 bytes and records, which are only ever appended:
     header   MAGIC, and the key of the model and cache that the parts belong to (KVCache.key)
     record   kind, start, end, contents, size and sha256 of the data, seal; the tokens from start to end; the data
 
-A seal is a sha256 of the previous seal, the record's other fields and its tokens. A file from which a record is missing
-or in which a byte has changed is therefore valid only up to that place. The same holds if its writer was killed.
+A seal is a sha256 of the previous seal, the record's other fields and its tokens. If a record is missing, a byte has
+changed or the writer was killed, the file is therefore valid only up to that place.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def header(key: str) -> bytes:
 
 
 def first_seal(key: str) -> bytes:
-    """Return the seal to which the first record is added."""
+    """Return the initial seal, from which the seal of the first record is computed."""
     return hashlib.sha256(header(key)).digest()
 
 
@@ -71,12 +71,12 @@ def record_bytes(part: SavedPart, tokens: list[int], seal: bytes) -> tuple[bytes
 
 
 def record_size(part: SavedPart) -> int:
-    """Return the number of bytes that a part takes in a file."""
+    """Return the number of bytes that a part occupies in a file."""
     return _FIELDS.size + _SEAL_BYTES + TOKEN.itemsize * (part.end - part.start) + part.n_bytes
 
 
 def read_records(path: Path, key: str) -> Iterator[Record]:
-    """Yield the records of a file from the first one to the last before any damage, without reading their data.
+    """Yield the records of a file up to the first damaged record, without reading the data.
 
     Yields nothing if the file does not exist, is not a saved state or has another key. A part opens the file again to
     read its data, and raises IntegrityError if the data has changed. Raises OSError.
@@ -133,7 +133,7 @@ class StateFile:
     """
 
     def __init__(self, path: Path, key: str) -> None:
-        """Read the file, but not yet the data of its parts. A file that does not exist is empty. Raises OSError."""
+        """Read the file, but not yet the data of its parts. A missing file counts as empty. Raises OSError."""
         self.path = path
         self._key = key
         self.tokens: list[int] = []
@@ -145,7 +145,7 @@ class StateFile:
                 break
 
     def _lacking(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> list[SavedPart]:
-        """Return those of a sequence's parts that the file does not have."""
+        """Return the parts of a sequence that the file does not contain."""
         common = common_prefix(self.tokens, list(tokens))
         blocks = {part.start: part for part in self.parts if part.kind == BLOCK_PART}
         states = {part.end for part in self.parts if part.kind == CHECKPOINT_PART}
@@ -163,13 +163,12 @@ class StateFile:
         return [part for part in parts if not has(part)]
 
     def save(self, tokens: Sequence[int], parts: Sequence[SavedPart], has_room: Callable[[int], bool]) -> bool:
-        """Append those of a sequence's parts that the file lacks, or write all parts into a new file.
+        """Append the parts of a sequence that the file lacks, or write all parts into a new file.
 
         has_room  called with the number of bytes by which the file will grow, which can be negative. If it returns
                   False, nothing is saved, and the result is False
 
-        A process that is killed meanwhile loses nothing that had been saved before. Raises OSError, and then the
-        file is what it was before.
+        If the process is killed meanwhile, no earlier part is lost. Raises OSError, which leaves the file unchanged.
         """
         new = self._lacking(tokens, parts)
         if not new:
@@ -186,7 +185,7 @@ class StateFile:
 
     def _append(self, tokens: Sequence[int], new: Iterable[SavedPart]) -> None:
         with self.path.open("r+b", buffering=0) as file:
-            file.truncate(self.whole_bytes)  # removes a record whose writer was killed
+            file.truncate(self.whole_bytes)  # removes a record that a killed writer left incomplete
             file.seek(self.whole_bytes)
             try:
                 self._seal = _write_records(file, tokens, new, self._seal)
@@ -197,7 +196,7 @@ class StateFile:
             self.whole_bytes = file.tell()
 
     def _write_anew(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> None:
-        # Only this user may read the file. Other processes may be writing the same state meanwhile.
+        # Only this user may read the file. Other processes may be writing the same state at the same time.
         descriptor, name = tempfile.mkstemp(NEW_ENDING, ".", self.path.parent)
         partial = Path(name)
         try:
@@ -211,7 +210,7 @@ class StateFile:
             raise
 
     def _take(self, record: Record) -> bool:
-        """Add the next record of the file. Returns False if it does not continue the earlier ones."""
+        """Add the next record of the file. Returns False if the record does not continue the earlier records."""
         part = record.part
         if part.kind == SEQUENCE_PART and part.start == 0:
             self.tokens, self.parts = record.tokens, [part]

@@ -59,10 +59,10 @@ class Admission(Neighbours):
         self.waiting: deque[Answer] = deque()
         self.running: dict[Answer, Slot] = {}
         self.preemptions = 0
-        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0  # of requests that have a slot, or had
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0  # of requests with slots so far
 
     def admit(self) -> None:
-        """Give slots to waiting requests in a fair order, except those that wait for a prefix that is being computed.
+        """Give slots to waiting requests in a fair order, except requests that wait for the computation of a prefix.
 
         If there is no room for a request, all requests behind it wait, too. Otherwise, short requests could overtake
         long ones forever. No request is admitted while later requests hold up an earlier one, either.
@@ -126,7 +126,7 @@ class Admission(Neighbours):
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens
-            + sum(answer.generated_tokens for answer in [*self.waiting, *self.running]),  # or preempted
+            + sum(answer.generated_tokens for answer in [*self.waiting, *self.running]),  # preempted requests wait
             preemptions=self.preemptions,
         )
 
@@ -184,7 +184,7 @@ class Admission(Neighbours):
             self._outlook.observe(answer)
             self._slots.release(self.running.pop(answer))
             self._is_paused = False
-        for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy, because others append
+        for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy, because the list grows
             self._generated_tokens += answer.generated_tokens
             self.waiting.remove(answer)
             self._is_paused = False

@@ -224,7 +224,7 @@ class Speculation:
                 part.answer.pace.observe_loss(self._plan.loss(draft, len(draft.tokens) / n_drafted, seconds))
 
     def observe_hidden(self, work: Sequence[Work], hidden: NDArray[np.float32]) -> None:
-        """Pass the hidden states of a step to the drafters that take them. Call this before the answers change."""
+        """Pass the hidden states of a step to drafters that need them. Call this before the answers change."""
         first = 0
         for part in work:
             if not part.takes_hidden:
@@ -343,7 +343,7 @@ def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int)
 
 
 def is_over(wait: PrefixWait, running: Mapping[Answer, Slot]) -> bool:
-    """Return whether the leader has computed the prefix, or never will, for example because it was cancelled."""
+    """Return whether the leader has computed the prefix, or never will, for example after a cancellation."""
     slot = running.get(wait.leader)
     return slot is None or len(slot.tokens) >= wait.n
 
