@@ -2,8 +2,8 @@
 
 The keys and values of a token depend on the adapters of all tokens up to it. In slots and in saved states, tokens with
 adapters therefore have other numbers than tokens without adapters (`AdaptedTokens.marked`). A prefix that was computed
-with other adapters, or with another scale, never matches. Tokens before an "activated LoRA" becomes active have their
-usual numbers, so the prefix is shared with requests that use no adapter.
+with other adapters, or with another scale, never matches. Tokens before the start of an "activated LoRA" have their
+usual numbers, so requests that use no adapter share this prefix.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _leading_bits(digest: bytes, n: int) -> int:
 def adapted_tokens(
     chosen: Mapping[str, float] | None, adapters: Sequence[Adapter], prompt: Sequence[int]
 ) -> AdaptedTokens | None:
-    """Return the adapters of a request, or None if it uses none.
+    """Return the adapters of a request, or None if the request uses no adapters.
 
     chosen  maps names of adapters to scales; None for the scales with which the adapters were opened
     """

@@ -200,7 +200,7 @@ class Answer:
         return events
 
     def accept(self, logits: NDArray[np.float32], draft: Sequence[int], drawn: Drawn) -> list[Event]:
-        """Add the step's other new tokens to the answer, and return the resulting events.
+        """Add the remaining new tokens of the step to the answer, and return the resulting events.
 
         Row 0 of `logits`, a float32[1 + len(draft), vocabulary], yields the next token. The row of a draft token is
         valid only if all tokens up to it equal the draft, so no tokens are taken after the first difference. `drawn`
@@ -248,7 +248,7 @@ class Answer:
         return self._add(token, logits, forced=forced)
 
     def _add(self, token: int, logits: NDArray[np.float32] | None, *, forced: bool) -> list[Event]:
-        """Add a token, whose logits are needed only for log-probabilities, and return the events."""
+        """Add a token and return the resulting events. The logits are needed only for log-probabilities."""
         self.tokens.append(token)
         self.drawn_in_a_row = 0 if forced else self.drawn_in_a_row + 1
         if token in self.tokenizer.end_of_generation and not forced and not self.decoder.continues_after(token):

@@ -1,7 +1,7 @@
-"""Learns how long steps take from their sizes.
+"""Learns to predict the duration of steps from their sizes.
 
-These times decide how many rows of a prompt run beside answers, how long drafts are, and which wait servers predict.
-They affect only the speed, never the text.
+The predictions decide how many rows of a prompt run beside answers, how long drafts are, and which wait servers report.
+The predictions affect only the speed, never the text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float64]
 
-# The most prompt rows in a step while no answer is in progress. This number is large enough to keep the kernels busy,
-# and small enough that other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
+# The most prompt rows in a step while no answer is in progress: enough rows to keep the kernels busy, and few enough
+# that other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
 MOST_ROWS: Final = 256
 LEAST_ROWS: Final = 8  # prompt rows in any step with prompts, so that prompts always progress
 # The initial limits on draft tokens in a step, on prompt rows beside running answers, and on the product of rows and
@@ -144,8 +144,8 @@ _PLAIN, _DRAFTED = 0, 1  # classes of steps without prompts
 class StepCosts:
     """The seconds of a step, learnt separately for steps with and without prompt rows.
 
-    The two kinds differ: in small steps, additional rows are nearly free, because reading the weights takes most of the
-    time; in large steps, the time is proportional to the rows. Each kind is nearly linear.
+    Steps with and without prompt rows differ: in small steps, additional rows are nearly free, because reading the
+    weights dominates; in large steps, the time is proportional to the rows. The time of each kind is nearly linear.
 
     Other threads may ask for predictions while one thread calls `observe`. A call of `observe` takes 2 us, or about 20
     us for steps with prompts or drafts and for every eighth other step.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _TEMPLATE: Final = "tokenizer.chat_template.rerank"
 _PAIR_KEYS: Final = ("model", "pre", "add_eos_token", "add_sep_token", "seperator_token_id")  # GGUF's spelling
-# BPE vocabularies whose pairs have a separator although their files do not say so.
+# BPE vocabularies whose pairs have a separator although their files do not declare one.
 _SEPARATED: Final = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 MOST_TOKENS: Final = 1 << 20  # the limit for a call, so that a small request cannot require gigabytes and days
 
@@ -380,7 +380,7 @@ class Embedder:
             cut_to(np.empty(info.hidden_size, np.float32), job.dimensions)
 
     def cancel(self) -> None:
-        """Stop the current pass, or the next one, which then raises Cancelled. Signal handlers may call this."""
+        """Stop the current pass, or the next one, which then raises Cancelled. Signal handlers may call this method."""
         self._backend.cancel()
 
     def add(self, job: EmbeddingJob) -> None:
@@ -468,7 +468,7 @@ class Embedder:
     def _fits(self, tokens: Sequence[int], most: int) -> bool:
         """Return whether a text is computed in one pass, or fits in the cache beside requests and begun texts.
 
-        Otherwise, the text and a request could take the room from each other again and again.
+        A text that does not fit could compete with a request for the same room forever.
         """
         if len(tokens) <= most or not self._divides:
             return True
@@ -498,7 +498,7 @@ class Embedder:
         try:
             hidden = self._backend.forward(batch).hidden
         except BaseException as error:
-            for part in parts:  # the cache may still contain any of their tokens
+            for part in parts:  # the cache may still contain tokens of these texts
                 self._begun.pop(part.job, None)
                 self._slots.forget(part.text.slot)
             if not isinstance(error, KVFull):

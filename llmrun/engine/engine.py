@@ -91,7 +91,7 @@ class Engine:
         self._share_prefixes = share_prefixes
         self._on_begin = on_begin
         self._ids = itertools.count()
-        # Other threads and signal handlers may write these at any time, which is why each write is atomic.
+        # Other threads and signal handlers may write the next attributes at any time, so each write is atomic.
         self._cancel_numbers = itertools.count(1)
         self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
@@ -164,7 +164,7 @@ class Engine:
             for source in drafts:
                 source.close()
             if opened is not None:
-                opened.close()  # otherwise, its threads or its process would keep running
+                opened.close()  # otherwise, the backend's threads or process would keep running
             raise
 
     @property
@@ -278,9 +278,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.
 
-        Every answer in progress gets its next token, or several if its draft is right, unless it has to pause until
-        there is room (scheduling/scheduler.py). The remaining rows are used for prompts. If the backend raises an error
-        other than KVFull or Cancelled, the requests in that pass are dropped.
+        Every answer in progress receives its next token, or several tokens if its draft is right, unless the answer has
+        to wait for room (scheduling/scheduler.py). The remaining rows are used for prompts. If the backend raises an
+        error other than KVFull or Cancelled, the requests in that pass are dropped.
         """
         events = self._end_cancelled()
         requests = self._requests
@@ -348,7 +348,7 @@ class Engine:
     def cancel_current(self) -> None:
         """Cancel all waiting and running requests immediately.
 
-        Signal handlers and other threads may call this. A request that `submit` is still tokenizing is cancelled, too.
+        Signal handlers and other threads may call this method. Requests that `submit` is tokenizing are cancelled, too.
         """
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
@@ -369,7 +369,7 @@ class Engine:
         self._slots.saved = saved
 
     def embedder(self, on_pass: Callable[[int], None] = lambda rows: None) -> Embedder:
-        """Return a new object that computes vectors on the sequences that no request uses. Call this between steps.
+        """Return a new object that computes vectors on sequences that no request uses. Call this method between steps.
 
         on_pass  called before a pass with the number of its rows
         """
@@ -378,7 +378,7 @@ class Engine:
         return Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
 
     def save_prefix(self, most: int | None = None) -> bool:
-        """Save the tokens of the most recently finished request that has unsaved ones. Call this between steps.
+        """Save the tokens of the most recently finished request that has unsaved ones. Call this method between steps.
 
         most  number of tokens to save, or None for all
         Returns whether there may be more to save.

@@ -1,8 +1,8 @@
 """The main loop of an isolated process, and the format of its messages: JSON with an 8-byte length prefix.
 
 The process reads requests from stdin and writes answers to stdout. When the process is ready, it sends an empty frame.
-A request consists of two frames: the limits, {"cpu_s", "memory"}, and then the request itself. Every request gets one
-frame as its answer, [kind, value].
+A request consists of two frames: the limits, {"cpu_s", "memory"}, and then the request itself. The answer to every
+request is one frame, [kind, value].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FrameTooLong(Exception):
 
 
 def encoded(value: object) -> bytes:
-    """Encode a value as JSON. Raises TypeError, ValueError or RecursionError if JSON cannot represent it."""
+    """Encode a value as JSON. Raises TypeError, ValueError or RecursionError if that is impossible."""
     # The user's text may contain unpaired surrogates.
     return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 
@@ -71,7 +71,7 @@ def serve(answer: Callable[[Any], tuple[str, Any]]) -> None:
     If `answer` runs out of memory or recurses too deeply, the kind is "over", and the value is "memory" or "depth".
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    write_frame(answers, b"")  # tells the parent that this process is ready
+    write_frame(answers, b"")  # reports to the parent that this process is ready
     while (limits := read_frame(requests)) is not None:
         _limit(**decoded(limits))
         if (request := read_frame(requests)) is not None:

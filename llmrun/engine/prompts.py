@@ -217,7 +217,7 @@ class PromptReader:
         beginning: Beginning | None = None,
         think: bool | None = None,
     ) -> AnswerConstraint | None:
-        """Return the constraint of an answer with this format. `beginning` is None if no tags may precede it."""
+        """Return the constraint of an answer. `beginning` is None if no tags may precede the answer."""
         if wanted is None:
             return None
         from llmrun.engine.constraint.answer import NO_PRELUDE, AnswerConstraint, prelude_of

@@ -1,6 +1,6 @@
 """The engine's input and output: requests, the events of their answers, and the facts about a model.
 
-Servers report these facts to clients, and use them to parse requests.
+Servers report the facts about a model to clients, and use these facts to parse requests.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RecordedChat(ChatPrompt):
-    """A conversation whose rendered prompt has these token ids, even if the template would render another one today."""
+    """A conversation with recorded token ids of its prompt, even if the template would now render other tokens."""
 
     tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A raw prompt without a chat template (`--raw`). Control strings in it become control tokens."""
+    """A raw prompt without a chat template (`--raw`). Control strings in the prompt become control tokens."""
 
     text: str
 
@@ -78,7 +78,7 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class FillPrompt:
-    """A text with a gap that the answer fills. The model's vocabulary must have tokens for such gaps (prompts.py).
+    """A text with a gap that the answer fills. The model's vocabulary must have tokens for gaps (prompts.py).
 
     prefix, suffix  the text before and after the gap
     line   text between the prefix and the gap, such as the current line. Control strings in it become control tokens,
@@ -148,7 +148,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """The progress of a prompt: `done` of its `total` tokens are in the KV cache, including reused ones.
+    """The progress of a prompt: the KV cache contains `done` of its `total` tokens, including reused tokens.
 
     `total` is 0 if the server reports only that the answer has not started yet.
     """

@@ -1,7 +1,7 @@
 """The sampler, which draws the tokens of all rows of a step in one kernel call.
 
-The kernel is kernels/sampling/chain.py. Its readable twin is sampling.py, which computes the same bits. For requests
-that use other samplers, or another order, samplers.py draws the tokens.
+The kernel is kernels/sampling/chain.py. The kernel's readable twin is sampling.py, which computes the same bits. For
+requests that use other samplers, or another order, samplers.py draws the tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SequenceRows:
     draft     the tokens that the rows assume: row i is valid only if the tokens drawn before it equal draft[:i]
     masks     uint32[rows, mask_words]: the tokens that a constraint allows in each row; None if it allows all
     state     the state of the samplers before the first row; None for the initial state
-    tokenizer finds DRY's sequence breakers and the texts that the infill sampler compares; without one, there are none
+    tokenizer finds DRY's sequence breakers and the texts that the infill sampler compares; None disables both
     """
 
     logits: Logits
@@ -177,7 +177,7 @@ class Sampler:
             self._run_on_threads(min(self._n_threads, rows.filled))
 
     def _run_on_threads(self, n: int) -> None:
-        """Run the kernel on the calling thread and n - 1 others."""
+        """Run the kernel on the calling thread and n - 1 other threads."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._n_threads - 1, "llmrun-sampler")
         helpers = [self._pool.submit(self._kernel.run, self._op_address, 0, thread, n) for thread in range(1, n)]
@@ -187,7 +187,7 @@ class Sampler:
             wait(helpers)  # the helpers use arrays that are about to be freed
 
     def _prepare(self, vocabulary: int) -> None:
-        """Allocate scratch memory for a vocabulary. Threads that never run never touch their share."""
+        """Allocate scratch memory for a vocabulary. Threads that never run do not touch their share."""
         n_bytes = layout.scratch_bytes(vocabulary)
         self._scratch = allocate(self._n_threads * n_bytes, "scratch memory of the sampler")
         self._vocabulary = vocabulary
@@ -281,7 +281,7 @@ class _Rows:
 
 
 def _contiguous(logits: Logits) -> Logits:
-    """Return logits whose rows are contiguous. Backends may pad them."""
+    """Return logits whose rows are contiguous, because backends may pad rows."""
     rows_are_contiguous = logits.dtype == np.float32 and logits.strides[-1] == logits.itemsize
     return logits if rows_are_contiguous else np.ascontiguousarray(logits, np.float32)
 

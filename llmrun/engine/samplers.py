@@ -121,7 +121,7 @@ def integer_power(base: float, exponent: int) -> float:
 
 
 class SamplerState(NamedTuple):
-    """The state of Mirostat and adaptive-p before a draw. Other samplers do not change it.
+    """The state of Mirostat and adaptive-p before a draw, which other samplers do not change.
 
     mu            Mirostat's largest surprise, in bits
     weighted_sum  adaptive-p's sum of the probabilities of earlier tokens, in which later ones weigh more
@@ -215,7 +215,7 @@ def xtc(candidates: Candidates, place: Place) -> Candidates:
     """Remove the top choices, but only with probability `xtc_probability`.
 
     The top choices are the tokens with a probability of at least `xtc_threshold`, except for the least likely one. If
-    several tokens are equally unlikely, the last one stays. The idea is from text-generation-webui, pull request 6335.
+    several tokens are equally unlikely, the last one stays. XTC is from text-generation-webui, pull request 6335.
     """
     params = place.params
     if not uses_xtc(params):
@@ -241,7 +241,7 @@ _SHARPNESS = 10.0
 
 
 def prefer_target(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
-    """Replace the logits with new ones, which are larger the nearer a token's probability is to the adapted target.
+    """Replace the logits with new logits, which increase as a token's probability approaches the adapted target.
 
     The adapted target compensates for the difference between `adaptive_target` and the mean probability of earlier
     tokens.
@@ -314,7 +314,7 @@ def _mirostat_k(top: np.ndarray[tuple[int], np.dtype[np.float64]], mu: float, vo
 
 
 def _keep_mirostat_2(candidates: Candidates, mu: float) -> Candidates:
-    """Keep the tokens whose surprise is at most mu, or the likeliest one."""
+    """Keep the tokens whose surprise is at most mu, and always the likeliest token."""
     ids, logits = candidates
     kept = np.flatnonzero(softmax(logits).nats <= mu * LN2)
     if not len(kept):
@@ -633,7 +633,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 
 def sample(logits: Logits, place: Place, state: SamplerState, mask: Mask | None = None) -> tuple[int, SamplerState]:
-    """Draw the next token. Return its id, and the state of the samplers after it.
+    """Draw the next token, and return its id and the state of the samplers after the draw.
 
     logits  float32[vocabulary], not modified
     mask    the tokens that a constraint allows, uint32[mask_words]; None if it allows all

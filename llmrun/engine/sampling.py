@@ -153,7 +153,7 @@ def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
 
 
 def bias_arrays(bias: Mapping[int, float]) -> tuple[NDArray[np.int32], Logits]:
-    """Return the ids and the biases as int32[n] and float32[n]. Biases above the largest float32 are reduced to it."""
+    """Return the ids and the biases as int32[n] and float32[n]. Biases above the largest float32 are clamped to it."""
     with np.errstate(over="ignore"):
         values = np.array(list(bias.values()), np.float32)
     return np.array(list(bias), np.int32), np.minimum(values, LARGEST)
@@ -207,7 +207,7 @@ def top_k(logits: Logits | NDArray[np.float64], k: int) -> Candidates:
 def likeliest(logits: Logits | NDArray[np.float64], k: int) -> NDArray[np.intp]:
     """Return the ids of the k > 0 largest logits, sorted.
 
-    This avoids sorting the whole vocabulary. The logits are split into stripes. At least k logits are not below the
+    To avoid sorting the whole vocabulary, the logits are split into stripes. At least k logits are not below the
     k-th largest stripe maximum, so only those logits, a few dozen more than k, have to be sorted.
     """
     depth = len(logits) // STRIPES

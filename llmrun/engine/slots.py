@@ -251,8 +251,8 @@ def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Return the slot for a request that shares its first `shared` tokens with `source`.
 
     If `source` is idle, it is given to a request that reuses at least half of its tokens, such as the next turn of a
-    conversation. It is also given to a request that shares no tokens, because it is then the oldest idle slot. Any
-    other request is given the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
+    conversation. A request that shares no tokens is given `source`, too, because `source` is then the oldest idle slot.
+    Any other request is given the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
     """
     others = [slot for slot in idle if slot is not source]
     if source.busy or (others and 0 < shared < len(source.tokens) / 2):

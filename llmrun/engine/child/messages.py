@@ -7,7 +7,7 @@ The server chooses the ids of its requests, and all events in messages from the 
                       Rejected or Taken, then Begun and events; Tokenized, Detokenized, PromptCounted, Embedded or
                       Rejected; Beat at any time; Crashed at the end
 
-Messages are dataclasses. A Codec converts them to values that JSON can represent, and back, following their type hints:
+Messages are dataclasses, which a Codec converts to JSON-compatible values and back, following their type hints:
 
     dataclass               an object of the fields whose values differ from their defaults
     union of dataclasses    [class name, object]
@@ -355,7 +355,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The request's prompt is about to be prepared. If the process ends now, this request may be the reason."""
+    """The request's prompt is about to be prepared. If the process ends meanwhile, the request may be the reason."""
 
     id: int
 
@@ -371,7 +371,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The step that is about to run contains the first rows of these requests."""
+    """The requests with these ids begin in the step that is about to run."""
 
     ids: tuple[int, ...]
 
@@ -477,7 +477,7 @@ FromChild = (
 
 
 def encode_to_child(message: ToChild) -> bytes:
-    """Encode a message to the process. Raises TypeError, ValueError or RecursionError if JSON cannot represent it."""
+    """Encode a message to the process. Raises TypeError, ValueError or RecursionError if that is impossible."""
     return encoded(codec_of(ToChild).encode(message))
 
 

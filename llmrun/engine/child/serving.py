@@ -1,7 +1,7 @@
 """Runs an engine for the server: one thread reads messages, one prepares requests, and the main thread runs steps.
 
-Embeddings and scores are computed between the steps. Heartbeats show the server that the engine makes progress, and a
-queue that serves tenants in turn keeps one tenant from waiting for all the work of another one.
+Embeddings and scores are computed between the steps. Heartbeats show the server that the engine makes progress. A queue
+serves tenants in turn, so that no tenant waits for all the work of another.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class TurnQueue(Generic[Item]):
             self._filled.notify()
 
     def get(self) -> Item:
-        """Wait for an item and return it. Then all other tenants have a turn before the tenant of this item."""
+        """Wait for an item and return it. Afterwards, all other tenants have a turn before the item's tenant."""
         with self._filled:
             self._filled.wait_for(lambda: self._urgent or self._items)
             if self._urgent:

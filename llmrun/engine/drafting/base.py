@@ -73,18 +73,18 @@ class Drafter(ABC):
         """
 
     def observe_hidden(self, tokens: Sequence[int], first: int, hidden: NDArray[np.float32]) -> None:  # noqa: B027  (optional)
-        """Take the hidden states of a step, float32[rows, hidden size], at the positions from `first` on.
+        """Receive the hidden states of a step, float32[rows, hidden size], at the positions from `first` on.
 
-        `tokens` are the prompt and the answer before the step. Rows after these tokens belong to draft tokens, which
-        may be wrong. This method never raises an error.
+        `tokens` are the prompt and the answer before the step. Later rows belong to draft tokens, which may be wrong.
+        This method never raises an error.
         """
 
     def release(self) -> None:  # noqa: B027  (optional)
-        """Free the drafter's resources. Call this method at any time, even if `draft` will be called again."""
+        """Free the drafter's resources. This method may be called at any time, even before further calls of `draft`."""
 
 
 class DraftSource(ABC):
-    """Creates drafters, and may remember finished answers for later ones.
+    """Creates drafters, and may remember finished answers for later drafts.
 
     expected  for each kind, the acceptance rate to assume until it has been measured
     error     why the source no longer drafts anything, or an empty string
@@ -104,7 +104,7 @@ class DraftSource(ABC):
         """Forget all finished answers."""
 
     def cancel(self) -> None:  # noqa: B027  (optional)
-        """Stop the current draft, or else the next one, like `Backend.cancel`. Signal handlers may call this."""
+        """Stop the current draft, or else the next one, like `Backend.cancel`. Signal handlers may call this method."""
 
     def close(self) -> None:  # noqa: B027  (optional)
         """Free all resources."""

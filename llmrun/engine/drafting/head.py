@@ -1,8 +1,8 @@
 """Drafts by the model's own head for multi-token prediction.
 
-The inputs of the head are a token and the model's hidden state at the previous position. Steps of the model supply
-these states for the tokens that they run. For draft tokens, which the model has not run yet, the head uses its own
-hidden states. After the next step, the rows of these tokens in the head's cache are computed again.
+The inputs of the head are a token and the model's hidden state at the previous position. Each step of the model
+supplies the hidden states of the step's tokens. For draft tokens, which the model has not run yet, the head uses its
+own hidden states. After the next step, the rows of draft tokens in the head's cache are computed again.
 
 The hidden states of cached prefixes are not kept, so the head runs tokens that its own cache lacks with zeros instead.
 Usually, only the first token after a prefix is affected. Running a long prefix, such as one from a file, would delay

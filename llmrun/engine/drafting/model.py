@@ -64,8 +64,9 @@ def _token_words(tokenizer: Tokenizer, token: int) -> str:
 def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> ModelSource:
     """Open a draft model for `target`, with the same backend, context size, number of sequences and threads.
 
-    On the CPU engine, the KV cache of `target` still counts as free memory, because none of it has been used yet. The
-    draft model leaves this memory free. Raises UsageError if the vocabularies differ, and the errors of `Engine.open`.
+    On the CPU engine, the KV cache of `target` still counts as free memory, because none of it has been used yet, but
+    the draft model leaves this memory free. Raises UsageError if the vocabularies differ, and the errors of
+    `Engine.open`.
     """
     from llmrun.backends.select import open_backend
 

@@ -2,7 +2,7 @@
 
 The choice depends on the duration of a step of a given size (`StepCosts`) and on how often draft tokens of each kind
 are right (`Acceptance`). Both values are estimates, so there is also a limit on the time that an answer may lose to
-drafts. These choices affect only the speed, never the text.
+drafts. Drafts affect only the speed of answers, never the text.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class AnswerPace:
         self.allowance = min(self.allowance + gained, _LARGEST_ALLOWANCE)
 
     def observe_loss(self, loss: float) -> None:
-        """Record how long the draft of a step and its rows took (`StepPlan.loss`)."""
+        """Record how long a draft and its rows in a step took (`StepPlan.loss`)."""
         self.allowance = max(self.allowance - loss, _SMALLEST_ALLOWANCE)
 
 

@@ -1,4 +1,4 @@
-"""The base classes of drafters that run a network, with a sequence in a KV cache of their own for each answer.
+"""The base classes of drafters that run a network, whose own KV cache has a sequence for each answer.
 
 Draft tokens are drawn as the target model draws its own tokens: with the request's sampling parameters and the same
 random numbers, which are hashes of (seed, position). If both networks predict similar probabilities, they draw the same
@@ -160,7 +160,7 @@ class SequenceDrafter(Drafter):
             self._run(slot, tokens[held : held + min(rest, CHUNK)], wanted=0)
 
     def _run(self, slot: Slot, tokens: Sequence[int], wanted: int) -> NDArray[np.float32]:
-        """Run the next tokens after the slot's, and return the logits of the last ones, float32[wanted, vocabulary]."""
+        """Run the next tokens of a slot, and return the logits of the last ones, float32[wanted, vocabulary]."""
         held, n = len(slot.tokens), len(tokens)
         want = np.zeros(n, np.uint8)
         want[n - wanted :] = self.wanted_outputs

@@ -491,7 +491,7 @@ def request_headers(key: str | None, origin: str = f"environment: {KEY_VARIABLE}
 
 
 def tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
-    """Return the TLS settings. They omit certificates, which take 15 ms to read, for plain HTTP to localhost."""
+    """Return the TLS settings. Plain HTTP to localhost needs no certificates, which take 15 ms to read."""
     import httpx2
 
     if endpoint.is_loopback and endpoint.base.startswith("http:"):

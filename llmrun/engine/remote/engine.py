@@ -150,7 +150,7 @@ class _Arrival:
 class RemoteEngine:
     """One model of a server that runs up to `info.max_sequences` requests at a time and queues all other requests.
 
-    The interface is the same as that of Engine. Only `cancel` and `cancel_current` are thread-safe. TTFT is the time
+    RemoteEngine has the same interface as Engine. Only `cancel` and `cancel_current` are thread-safe. TTFT is the time
     from `submit` to the arrival of the first text, whether answer or reasoning, and includes the time in the queue.
 
     left_out  the fields that the server rejected and that are no longer sent, such as "ignore_eos" or "top_k"
@@ -259,7 +259,7 @@ class RemoteEngine:
         """Wait until a message from a server arrives, and return the resulting events.
 
         If nothing arrives for a moment, return PrefillProgress events for the requests that have no answer yet. A
-        request that fails ends with Failed, and the others continue.
+        request that fails ends with Failed, and all other requests continue.
         """
         events: list[Event] = []
         while True:

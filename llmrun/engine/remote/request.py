@@ -188,7 +188,7 @@ def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:
-    """Return the template variables that switch thinking on or off. Each template uses one and ignores the other."""
+    """Return the template variables that switch thinking on or off. A template ignores unknown variables."""
     think = False if request.think_budget == 0 else request.think
     return {} if think is None else {"enable_thinking": think, "thinking": think}
 

@@ -29,7 +29,7 @@ def is_event_id(text: str) -> bool:
 
 
 def follows(event_id: str, last_id: str) -> bool:
-    """Return whether an event comes directly after another one of the same answer."""
+    """Return whether an event directly follows another event of the same answer."""
     found, last = FORM.fullmatch(event_id), FORM.fullmatch(last_id)
     if found is None or last is None:
         return False

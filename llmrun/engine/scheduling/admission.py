@@ -49,7 +49,7 @@ class Admission(Neighbours):
         self._speculation = speculation
         self._scheduler = scheduler
         self._shares = FairShares()
-        self._ordering = Lock()  # predictions are made by other threads
+        self._ordering = Lock()  # other threads make predictions
         self._outlook = Outlook(kv, scheduler, max_running)
         self._max_running = max_running
         self._overcommit = overcommit
@@ -65,7 +65,7 @@ class Admission(Neighbours):
         """Give slots to waiting requests in a fair order, except requests that wait for the computation of a prefix.
 
         If there is no room for a request, all requests behind it wait, too. Otherwise, short requests could overtake
-        long ones forever. No request is admitted while later requests hold up an earlier one, either.
+        long ones forever. Likewise, no request is admitted while later requests hold up an earlier one.
         """
         if self._is_paused or self._is_held_up or not self.waiting or not self._n_free_slots:
             return

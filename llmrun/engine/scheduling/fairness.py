@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final, Protocol, TypeVar
 
-# In every TURNS-th step, the prompt that has waited longest is first. In all other steps, the shortest prompt is.
+# In every TURNS-th step, the prompt that has waited longest is first; in all other steps, the shortest prompt is.
 TURNS: Final = 4
 LONGEST_HEAD_START: Final = 10.0  # seconds by which a short prompt may be later than a long one and still overtake it
 

@@ -4,9 +4,9 @@ A request whose prompt begins like that of a running request waits until the run
 prefix, and then copies this prefix. Otherwise, eight samples of a prompt of 1,000 tokens would compute 8,000 rows.
 
 A request is admitted, and grows, only as long as all running requests can still reach their limits one after the other:
-the request that needs the fewest blocks first, then the next request with the blocks of the first one, and so on. This
-is the banker's algorithm (Dijkstra, EWD 108) for a single resource. Requests that have to pause lose nothing but time,
-so no request fails or is computed twice for lack of room.
+the request that needs the fewest blocks first, then the next request with the blocks of the first one, and so on. The
+method is the banker's algorithm (Dijkstra, EWD 108) for a single resource. Requests that have to pause lose nothing but
+time, so no request fails or is computed twice for lack of room.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Work:
 
     @property
     def wanted(self) -> int:
-        """The number of last rows whose logits are needed.
+        """The number of rows at the end whose logits are needed.
 
-        These are the described rows, the row of the last certain token and the rows of the draft.
+        The last rows are the described rows, the row of the last certain token and the rows of the draft.
         """
         return self.described + 1 + len(self.draft.tokens) if self.is_last else 0
 
@@ -224,7 +224,7 @@ class Speculation:
                 part.answer.pace.observe_loss(self._plan.loss(draft, len(draft.tokens) / n_drafted, seconds))
 
     def observe_hidden(self, work: Sequence[Work], hidden: NDArray[np.float32]) -> None:
-        """Pass the hidden states of a step to drafters that need them. Call this before the answers change."""
+        """Pass the hidden states of a step to drafters that need them. Call this method before the answers change."""
         first = 0
         for part in work:
             if not part.takes_hidden:
@@ -254,7 +254,7 @@ class Speculation:
         self._stopped = True
 
     def cancel(self) -> None:
-        """Stop a running draft. Signal handlers may call this."""
+        """Stop a running draft. Signal handlers may call this method."""
         for source in self._sources:
             source.cancel()
 
@@ -501,7 +501,7 @@ class Scheduler:
             answer, slot = reading[index]
             depth = len(slot.tokens)
             rows = min(left, rows_until_copy(answer, slot, waiting))
-            # `rows_within` is careful with new sizes. This caution is needed only if answers wait.
+            # `rows_within` is careful with new sizes, which is necessary only if answers wait.
             fits = not size.answers and self.costs.of_step(size.with_chunk(rows, depth), rows) <= seconds
             if self._by_seconds and not fits:
                 rows = min(rows, self.costs.rows_within(seconds, size, depth, least))

@@ -1,6 +1,6 @@
 """Predicts how long a new request would wait, from the work of the requests before it.
 
-Busy servers report this time to clients. The time depends on the lengths of answers, which are learnt here, too.
+Busy servers report this prediction to clients. The lengths of answers, which affect waits, are learnt here, too.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def predicted_wait(
     tokens_per_step: float,
     budget: float,
 ) -> float:
-    """Return the seconds until a new request is admitted; math.inf if this or an earlier one never can be.
+    """Return the seconds until a new request is admitted; math.inf if this or an earlier request never can be.
 
     waiting          the requests that will be admitted before it, in this order
     free_blocks      blocks that are not reserved, including those of idle prefixes
