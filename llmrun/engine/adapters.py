@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from llmrun.base.types import Adapter
 
-_TOKEN_BITS: Final = 24  # no vocabulary has more tokens
+_TOKEN_BITS: Final = 24  # enough for any vocabulary
 _NUMBER_BITS: Final = 63  # the numbers must fit in an int64
 
 
@@ -67,7 +67,7 @@ class AdaptedTokens:
 
     @cached_property
     def _digests(self) -> list[tuple[int, bytes]]:
-        """The positions at which the active adapters change, each with a sha256 of the newly active adapters."""
+        """The positions at which the active adapters change, each with a sha256 of the adapters active there."""
         digests = []
         for start in sorted({start for start in self.starts if start is not None}):
             active = [

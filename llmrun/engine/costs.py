@@ -145,7 +145,8 @@ class StepCosts:
     """The seconds of a step, learnt separately for steps with and without prompt rows.
 
     Steps with and without prompt rows differ: in small steps, additional rows are nearly free, because reading the
-    weights dominates; in large steps, the time is proportional to the rows. The time of each kind is nearly linear.
+    weights dominates; in large steps, the time is proportional to the rows. The time of each kind of step is nearly
+    linear.
 
     Other threads may ask for predictions while one thread calls `observe`. A call of `observe` takes 2 us, or about 20
     us for steps with prompts or drafts and for every eighth other step.

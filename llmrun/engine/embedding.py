@@ -511,7 +511,7 @@ class Embedder:
             self._take(part, of_part)
 
     def _wanted(self, part: _Part) -> NDArray[np.uint8]:
-        """Return the outputs that a pass needs of the rows of a part (Batch.want)."""
+        """Return the outputs that a pass needs from the rows of a part (Batch.want)."""
         want = np.zeros(len(part.text.tokens), np.uint8)
         want[first_wanted(self.pooling, len(want), is_causal=self._divides)] = HIDDEN
         return want[part.first : part.end]

@@ -381,7 +381,7 @@ class Engine:
         """Save the tokens of the most recently finished request that has unsaved ones. Call this method between steps.
 
         most  number of tokens to save, or None for all
-        Returns whether there may be more to save.
+        Returns whether more tokens may remain to be saved.
         """
         return self._slots.save(most)
 
@@ -422,7 +422,7 @@ class Engine:
         return self._forward([replace(part, certain=(), draft=NO_DRAFT) for part in work])
 
     def _cut_back(self, part: Work) -> None:
-        """Remove the rows of tokens that did not become part of the answer from the cache."""
+        """Remove from the cache the rows of tokens that did not become part of the answer."""
         n = len(part.answer.tokens) - 1
         if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n and part.draft.tokens:
             # With a recurrent model, llama.cpp would have to repeat earlier rows after each wrong draft. (Without a

@@ -136,7 +136,7 @@ class IsolatedProcess:
         limits: ProcessLimits,
         unwatched_s: float = _FIRST_LOOK_S,
     ) -> bytes:
-        """Send frames and return the next frame received. Raises ProcessFailed if none arrives within the limits."""
+        """Send frames and return the next one received. Raises ProcessFailed if no frame arrives within the limits."""
         exchange = _Exchange(process, frames, limits.output)
         try:
             exchange.start()

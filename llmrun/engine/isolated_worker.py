@@ -22,7 +22,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class FrameTooLong(Exception):
-    """The next frame is longer than the reader accepts."""
+    """Raised for a frame that is longer than the reader accepts."""
 
 
 def encoded(value: object) -> bytes:

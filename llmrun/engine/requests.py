@@ -78,7 +78,7 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class FillPrompt:
-    """A text with a gap that the answer fills. The model's vocabulary must have tokens for gaps (prompts.py).
+    """A text with a gap that the answer fills. The model's vocabulary must have special tokens for gaps (prompts.py).
 
     prefix, suffix  the text before and after the gap
     line   text between the prefix and the gap, such as the current line. Control strings in it become control tokens,

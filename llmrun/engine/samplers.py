@@ -564,7 +564,7 @@ def dry(candidates: Candidates, place: Place) -> Candidates:
 
 
 def _continued_repetitions(place: Place) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return the tokens that would continue a repetition, with the longest repetition that each would continue."""
+    """Return the tokens that would continue a repetition, each with the length of its longest repetition."""
     params = place.params
     nothing = np.zeros(0, np.intp), np.zeros(0, np.int64)
     last_n, allowed = params.dry_penalty_last_n, params.dry_allowed_length

@@ -46,7 +46,7 @@ class Neighbours:
         """Start or stop holding back new requests, to leave room for texts once the running requests have ended."""
 
 
-# A saved prefix is not loaded for fewer tokens than a block has.
+# A saved prefix is loaded only if it is longer than the cached prefix by at least the tokens of a block.
 _LEAST_LOADED: Final = 32
 # Shorter prefixes are not worth a file.
 _LEAST_SAVED: Final = 64
@@ -105,9 +105,7 @@ class SequenceSlots:
     def acquire(self, tokens: list[int], tenant: str = "") -> Slot:
         """Take an idle slot and fill it with the tenant's longest prefix of `tokens` that is cached or saved.
 
-        At least one slot must be idle.
-
-        The prefix never includes the last token, because only running that token yields its logits.
+        At least one slot must be idle. The prefix never includes the last token, whose logits require running it.
         """
         self._idle_blocks = None
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
@@ -146,7 +144,7 @@ class SequenceSlots:
         """Save the tokens of the most recently released slot that is idle and has unsaved tokens.
 
         most  number of tokens to save, or None for all
-        Returns whether there may be more to save.
+        Returns whether more tokens may remain to be saved.
         """
         unsaved = [
             slot

@@ -45,7 +45,7 @@ class BadMessage(Exception):
 
 
 class Codec(NamedTuple):
-    """The two directions of a conversion. `decode` raises BadMessage."""
+    """The functions that convert values to JSON and back. `decode` raises BadMessage."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -86,7 +86,7 @@ def error_to_json(error: LlmrunError) -> dict[str, Any]:
 
 
 def error_from_json(value: Any) -> LlmrunError:
-    """Convert an error back. Unknown classes become LlmrunError. Raises BadMessage."""
+    """Convert JSON back to an error. Unknown classes become LlmrunError. Raises BadMessage."""
     found = _as(dict, value)
     kind = getattr(errors, str(found.get("error")), None)
     if not (isinstance(kind, type) and issubclass(kind, LlmrunError)):
@@ -405,7 +405,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The events of one step, in order. Steps without events are reported only if a request began."""
+    """The events of one step, in order. Steps without events are reported only if a request began in the step."""
 
     events: tuple[Event, ...] = ()
     beat: Beat | None = None

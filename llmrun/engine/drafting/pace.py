@@ -172,5 +172,5 @@ class StepPlan:
         return (share * more + draft.seconds) / self._token_seconds
 
     def _affordable(self, pace: AnswerPace) -> float:
-        """Return the seconds that an answer may lose."""
+        """Return the seconds that an answer may lose to drafts."""
         return max(pace.allowance, 0.0) * self._token_seconds

@@ -143,7 +143,7 @@ class SequenceDrafter(Drafter):
         return Draft(tuple(known[len(known) - len(kinds) :]), tuple(kinds), time.perf_counter() - started)
 
     def _knows(self, tokens: Sequence[int]) -> bool:
-        """Return whether the network's vocabulary contains all of these tokens. If not, end the answer's drafts."""
+        """Return whether the network's vocabulary contains these tokens; otherwise, stop drafting for the answer."""
         self._stopped = max(tokens, default=0) >= self._source.info.vocabulary_size
         return not self._stopped
 

@@ -120,7 +120,7 @@ def chosen_model(models: Sequence[Mapping[str, Any]], endpoint: Endpoint, teller
     """Return the entry of the endpoint's model or, without a name, of the only model or of llmrun's first model.
 
     llmrun lists its default model first, and then all other models on its machine. Raises ModelNotFound, and
-    UsageError if the user must choose.
+    UsageError if the user must choose a model.
     """
     if endpoint.model:
         models = [model for model in models if model["id"] == endpoint.model]

@@ -1,7 +1,7 @@
 """RemoteEngine, which has the interface of Engine for a model on a server.
 
 Each running request has a thread that waits for the server and puts everything it receives into a shared queue. `step`
-reads that queue. Everything else happens in the caller's thread.
+reads this shared queue. Everything else happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class RemoteEngine:
     def step(self) -> list[Event]:
         """Wait until a message from a server arrives, and return the resulting events.
 
-        If nothing arrives for a moment, return PrefillProgress events for the requests that have no answer yet. A
+        If no message arrives for a moment, return PrefillProgress events for the requests that have no answer yet. A
         request that fails ends with Failed, and all other requests continue.
         """
         events: list[Event] = []

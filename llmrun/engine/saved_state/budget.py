@@ -36,12 +36,12 @@ class SavedPrefixes(Protocol):
     def save(self, kv: KVCache, seq: int, tokens: Sequence[int], n: int, tenant: str) -> bool:
         """Save some of the first n tokens of a sequence. Caches that cannot save a prefix save all tokens.
 
-        Returns whether there may be more to save.
+        Returns whether more tokens may remain to be saved.
         """
 
 
 BEGINNING: Final = b"llmrun state "
-MAGIC: Final = BEGINNING + b"2\n\0"  # ends with the version of the format
+MAGIC: Final = BEGINNING + b"2\n\0"  # includes the version of the format
 
 
 def may_overwrite(path: Path, beginning: bytes = BEGINNING) -> bool:

@@ -59,7 +59,7 @@ class Admission(Neighbours):
         self.waiting: deque[Answer] = deque()
         self.running: dict[Answer, Slot] = {}
         self.preemptions = 0
-        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0  # of requests with slots so far
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0  # totals of admitted requests
 
     def admit(self) -> None:
         """Give slots to waiting requests in a fair order, except requests that wait for the computation of a prefix.

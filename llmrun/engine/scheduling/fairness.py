@@ -31,8 +31,8 @@ Q = TypeVar("Q", bound=Queued)
 class FairShares:
     """Shares the machine between tenants: the tenant that has used the fewest tokens is next.
 
-    The method is the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024).
-    While two tenants have waiting requests, the numbers of tokens that the tenants receive differ by at most one
+    The counters are the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
+    2024). While two tenants have waiting requests, the numbers of tokens that the tenants receive differ by at most one
     largest request for each slot, however many requests each tenant sends.
 
     Unused capacity cannot be saved for later. A tenant that had no waiting requests is therefore lifted to the virtual
@@ -47,7 +47,7 @@ class FairShares:
         self._ordered_at = -math.inf  # the time of the last order
 
     def used(self, tenant: str) -> int:
-        """Return a tenant's counter. Only the differences between counters mean anything."""
+        """Return a tenant's counter. Only the differences between counters are meaningful."""
         return self._used.get(tenant, self._virtual_time)
 
     def admit(self, tenant: str, missing: int) -> None:
