@@ -52,8 +52,8 @@ class AdaptedTokens:
     def marked(self, tokens: Sequence[int], first: int) -> list[int]:
         """Return the numbers under which tokens from position `first` on are cached.
 
-        The number of the first token with new adapters is only a hash. Beside a token, a number has room for only 39
-        bits of a hash: with a graphics card, a client could find scales with the same bits in minutes.
+        The number of the first token with new adapters is a hash of 62 bits. The 39 bits beside a token would be too
+        few: with a graphics card, a client could find scales with equal hashes in minutes.
         """
         found = list(tokens)
         for start, digest in self._digests:

@@ -1,6 +1,6 @@
 """The common interface of local and remote engines, the status of an engine, and the timings of a request.
 
-The definitions of the metrics are those of vLLM.
+The metrics are defined as in vLLM.
 """
 
 from __future__ import annotations

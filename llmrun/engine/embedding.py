@@ -477,7 +477,7 @@ class Embedder:
         return blocks <= self._neighbours.spare_blocks()
 
     def _make_room(self, blocks: int, used: Sequence[Slot]) -> bool:
-        """Forget cached prefixes until this many blocks are free. Returns False if that is impossible."""
+        """Forget cached prefixes until this many blocks are free. Returns False if there are not enough prefixes."""
         while self._backend.kv.free_blocks < blocks:
             if not self._slots.forget_oldest_idle(used):
                 return False

@@ -106,7 +106,7 @@ class IsolatedProcess:
     def request(self, request: bytes, limits: ProcessLimits, kinds: Collection[str]) -> tuple[str, Any]:
         """Send a request and return the kind and the value of the answer.
 
-        Raises ProcessFailed, after closing the process, if no answer arrives or its kind is not in `kinds`.
+        Raises ProcessFailed, after closing the process, unless an answer of one of these kinds arrives.
         """
         with self._asking:
             answer = self._answer(request, limits)

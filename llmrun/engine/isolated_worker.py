@@ -26,7 +26,7 @@ class FrameTooLong(Exception):
 
 
 def encoded(value: object) -> bytes:
-    """Encode a value as JSON. Raises TypeError, ValueError or RecursionError if that is impossible."""
+    """Encode a value as JSON. Raises TypeError, ValueError or RecursionError if JSON cannot represent the value."""
     # The user's text may contain unpaired surrogates.
     return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 

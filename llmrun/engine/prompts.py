@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.control_tokens import FillTokens
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
-_BATCH: Final = 2048  # llama-server's default for -b, which determines how much of a text it keeps
+_BATCH: Final = 2048  # llama-server's default for -b, which determines how much of a text llama-server keeps
 _REPOSITORY: Final = "myproject\n"
 _CURRENT_FILE: Final = "filename\n"
 _BETWEEN_FILES: Final = "\n\n--- snippet ---\n\n"

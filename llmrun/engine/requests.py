@@ -176,7 +176,7 @@ class ToolCallDelta:
     """A piece of a tool call, as in OpenAI's API.
 
     index      counts the calls of an answer from 0
-    id, name   complete in the first delta of a call, and empty in the others
+    id, name   complete in the first delta of a call, and empty in later deltas
     arguments  the next piece of the JSON text of the arguments
     problem    why the call is invalid, in its last delta; only if the answer was cut off or if the model does not
                follow the format of its calls
@@ -307,7 +307,7 @@ class ModelFacts:
     fills            True if the model can fill in the middle of a text
     thinks           True if the model's thinking can be switched on
     end_tokens       the tokens that end an answer, which `ignore_eos` bans
-    default_sampling the sampling of requests that do not set their own, with seed 0
+    default_sampling the default sampling parameters of requests, with seed 0
     fingerprint      identifies everything that can change the bytes of an answer: the file, llmrun's version and,
                      if results depend on them, the backend and the machine
     memory_bytes     the main memory that the model may take at most, including its process

@@ -79,7 +79,7 @@ def codec_of(hint: Any) -> Codec:
 
 
 def error_to_json(error: LlmrunError) -> dict[str, Any]:
-    """Convert an error. A class that is not in llmrun.base.errors is sent as its nearest base class there."""
+    """Convert an error. Classes outside llmrun.base.errors are sent as the nearest base class in that module."""
     known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     details = {name: getattr(error, name) for name in _ERROR_FIELDS if hasattr(error, name)}
     return {"error": known.__name__, "message": str(error), "hint": error.hint, **details}
@@ -210,12 +210,12 @@ class Open:
     path           the model file
     name           the name that clients use
     options        the fields of OpenOptions that are not callbacks
-    chat_template, thinking_tags, speculate, draft  see Engine.open
+    chat_template, thinking_tags, speculate, draft  as in Engine.open
     catalogue      sampling parameters from models.toml, over which the model file's take precedence
     sampling       sampling parameters from the user's settings, which take precedence over both
     digest         identifies the contents of the model file; if empty, it is computed from samples of the file
     max_wait_s     the limit on a request's predicted wait in seconds
-    overcommit, share_prefixes  see Engine
+    overcommit, share_prefixes  as in Engine
     saved_prefixes  the folder in which to save prefixes; "" to save none
     state_bytes    the maximum size of all saved states
     """
@@ -388,7 +388,7 @@ class Beat:
     patience        how many times longer than others the step that is running may take; texts for an encoder can have
                     more rows than other steps
     steps           steps since the model was opened
-    others          see `Engine.status`
+    others          as in `Engine.status`
     """
 
     busy: bool
@@ -477,12 +477,12 @@ FromChild = (
 
 
 def encode_to_child(message: ToChild) -> bytes:
-    """Encode a message to the process. Raises TypeError, ValueError or RecursionError if that is impossible."""
+    """Encode a message to the process. Raises TypeError, ValueError or RecursionError for invalid values."""
     return encoded(codec_of(ToChild).encode(message))
 
 
 def decode_to_child(data: bytes) -> ToChild:
-    """Decode a message to the process. Raises BadMessage, ValueError or RecursionError."""
+    """Decode a message that was sent to the process. Raises BadMessage, ValueError or RecursionError."""
     message: ToChild = codec_of(ToChild).decode(decoded(data))
     return message
 
@@ -493,7 +493,7 @@ def encode_from_child(message: FromChild) -> bytes:
 
 
 def decode_from_child(data: bytes) -> FromChild:
-    """Decode a message from the process. Raises BadMessage or ValueError."""
+    """Decode a message that the process has sent. Raises BadMessage or ValueError."""
     message: FromChild = codec_of(FromChild).decode(decoded(data))
     return message
 

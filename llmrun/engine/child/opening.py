@@ -123,7 +123,7 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
 
 
 def _memory_bytes(engine: Engine, asked: Open) -> int:
-    """Return the most main memory in bytes that the model may use with a full cache, which is 0 for a stand-in."""
+    """Return the maximum main memory of the model in bytes, with a full cache, or 0 for a stand-in."""
     info = engine.info
     entry = backend_named(info.backend)
     if entry is None:

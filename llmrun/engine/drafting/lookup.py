@@ -134,7 +134,7 @@ def _continuation(tokens: Sequence[int], at: int, most: int) -> list[int]:
     """Return up to `most` tokens from position `at` on.
 
     If the sequence ends earlier, the draft continues with its own tokens, because a sequence that repeats itself will
-    probably repeat again.
+    probably continue to do so.
     """
     found: list[int] = []
     for position in range(at, at + most):

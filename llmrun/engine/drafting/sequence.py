@@ -170,7 +170,7 @@ class SequenceDrafter(Drafter):
         return logits[:, : self._source.vocabulary_size]
 
     def _cut_back(self, slot: Slot, tokens: list[int]) -> bool:
-        """Remove wrong tokens from the slot. Returns False if that is impossible.
+        """Remove wrong tokens from the slot. Returns False if the tokens cannot be removed.
 
         Only tokens since the last draft have to be compared.
         """
@@ -181,7 +181,7 @@ class SequenceDrafter(Drafter):
         return self._truncate(slot, n)
 
     def _truncate(self, slot: Slot, n: int) -> bool:
-        """Shorten the slot to n tokens. Returns False if that is impossible."""
+        """Shorten the slot to n tokens. Returns False if the slot cannot be shortened."""
         if n < len(slot.tokens) and self._source.slots.truncate(slot, n) < n:
             self._source.fail("its recurrent state cannot drop wrong tokens")
             return False

@@ -85,7 +85,7 @@ class Budget:
         self._limit = limit
 
     def make_room(self, path: Path, added: int) -> bool:
-        """Make room for `added` more bytes in a file by removing other files. Returns False if that is impossible.
+        """Make room for `added` more bytes in a file by removing other files. Returns False if this would not suffice.
 
         If removing files would not free enough space, no file is removed. Raises OSError.
         """

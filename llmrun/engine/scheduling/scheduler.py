@@ -351,7 +351,7 @@ def is_over(wait: PrefixWait, running: Mapping[Answer, Slot]) -> bool:
 def rows_until_copy(leader: Answer, slot: Slot, waiting: Iterable[Answer]) -> int:
     """Return how many rows the leader may run before a waiting request copies its tokens.
 
-    The leader's step must end at the copy, because a recurrent state can be copied only at its current position.
+    The leader's step must end at the prefix, because a recurrent state can be copied only at its current position.
     """
     ends = [each.wait.n for each in waiting if each.wait is not None and each.wait.leader is leader]
     return min((end for end in ends if end > len(slot.tokens)), default=len(leader.tokens)) - len(slot.tokens)
