@@ -1,14 +1,14 @@
 """The model catalogue: parses models.toml, and looks up models by name.
 
-A name refers to a family (`qwen3`, short for its usual model), a model (`qwen3:4b`, short for its default
-quantization) or a quantization (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships
-with llmrun and from the user's `models.toml`, which is next to `config.toml`. A model in the user's file replaces our
-model of the same name, but a family in it overrides only the keys that it lists. The top of our models.toml documents
-the keys. It is parsed key by key, so that every error can name the file, the entry and the key.
+A name refers to a family (`qwen3`, short for its usual model), a model (`qwen3:4b`, short for its default quantization)
+or a quantization (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships with llmrun
+and from the user's `models.toml`, which is next to `config.toml`. A model in the user's file replaces our model of the
+same name, but a family in the user's file overrides only the keys that it lists. The top of our models.toml documents
+the keys. The file is parsed key by key, so that every error can name the file, the entry and the key.
 
 A run usually looks up one name among hundreds of entries. Parsing our whole file takes 23 ms, but splitting it at its
 headings takes only 5 ms, so sections are parsed on demand. Splitting works only if every heading is on a line of its
-own. This is true of our file, and a test checks that both methods give the same result. The user's file may be any
+own. Our file meets this condition, and a test checks that both methods give the same result. The user's file may be any
 valid TOML, so it is parsed as a whole.
 """
 
@@ -150,7 +150,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """The tables of one models.toml file. Their entries have not been parsed yet.
+    """The tables of one models.toml file, whose entries have not been parsed yet.
 
     aliases       alias -> model name
     repositories  repository on the Hub -> names of the models that have files in it
@@ -191,7 +191,7 @@ def read_shortnames(file: CatalogFile) -> dict[str, str]:
 
 
 class TableKeys:
-    """A reader for the keys of one TOML table. Reading a key removes it, so `finish` can reject the remaining ones.
+    """A reader for the keys of one TOML table. Reading a key removes it, so `finish` can reject the remaining keys.
 
     Errors begin with `where`, usually a file, and the `name` of the table.
     """
@@ -403,7 +403,7 @@ def _gguf_file(keys: TableKeys) -> str:
 
 
 def _expected(keys: TableKeys, file: str) -> tuple[Expected, ...]:
-    """Return the files with their sizes and digests, if given. Each key has one value or a list with one per shard."""
+    """Return the files with their sizes and digests, if given. A key contains one value or a list of one per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
     digests: list[str | None] = [None] * len(names)
@@ -529,14 +529,14 @@ class Catalog:
         return (*self._aliases, *self.shortnames, *self._presets)
 
     def entry(self, name: str) -> CatalogEntry:
-        """Return the model with exactly this name. Raises KeyError if none exists, or UsageError if it is invalid."""
+        """Return the model with exactly this name. Raises KeyError for unknown names, UsageError for invalid ones."""
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
         return self._entries[name]
 
     def entries(self) -> Iterator[CatalogEntry]:
-        """Yield all models. Parsing them takes 40 ms."""
+        """Yield all models. Parsing all entries takes 40 ms."""
         return (self.entry(name) for name in self._models)
 
     def sizes(self, family: str) -> tuple[str, ...]:
@@ -568,7 +568,7 @@ class Catalog:
 
     def _with_repository(self, repository: str) -> Iterator[CatalogEntry]:
         for name in dict.fromkeys(self._repositories.get(repository, ())):
-            # In the user's catalogue, this name may have other repositories or may be an alias.
+            # In the user's catalogue, this name may refer to other repositories or may be an alias.
             if name in self._models and repository in _repositories_of(self.entry(name)):
                 yield self.entry(name)
 
@@ -602,7 +602,7 @@ class Catalog:
         return None
 
     def _usual(self, family: str) -> str | None:
-        """Return the model that a family's name refers to, or None. Raises ModelNotFound if it is ambiguous."""
+        """Return the model that a family's name refers to, or None. Raises ModelNotFound if the name is ambiguous."""
         usual = self._family(family).get("usual")
         if usual is not None and f"{family}:{usual}" in self._models:
             return f"{family}:{usual}"

@@ -25,15 +25,15 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHARDS = 1000
-# "UD-" is Unsloth's prefix for a mix of quantization types. It is part of the name. The pattern matches only whole
-# words, so it does not find "Q4_XS" in "IQ4_XS".
+# "UD-", Unsloth's prefix for a mix of quantization types, is part of the name. The pattern matches only whole words, so
+# it does not find "Q4_XS" in "IQ4_XS".
 _QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])(?P<name>(?:UD-)?(?:I?Q[1-8](?:_[0-9A-Z]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32))"
     r"(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")  # excludes "..", hidden files and control characters
-_MOST_SEGMENT = 200  # characters; file systems allow 255 bytes, and we append suffixes
+_MOST_SEGMENT = 200  # characters per segment; file systems allow 255 bytes, and we append suffixes
 _MOST_SEGMENTS = 8
 _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10))})
 
@@ -41,7 +41,7 @@ _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", 
 def quantization_of(file: str) -> str:
     """Return the quantization in a file name in upper case, such as "Q4_K_M" or "UD-Q4_K_XL".
 
-    Returns the last quantization if the name contains several, and "" if it contains none.
+    If the name contains several quantizations, returns the last one. If it contains none, returns "".
     """
     stem = file.rsplit("/", 1)[-1]
     found = [match["name"] for match in _QUANTIZATION.finditer(stem)]
@@ -146,7 +146,7 @@ def smallest_first(names: Iterable[str]) -> list[str]:
 
 
 def size_in(name: str) -> float:
-    """Return the size in a model's name as a sort key, such as 4e9 for "gemma3n:e4b", or inf if there is none."""
+    """Return the size in a model's name as a sort key: 4e9 for "gemma3n:e4b", or inf if the name states none."""
     match = _match(name)
     return _number(match) if match else math.inf
 
@@ -160,7 +160,7 @@ def _number(match: re.Match[str]) -> float:
 
 
 def nearest_in_size(name: str, names: Iterable[str]) -> list[str]:
-    """Sort model names by how close their sizes are to that of `name`, the closest first."""
+    """Sort model names by how close their sizes are to the size in `name`, the closest first."""
     wanted, ordered = size_in(name), smallest_first(names)
     if wanted in (0, math.inf):
         return ordered
@@ -180,7 +180,7 @@ def bits_in_file(quantization: str) -> float:
 
 
 def nearest_in_bits(wanted: str, quantizations: Iterable[str]) -> list[str]:
-    """Sort quantizations by how close their bits per weight are to those of `wanted`, the closest first."""
+    """Sort quantizations by how close their bits per weight are to the bits of `wanted`, the closest first."""
     return sorted(sorted(quantizations, key=bits_of), key=lambda name: abs(bits_of(name) - bits_of(wanted)))
 
 
@@ -236,7 +236,7 @@ class UrlSource:
 
 @dataclass(frozen=True, slots=True)
 class HeldSource:
-    """A model that another program stores on this machine. It needs no download."""
+    """A model that another program stores on this machine, so it needs no download."""
 
     holder: str  # "ollama" or "lmstudio"
     name: str  # the model's name in that program, such as "qwen3:4b" or "owner/name/file.gguf"
@@ -292,8 +292,8 @@ _NOT_MODELS = frozenset({"datasets", "spaces", "docs", "models", "collections", 
 def hub_source_of(url: str) -> HubSource | None:
     """Parse the URL of a model or file on the Hub or on HF_ENDPOINT's host. Returns None for other hosts.
 
-    The path is `/owner/name`, `/owner/name/tree/main` or `/owner/name/blob/main/file.gguf`. Instead of `blob`, it may
-    contain `resolve` or `raw`. Raises UsageError for all other pages of the Hub.
+    The path is `/owner/name`, `/owner/name/tree/main` or `/owner/name/blob/main/file.gguf`. Instead of `blob`, the path
+    may contain `resolve` or `raw`. Raises UsageError for all other pages of the Hub.
     """
     from urllib.parse import unquote
 
@@ -378,7 +378,7 @@ def _path_on_hub(split: SplitResult) -> str | None:
 
 _MOST = 3  # the maximum number of names in a hint
 _MOST_SIZES = 5  # the maximum number of a family's models in a hint
-_LONGEST = 100  # characters; the rest of a name is ignored in comparisons
+_LONGEST = 100  # the number of characters to compare; the rest of a name is ignored
 _LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # also matches quantizations that do not exist, such as "-q9"
 
 
@@ -413,7 +413,7 @@ def hint_for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) 
 def sizes_near(wanted: str, sizes: Sequence[str]) -> str:
     """List a family's models as text, the smallest first.
 
-    If there are many, only the models closest to `wanted` in name or size are listed, followed by the command that
+    If the family is large, only the models closest to `wanted` in name or size are listed, followed by the command that
     lists all of them.
     """
     likely = dict.fromkeys([*_near(wanted, sizes)[:2], *nearest_in_size(wanted, sizes)])

@@ -14,7 +14,7 @@ class Reporter(Protocol):
     def progress(self, label: str, done: int, total: int) -> None:
         """Report that `done` of `total` bytes are complete.
 
-        A new label starts a new bar. The bar ends when `done == total` or at the next note.
+        A new label starts a new progress bar, which ends when `done == total` or at the next note.
         """
 
 

@@ -25,7 +25,7 @@ from llmrun.hub.local import paths
 from llmrun.hub.names import SHA256, first_shard
 
 _VERSION = 1
-_MOST_BYTES = 1 << 20  # a record of a thousand shards is a quarter of this size
+_MOST_BYTES = 1 << 20  # the maximum size of a record; a thousand shards take a quarter of it
 _MOST_TEXT = 8192  # characters in a string; paths and URLs may be long
 
 

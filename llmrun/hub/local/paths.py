@@ -63,7 +63,7 @@ def model_files(first: Path) -> tuple[Path, ...]:
 
 
 def read_small(path: Path) -> bytes:
-    """Read a file of at most 1 MiB. Raises OSError, or ValueError if it is larger."""
+    """Read a file of at most 1 MiB. Raises OSError, and ValueError for larger files."""
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
@@ -117,7 +117,7 @@ def record_file(model: Path) -> Path:
 
 
 def hub_cache() -> Path:
-    """Return the cache that all Hugging Face tools share. Follows huggingface_hub's rules without importing it."""
+    """Return the cache that all Hugging Face tools share, by huggingface_hub's rules but without importing it."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return expanded(named)
@@ -135,7 +135,7 @@ def repository_folder(repository: str) -> Path:
 
 
 def blob(repository: str, sha256: str) -> Path:
-    """Return the path of a blob in the shared cache. A blob's name is its sha256, and snapshots link to it."""
+    """Return the path of a blob in the shared cache. A blob's name is its sha256, and snapshots link to the blob."""
     if not SHA256.fullmatch(sha256):
         raise UsageError(f"sha256: {sha256[:100]!r}: not 64 lower-case hexadecimal digits")
     return repository_folder(repository) / "blobs" / sha256
@@ -184,8 +184,8 @@ class Repository:
 
     name       "owner/name"
     folder     the repository's folder in the cache
-    refs       branch or tag -> commit
-    snapshots  commit -> GGUF files, which map paths in the repository (with "/") to paths on disk
+    refs       maps each branch or tag to its commit
+    snapshots  maps each commit to its GGUF files: paths in the repository (with "/") to paths on disk
     """
 
     name: str
@@ -217,7 +217,7 @@ def repository_name(folder: str) -> str:
 
 
 def read_repository(name: str) -> Repository:
-    """Read a repository from the cache. The result is empty if it is not there. Raises UsageError for invalid names."""
+    """Read a repository from the cache. A missing repository counts as empty. Raises UsageError for invalid names."""
     folder = repository_folder(name)
     snapshots = {
         entry.name: dict(_model_files(Path(entry.path)))

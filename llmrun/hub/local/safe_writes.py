@@ -2,9 +2,9 @@
 
 Writing is protected by free-space checks, readable errors, checks of links and atomic renames.
 
-The locks against `llmrun rm` and `llmrun prune` are flocks on the model files themselves. They require no lock files,
-and the system releases them when the process ends, even if it crashes. Windows needs no locks because open files cannot
-be removed there.
+The locks against `llmrun rm` and `llmrun prune` are flocks on the model files themselves. These locks require no lock
+files, and the system releases them when the process ends, even if it crashes. Windows needs no locks because open files
+cannot be removed there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # this error is not about the file; the program that reads our progress output has exited
+        raise  # the file is not the cause; the program that reads our progress output has exited
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise DoesNotFit(
@@ -84,8 +84,8 @@ def _free_text(folder: Path) -> str:
 def make_folder(folder: Path, root: Path) -> None:
     """Create `folder` and its parents below `root`. Raises LlmrunError if a link below `root` leads outside it.
 
-    `root` itself may be a link because people keep their caches on other disks. Links below it that lead outside are
-    refused because an attacker could have placed them to redirect our writes.
+    `root` itself may be a link because people keep their caches on other disks. Links below `root` that lead outside
+    are refused because an attacker could have placed them to redirect our writes.
     """
     with writing(folder):
         root.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def sync_folder(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically, after the new text has reached the disk. Raises OSError."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.unlink(missing_ok=True)  # a link would be followed
+    new.unlink(missing_ok=True)  # opening an existing link would follow it
     try:
         with new.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)

@@ -1,8 +1,8 @@
 """Finds models on this machine, in the Hugging Face cache, our own folder and other programs' folders.
 
 A file is trusted only after its sha256 has been verified. The expected sha256 comes from the catalogue or from the
-blob's name, because the Hugging Face cache and Ollama name blobs after their sha256. The result is recorded by
-model_records.py, so that the next run does not have to read gigabytes again. This module does not use the network.
+blob's name, because the Hugging Face cache and Ollama name blobs after their sha256. model_records.py records the
+verified digest, so that the next run does not have to read gigabytes again. This module does not use the network.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def candidates(wanted: Wanted) -> Iterator[Candidate]:
 
 
 def models_of(source: HubSource) -> list[OfferedModel]:
-    """Return the local models from a repository at the source's revision. Their sizes are set to 0."""
+    """Return the local models from a repository at the source's revision. The reported sizes are 0."""
     repository = read_repository(source.repository)
     commit = commit_of(repository, source.revision)
     return _offered(models_among(repository.snapshots[commit])) if commit else []

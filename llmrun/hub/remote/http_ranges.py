@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 MOST_REDIRECTS = 10
 MOST_WAIT_S = 300.0  # the longest Retry-After to honor
-_EXPIRED = (401, 403, 404, 410)  # status codes that servers send for expired signed URLs
-# The number of digits is limited because int() raises ValueError for very long numbers.
+_EXPIRED = (401, 403, 404, 410)  # the status codes that servers send for expired signed URLs
+# The patterns limit the number of digits because int() raises ValueError for very long numbers.
 _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,20}", re.ASCII)
 _LONGEST_VALIDATOR = 256
@@ -57,7 +57,7 @@ class RangeResponse:
     """A validated response to a range request.
 
     whole      whether the server ignored the range and is sending the whole file
-    validator  the server's identifier of this version of the file (an ETag or a date); "" if there is none
+    validator  the server's identifier of this version of the file (an ETag or a date); "" if the server sends none
     pieces     an iterator over the bytes as they arrive; raises TryAgain if the connection breaks or times out
     """
 
@@ -76,8 +76,8 @@ class RangeResponse:
 class Remote:
     """The remote location of one file. Several threads may use it at the same time.
 
-    `address` returns the initial URL and the headers for its origin. It is called again if the target of the redirect
-    has expired.
+    `address` returns the initial URL and the headers for its origin. If the target of the redirect has expired,
+    `address` is called again.
     """
 
     def __init__(self, file: RemoteFile, address: Callable[[], tuple[str, Mapping[str, str]]]) -> None:
@@ -91,7 +91,7 @@ class Remote:
 
         Raises TryAgain for temporary failures, NetworkError or ModelNotFound for permanent ones, and AnotherFile if the
         response belongs to another file. After a TryAgain, raised here or in the block, the next request starts at the
-        initial URL again, because it may redirect to a host that works.
+        initial URL again, which may redirect to a host that works.
         """
         try:
             with self._opened(start, end, validator) as answer:
@@ -230,7 +230,7 @@ def _parsed_size(text: str) -> int | None:
 
 
 def validator_of(headers: Mapping[str, str]) -> str:
-    """Return the value for an If-Range header: a strong ETag or a Last-Modified date, or "" if there is neither."""
+    """Return the value for an If-Range header: a strong ETag, else a Last-Modified date, else ""."""
     etag = headers.get("etag", "")
     found = etag if re.fullmatch(r'"[^"]*"', etag) else headers.get("last-modified", "")
     return found if found.isascii() and found.isprintable() and len(found) <= _LONGEST_VALIDATOR else ""
@@ -261,7 +261,7 @@ def _refusal(status: int, code: str) -> LlmrunError:
 
 
 def _next_address(url: str, location: str) -> str:
-    """Return the target of a redirect. Raises NetworkError if it must not be followed."""
+    """Return the target of a redirect. Raises NetworkError if the redirect must not be followed."""
     try:
         target = urljoin(url, location)
         split = urlsplit(target)
@@ -328,8 +328,8 @@ def remote_file(source: UrlSource, file: RemoteFile) -> Remote:
     return Remote(file, address)
 
 
-TRIES = 6  # consecutive attempts before any byte arrives; users should not wait long for a dead server
-# consecutive attempts without progress once bytes have arrived; they take at least 84 s, enough for a router restart
+TRIES = 6  # the consecutive attempts before any byte arrives; users should not wait long for a dead server
+# The consecutive attempts without progress once bytes have arrived take at least 84 s, enough for a router restart.
 TRIES_ON_THE_WAY = 16
 PROGRESS = 64 << 10  # bytes that must arrive to reset the failure count
 FIRST_WAIT_S = 0.2
@@ -338,11 +338,11 @@ LONGEST_WAIT_S = 8.0
 MOST_CONNECTIONS = 8
 PROBE_S = 1.0  # duration of each speed measurement
 GAIN = 1.3  # the minimum speedup that justifies doubling the number of connections
-WORTH_S = 3.0  # do not measure again if the download will finish in less time than this
+WORTH_S = 3.0  # the speed is not measured again if the download will finish in fewer seconds
 
 
 class Patience:
-    """A counter of consecutive failures. Receiving enough new bytes resets it."""
+    """A counter of consecutive failures, which is reset when enough new bytes arrive."""
 
     def __init__(self, file: str, size: int, received: int) -> None:
         self._file, self._size = file, size
@@ -364,8 +364,8 @@ class Patience:
 class Growth:
     """A controller for the number of parallel connections of a download.
 
-    It starts with one connection and doubles the number as long as that measurably increases the speed. Some servers
-    and networks limit the speed of each connection, but most do not.
+    A download starts with one connection, and the number is doubled as long as that measurably increases the speed.
+    Some servers and networks limit the speed of each connection, but most do not.
     """
 
     def __init__(self, now: float, received: int) -> None:
@@ -384,7 +384,7 @@ class Growth:
         if self._settled or now - self._since < PROBE_S:
             return connections
         rate = (received - self._from) / (now - self._since)
-        if rate <= 0.0:  # the speed of a stalled download says nothing about the number of connections
+        if rate <= 0.0:  # the speed of a stalled download does not depend on the number of connections
             self._since = now
             return connections
         if rate < GAIN * self._rate:

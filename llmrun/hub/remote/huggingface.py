@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
-    """Return the exact files to which `source` currently refers. Values known in `expected` must match.
+    """Return the exact files to which `source` currently refers, which must match the known values in `expected`.
 
     A separate request for the first file's metadata checks that this user may download from the repository. Raises
     ModelNotFound, NetworkError, IntegrityError if a file differs from `expected`, or UsageError for malformed names.

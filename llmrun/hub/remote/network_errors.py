@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class NoRepository(ModelNotFound):
-    """The Hub has no repository with this name, or hides it from this user."""
+    """The Hub has no repository with this name, or hides the repository from this user."""
 
 
 class Unreachable(NetworkError):
@@ -40,7 +40,7 @@ class NoFile(ModelNotFound):
 def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
     """Return the result of `ask()`, or give up after `seconds`.
 
-    Without this limit, a slow DNS resolver or a firewall that drops packets can block a request for minutes. Raises
+    Without a time limit, a slow DNS resolver or a firewall that drops packets can block a request for minutes. Raises
     Unreachable if the time runs out, and re-raises any error from `ask`.
     """
     answers: list[Result] = []

@@ -1,4 +1,4 @@
-"""Lists the models in a repository, and chooses one by quantization, with a sensible default.
+"""Lists the models in a repository, and chooses a model by quantization, with a sensible default.
 
 Shards are grouped, and companion files such as mmproj are left out.
 """
@@ -112,8 +112,8 @@ def _quantization(path: str) -> str:
 
 
 # The order of preference for names without a quantization. Types with 4.5 to 5 bits per weight come first because they
-# lose little quality and are about half the size of 8-bit types. They are followed by larger types, and then by smaller
-# types, the least lossy first. Unquantized files come last because they are meant for conversion.
+# lose little quality and are about half the size of 8-bit types. Larger types come next, and then smaller types, the
+# least lossy first. Unquantized files come last because they are meant for conversion.
 PREFERRED = (
     *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_L", "UD-Q4_K_M", "Q4_K_S", "UD-Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS"),
     *("UD-IQ4_NL", "UD-IQ4_XS", "Q4_1", "Q4_0", "MXFP4", "MXFP4_MOE", "NVFP4"),
@@ -129,11 +129,11 @@ _MOST_NAMED = 5  # the maximum number of alternatives in a hint
 
 
 def choose(models: Sequence[OfferedModel], quantization: str | None, repository: str = "") -> OfferedModel:
-    """Return the model with this quantization, or the preferred one if `quantization` is None.
+    """Return the model with this quantization, or the preferred model if `quantization` is None.
 
     If several files match, the file nearest to the root wins, then the file with the shortest name. Raises
     ModelNotFound if no file matches or a tie remains. The hint lists the alternatives. If there are many and
-    `repository` is given, it also contains the command that lists all of them.
+    `repository` is given, the hint also contains the command that lists all of them.
     """
     if not models:
         raise ModelNotFound(
@@ -196,7 +196,7 @@ def _near_quantizations(models: Sequence[OfferedModel], wanted: str, repository:
 def _rank(model: OfferedModel) -> int:
     name = model.quantization
     if "MXFP4" in name and "gpt-oss" in model.file.lower():
-        return -1  # gpt-oss was trained in MXFP4; all other types are converted from it
+        return -1  # gpt-oss was trained in MXFP4, and all of its other types are converted from MXFP4
     if name in _UNQUANTIZED:
         return len(_RANK) + 2 + _UNQUANTIZED.index(name)
     return _RANK.get(name, len(_RANK) + (0 if name else 1))

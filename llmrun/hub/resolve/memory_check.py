@@ -33,7 +33,7 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter, optio
 
     The message lists the memory requirements, and the hint names a quantization that fits, or the command that finds
     one. Memory used by other programs counts as available, and so does the memory of the RPC servers in `options`. If
-    the file size alone does not settle it, this function fetches the model's header and may raise the same errors as
+    the file size alone is not conclusive, this function fetches the model's header and may raise the same errors as
     `read_header`.
     """
     memory = memory_module.whole_memory()
@@ -81,8 +81,8 @@ def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
 def estimated_need(file_bytes: int, weights: float | None) -> int:
     """Estimate how many bytes of memory a model uses with 4,096 tokens of context, without reading its header.
 
-    The estimate assumes grouped-query attention. For the KV cache and scratch memory it errs on the high side, with
-    0.8 GB for 4 billion weights and 1.2 GB for 14 billion. `llmrun fit` computes the exact number from the header.
+    The estimate assumes grouped-query attention. The estimate for the KV cache and scratch memory is high on purpose:
+    0.8 GB for 4 billion weights, 1.2 GB for 14 billion. `llmrun fit` computes the exact number from the header.
 
     weights  the number of weights in the model; None if unknown
     """
@@ -119,10 +119,10 @@ def _smaller(artifact: Artifact, wanted: Wanted, most_bytes: int) -> str:
     return "choose a smaller model"
 
 
-# Models from the smallest to the best. They belong to one family, so each is known to be better than the one before it.
-# The family is Apache-licensed, and our own engine supports it. A dense 8B model is left out because it reads 5 GB per
-# token. To generate the 10 tokens per second that `fit` considers fast enough, it needs 50 GB/s of memory bandwidth.
-# Our test machines read 29 to 36 GB/s. The 30B model reads only 3B weights per token.
+# Models from the smallest to the best. All belong to one family, so each model is known to be better than the one
+# before it. The family is Apache-licensed, and our own engine supports the family. A dense 8B model is left out because
+# it reads 5 GB per token. To generate the 10 tokens per second that `fit` considers fast enough, that model needs 50
+# GB/s of memory bandwidth. Our test machines read 29 to 36 GB/s. The 30B model reads only 3B weights per token.
 _LADDER: Final = ("qwen3:0.6b", "qwen3:1.7b", "qwen3:4b-instruct", "qwen3:30b-instruct")
 
 
@@ -136,7 +136,7 @@ class Suggestion(NamedTuple):
 def suggested_model(memory: int) -> Suggestion | None:
     """Return the best model that certainly fits into `memory` bytes, or None.
 
-    The decision is based on the sizes in the catalogue. This function uses no network.
+    The decision is based on the sizes in the catalogue and requires no network access.
     """
     catalog, known = load_catalog(), None
     for name in _LADDER:

@@ -220,11 +220,11 @@ class ResolvedModel:
 def resolve(
     name: str, *, offline: bool = False, reporter: Reporter, options: OpenOptions | None = None
 ) -> ResolvedModel:
-    """Return the file for a path or model name. Downloads it if it is not on this machine.
+    """Return the file for a path or model name, after downloading the model if necessary.
 
-    If `options` name RPC servers, a model that fits into their memory and this machine's is downloaded too.
+    If `options` name RPC servers, the memory of these servers counts as well as the memory of this machine.
 
-    For local models, this function sends no network request and makes no slow import. It records the time of use.
+    For local models, this function sends no network request and makes no slow import. The time of use is recorded.
     Raises ModelNotFound and all errors of a download. With `offline` (or HF_HUB_OFFLINE=1), it raises NetworkError
     instead of downloading.
     """
@@ -253,7 +253,7 @@ def existing(named: LocalPath) -> Path:
         kind = kind_of(path)
     except FileNotFoundError:
         raise ModelNotFound(f"model: {str(path)!r}: no such file", hint=_hint_for_missing(path)) from None
-    except (OSError, ValueError) as error:  # the path is invalid: it is too long or contains a NUL byte
+    except (OSError, ValueError) as error:  # the path is too long or contains a NUL byte
         what = getattr(error, "strerror", None) or str(error)
         raise ModelNotFound(f"model: {str(path)!r}: {what}", hint=_hint_for_missing(path)) from None
     if kind == FOLDER:

@@ -1,4 +1,4 @@
-"""Lists the quantizations that a model's sources offer, each with its exact files, and downloads one of them.
+"""Lists the quantizations that a model's sources offer, each with its exact files, and downloads a model.
 
 If the metadata request or the download fails at one source, the next source is tried.
 """
@@ -38,10 +38,10 @@ class Sources:
 
         If no source is left, raises one error that lists the reason for each source:
 
-        DoesNotFit      a source failed for lack of disk space
-        IntegrityError  else, a source had a checksum mismatch
-        ModelNotFound   else, no source has the model
-        NetworkError    else, all failures came from the network (Unreachable if no source responded)
+        DoesNotFit      if a source failed for lack of disk space
+        IntegrityError  otherwise, if a source had a checksum mismatch
+        ModelNotFound   otherwise, if no source has the model
+        NetworkError    otherwise, if all failures came from the network (Unreachable if no source responded)
         LlmrunError     in all other cases, for example if a folder is not writable
         """
         while self._offer is None:

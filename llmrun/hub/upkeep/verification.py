@@ -58,12 +58,12 @@ class VerificationResult:
 
     @property
     def has_other_bytes(self) -> bool:
-        """True if a file has the wrong sha256. In that case, downloading the model again may help."""
+        """True if a file has the wrong sha256, so that downloading the model again may help."""
         return any(seen != wanted for seen, wanted in zip(self.digests, self.expected, strict=True) if seen and wanted)
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Verify all of a model's files and record their digests, even those that are not the expected ones.
+    """Verify all of a model's files and record their digests, even if they differ from the expected digests.
 
     The digests are recorded so that the next run does not have to hash the files again. Digests of files that the user
     gave as paths (USERS) are not recorded.
