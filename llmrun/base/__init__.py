@@ -1,1 +1,1 @@
-"""What every room may use: errors, types, child processes, facts about the machine, and machine code."""
+"""Contains the modules that every room may use: errors, types, child processes, machine facts and machine code."""

@@ -1,4 +1,4 @@
-"""Formats numbers for people: sizes, counts, speeds, times and percentages. Also reads durations.
+"""Formats numbers for people, such as sizes, counts, speeds, times and percentages, and parses durations.
 
 All output uses these functions, so that the terminal, web pages and error messages agree.
 """
@@ -60,7 +60,7 @@ def format_weights(count: int) -> str:
 def format_bytes(count: float) -> str:
     """Format a size with three significant digits and decimal units: `98.4 MB`, `2.50 GB`, `771 MB`.
 
-    Disks and memory are sold in these units.
+    Disks and memory are sold in decimal units.
     """
     for size, unit in _UNITS:
         if count >= 0.9995 * size:
@@ -82,7 +82,7 @@ def format_bytes_done(done: int, total: int) -> str:
 def format_mebibytes(count: float) -> str:
     """Format an amount of memory that is requested or in use: `1,234 MiB`.
 
-    llama.cpp and system monitors use this unit.
+    llama.cpp and system monitors report memory in MiB.
     """
     return f"{count / 2**20:,.0f} MiB" if math.isfinite(count) else _NOT_A_NUMBER
 
@@ -149,7 +149,7 @@ def format_age(moment: float, now: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as "5m", "1h30m", "90" or "0.5s". Negative ones mean forever: math.inf.
+    """Return the seconds of a duration such as "5m", "1h30m", "90" or "0.5s", or math.inf for a negative duration.
 
     The notation is Go's, which Ollama uses; a number without a unit counts seconds. Raises ValueError.
     """

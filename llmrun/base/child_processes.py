@@ -21,11 +21,11 @@ if sys.platform == "win32":
     HANGUP: tuple[signal.Signals, ...] = ()
 else:
     TERMINATING = (signal.SIGTERM,)
-    HANGUP = (signal.SIGHUP,)  # the terminal is gone; a chat then saves and ends
+    HANGUP = (signal.SIGHUP,)  # the terminal was closed; a chat then saves and ends
 
 
-_NEEDED_TO_START = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some systems require them
-_FIRST_EXCEPTION = 0xC0000000  # on Windows, exit codes from here on are errors (NTSTATUS)
+_NEEDED_TO_START = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # required by some systems
+_FIRST_EXCEPTION = 0xC0000000  # on Windows, exit codes of at least this value are errors (NTSTATUS)
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -79,7 +79,7 @@ def isolated_command(module: str) -> list[str]:
     """Return a command that runs `main()` of `llmrun.MODULE` in an isolated Python.
 
     The isolated Python ignores environment variables and the user's files, and imports only from this process's module
-    search path. It also starts faster than a regular one.
+    search path. It also starts faster than a regular Python.
     """
     program = f"import sys; sys.path[:] = sys.argv[1:]; from llmrun.{module} import main; main()"
     folders = [str(Path(__file__).parents[2]), *(path or os.getcwd() for path in sys.path)]  # noqa: PTH109

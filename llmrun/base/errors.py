@@ -1,4 +1,4 @@
-"""All errors that llmrun raises on purpose, with the exit code of each.
+"""All errors that llmrun raises on purpose, with their exit codes.
 
     LlmrunError                 1  any other failure
     ├── InvalidAnswer           1  the answer does not have the requested format
@@ -18,8 +18,8 @@
     ├── Unavailable             1  in `serve`, status 503: the model is loading, restarting or shutting down
     └── Cancelled             130  Ctrl-C
 
-Messages have the form ``what happened: file or key: actual value, limit``. The `hint` tells the user what to do next.
-`cli/messages.py` formats both for the terminal.
+Messages have the form ``what happened: file or key: actual value, limit``. The `hint` advises the user on what to do
+next. `cli/messages.py` formats both for the terminal.
 
 KernelWarning is the only warning, issued through Python's `warnings`.
 """
@@ -33,7 +33,7 @@ from typing import Self, TextIO
 
 
 class LlmrunError(Exception):
-    """The base class of llmrun's errors. `hint` tells the user what to do next; it may be empty."""
+    """The base class of llmrun's errors. `hint` advises the user on what to do next, and may be empty."""
 
     exit_code = 1
 
@@ -81,8 +81,7 @@ class IntegrityError(LlmrunError):
 class DoesNotFit(LlmrunError):
     """Something does not fit into memory or on the disk.
 
-    `most_weights` is the maximum size of the weights that would fit, in bytes, or None if the weights are not the
-    cause.
+    `most_weights` is the maximum size of the weights that would fit, in bytes, or None if other memory is the cause.
     """
 
     exit_code = 7
@@ -122,7 +121,7 @@ class Overloaded(LlmrunError):
 
 
 class Unavailable(LlmrunError):
-    """The model is loading, restarting or shutting down. `state` says which, in one word."""
+    """The model is loading, restarting or shutting down, as described by `state` in one word."""
 
     def __init__(self, message: str, *, hint: str = "", state: str = "loading", retry_after: float = 1.0) -> None:
         super().__init__(message, hint=hint)
@@ -170,8 +169,8 @@ def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
 def shown(text: str | bytes, limit: int = 80) -> str:
     r"""Escape untrusted text so that it is safe to print on one terminal line.
 
-    Non-printable characters (control characters, bidirectional marks, lone surrogates) become escapes such as \x1b or
-    \u202e, and bytes that are not UTF-8 become escapes such as \xff. The middle of long text is replaced with "…".
+    Non-printable characters (control characters, bidirectional marks, lone surrogates) are written as escapes such as
+    \x1b or \u202e, and bytes that are not UTF-8 as escapes such as \xff. The middle of long text is replaced with "…".
     """
     if isinstance(text, bytes):
         text = text[: 4 * limit].decode(errors="backslashreplace") + ("…" if len(text) > 4 * limit else "")
@@ -183,7 +182,7 @@ def shown(text: str | bytes, limit: int = 80) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name that is most similar to a misspelled one, or with all names."""
+    """Return a hint with the known name that is most similar to a misspelled name, or with all names."""
     import difflib
 
     names = list(known)

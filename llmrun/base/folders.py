@@ -1,6 +1,7 @@
-"""The directories and files that llmrun uses or that a user wrote, and flags of `os.open` that only some systems have.
+"""The paths of llmrun's directories and of users' files, and flags of `os.open` that only some systems define.
 
-These flags are 0 on the other systems. Without O_BINARY, Windows translates line ends in `os.read` and `os.write`.
+A flag that the system does not define is 0. Without O_BINARY, Windows translates line endings in `os.read` and
+`os.write`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 O_BINARY: int = getattr(os, "O_BINARY", 0)
 O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
-_LARGEST = 1 << 20  # bytes of a file that a user wrote
+_LARGEST = 1 << 20  # the maximum number of bytes in a file that a user wrote
 
 
 def cache_folder() -> Path:
     """Return the directory for files that llmrun can recreate, such as compiled kernels.
 
-    LLMRUN_CACHE_DIR overrides it. The directory is not created.
+    LLMRUN_CACHE_DIR overrides the default. The directory is not created.
     """
     return _named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path
 
@@ -32,25 +33,25 @@ def cache_folder() -> Path:
 def data_folder() -> Path:
     """Return the directory for files that cannot be recreated, such as models.
 
-    LLMRUN_DATA_DIR overrides it. The directory is not created.
+    LLMRUN_DATA_DIR overrides the default. The directory is not created.
     """
     return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
 
 
 def conversations_folder() -> Path:
-    """Return the directory for conversations and their saved states. It is not created."""
+    """Return the directory for conversations and their saved states, without creating it."""
     return data_folder() / "conversations"
 
 
 def prefixes_folder() -> Path:
-    """Return the directory for prefixes of the KV cache that servers save. It is not created."""
+    """Return the directory for prefixes of the KV cache that servers save, without creating it."""
     return cache_folder() / "prefixes"
 
 
 def config_file() -> Path:
     """Return the path of `config.toml`, which need not exist.
 
-    LLMRUN_CONFIG overrides it. A file set that way must exist.
+    LLMRUN_CONFIG overrides the default path. A file named by LLMRUN_CONFIG must exist.
     """
     return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
 
@@ -61,7 +62,7 @@ def own_models_file() -> Path:
 
 
 def read_user_file(path: Path, kind: str) -> bytes:
-    """Read a file that a user wrote, of at most 1 MiB. `kind` says in errors what it is. Raises UsageError."""
+    """Read a user's file of at most 1 MiB. Error messages call the file by its `kind`. Raises UsageError."""
     try:
         if path.exists() and not path.is_file():  # reading from a pipe might never end
             raise UsageError(f"{kind}: {path}: not a file")
@@ -75,8 +76,8 @@ def read_user_file(path: Path, kind: str) -> bytes:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that others see complete or not at all, and create its folder if necessary. Raises OSError."""
-    import threading  # not needed to start
+    """Write a file atomically, and create its folder if necessary. Raises OSError."""
+    import threading  # imported here because most runs do not need it
 
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     path.parent.mkdir(parents=True, exist_ok=True)

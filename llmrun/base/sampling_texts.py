@@ -1,6 +1,6 @@
 """The sampling parameters whose values are strings: lists of samplers and of DRY's sequence breakers.
 
-The names, aliases and defaults are llama.cpp's (common/sampling.cpp, common/common.h).
+The names, aliases and defaults are from llama.cpp (common/sampling.cpp, common/common.h).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALIASES = {
 
 
 class ListOfTexts(NamedTuple):
-    """The notation of a parameter whose value is a string that lists several texts.
+    """The notation of a parameter whose value is a string with a list of texts.
 
     parse   returns the listed texts; raises ValueError if the value is invalid
     words   describes the valid values in error messages

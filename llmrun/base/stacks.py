@@ -1,4 +1,4 @@
-"""Calls functions on stacks of other sizes, for libraries that recurse once for each part of their input."""
+"""Calls functions on larger stacks, for libraries that recurse once for each part of their input."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PAGE = 1 << 16  # bytes; a multiple of the page size on every machine
 def on_stack(n_bytes: int, work: Callable[[], T]) -> T:
     """Call a function on a new thread with a stack of this size, and return its result. Exceptions propagate.
 
-    If the system refuses the size, the stack is smaller, but has at least 8 MiB. Only the part that is used takes up
-    memory. This is not safe for concurrent callers because the stack size is a process-wide setting.
+    If the system refuses the size, the stack is smaller, but has at least 8 MiB. Only the used part of the stack takes
+    up memory. Concurrent calls are not safe because the stack size is a process-wide setting.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-LOGITS: Final = 1  # in Batch.want: the row's logits
-HIDDEN: Final = 2  # in Batch.want: the row's hidden state
+LOGITS: Final = 1  # the value in Batch.want that requests a row's logits
+HIDDEN: Final = 2  # the value in Batch.want that requests a row's hidden state
 
-LARGEST_SCALE: Final = 1000.0  # of a LoRA adapter; much larger ones would be infinite in float32
+LARGEST_SCALE: Final = 1000.0  # the maximum scale of a LoRA adapter; much larger scales overflow float32
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One ragged step of n rows. Each row is a token at a position in a sequence.
+    """One ragged step of n rows, each of which is a token at a position in a sequence.
 
     The rows of each sequence are ordered by position and start where the sequence's KV cache ends.
 
@@ -41,8 +41,8 @@ class Batch:
 class Outputs(NamedTuple):
     """The results of a step, in the order of its rows.
 
-    logits  float32[rows that want LOGITS, vocabulary]
-    hidden  float32[rows that want HIDDEN, hidden size]: the model's last hidden state, from which it computes logits
+    logits  float32[rows that request LOGITS, vocabulary]
+    hidden  float32[rows that request HIDDEN, hidden size]: the last hidden state, from which logits are computed
     """
 
     logits: NDArray[np.float32]
@@ -54,8 +54,8 @@ class Adapter:
     """A LoRA adapter that was opened with a model.
 
     scale       the scale for requests that do not choose adapters
-    invocation  the tokens from whose last occurrence in a prompt on the adapter is active; () if it is always active
-    identity    differs for adapters whose results differ
+    invocation  the tokens that activate the adapter from their last occurrence in a prompt; () if it is always active
+    identity    a key that differs between adapters whose results differ
     """
 
     name: str
@@ -89,7 +89,7 @@ class ModelInfo:
     kv_bytes: int = 0  # size of the KV cache for all sequences; 0 if there is no cache
     suppressed_tokens: tuple[int, ...] = ()  # token IDs that the model file forbids
     weight_bytes: int = 0  # size of the tensors; 0 if unknown
-    batch_invariant: bool = False  # whether a row's logits are bit-identical no matter which rows share its step
+    batch_invariant: bool = False  # True if no bit of a row's logits depends on the other rows of its step
     adapters: tuple[Adapter, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class ModelInfo:
 
 
 class Pooling(IntEnum):
-    """How a model's hidden states become one vector or score. The numbers are those of the key `pooling_type`."""
+    """The ways to combine a model's hidden states into one vector or score, numbered as in the key `pooling_type`."""
 
     NONE = 0
     MEAN = 1
@@ -110,7 +110,7 @@ class Pooling(IntEnum):
 
 
 def named_pooling(metadata: Mapping[str, object], architecture: str) -> Pooling | None:
-    """Return the pooling that a file names, as those of models trained for embeddings do, or None."""
+    """Return the pooling that a model file names, as files of models trained for embeddings do, or None."""
     found = metadata.get(f"{architecture}.pooling_type")
     return Pooling(found) if isinstance(found, int) and found in list(Pooling) and found != Pooling.NONE else None
 
@@ -147,12 +147,12 @@ class Timings:
     generated_tokens: int
     prefill_s: float
     ttft_s: float
-    decode_s: float  # from the first token to the last
-    total_s: float  # from the request to the last token
+    decode_s: float  # the time from the first token to the last
+    total_s: float  # the time from the request to the last token
     gaps_s: tuple[float, ...] = ()  # times between steps, or between chunks if a remote server sent the answer
     steps: int = 0  # forward passes that generated one or more tokens; 0 if unknown (remote)
     drafted_tokens: int = 0  # tokens that were predicted and then verified in a step
-    accepted_tokens: int = 0  # drafted tokens that were right
+    accepted_tokens: int = 0  # drafted tokens that were accepted by the verification
     forced_tokens: int = 0  # tokens for which the response format or thinking budget left no alternative
 
     @property

@@ -1,1 +1,1 @@
-"""What users can choose: settings, presets and sampling parameters."""
+"""Contains the choices that users can make: settings, presets and sampling parameters."""

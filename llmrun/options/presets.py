@@ -11,10 +11,10 @@
     prompt = "Translate into $language: $input"
     defaults = { language = "English" }
 
-Presets are tables in the user's models.toml. They are read apart from the catalogue, because the settings of every run
-depend on presets (see settings.py), and most runs do not need the catalogue. Each file NAME.toml in the folder
-`templates` next to models.toml is a preset, too, because earlier versions had prompt templates there with nearly the
-same keys. `read_toml` also reads config.toml.
+Presets are tables in the user's models.toml. They are read separately from the catalogue because the settings of every
+run depend on presets (see settings.py), but few runs need the catalogue. Each file NAME.toml in the folder `templates`
+next to models.toml is a preset, too, because earlier versions stored prompt templates with nearly the same keys in that
+folder. `read_toml` also reads config.toml.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from llmrun.options.sampling_params import SAMPLING
 def read_toml(path: Path, role: str) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
-    Raises FileNotFoundError or NotADirectoryError if there is no such file, and UsageError if it cannot be read or is
-    invalid.
+    Raises FileNotFoundError or NotADirectoryError for a missing file, and UsageError for an unreadable or invalid file.
 
-    role  what the file is, for error messages: "config" or "catalogue"
+    role  the purpose of the file in error messages: "config" or "catalogue"
     """
     try:
         data = path.read_bytes()
@@ -68,14 +67,14 @@ _MODEL, _PROMPT, _DEFAULTS, _VARIABLES, _LORA = "model", "prompt", "defaults", "
 _OWN = (_MODEL, _PROMPT, _DEFAULTS, _VARIABLES, _LORA)  # the keys that are not settings
 KEYS = (_MODEL, _PROMPT, _DEFAULTS, _VARIABLES, *SETTINGS, _LORA)
 INPUT = "input"  # the variable for the user's prompt
-ONLY_INPUT = f"${INPUT}"  # the prompt that is the user's own
+ONLY_INPUT = f"${INPUT}"  # a template that consists only of the user's prompt
 
 # URLs and .gguf files are never presets, so they always keep their own meaning.
 _NAME = re.compile(r"(?!.*://)(?!.*\.gguf\Z)[a-z0-9][a-z0-9._:/-]*", re.IGNORECASE)
-_TEMPLATE_NAME = re.compile(r"(?!.*\.gguf\Z)\w[\w .-]{0,63}", re.IGNORECASE)  # the rule for templates' files
+_TEMPLATE_NAME = re.compile(r"(?!.*\.gguf\Z)\w[\w .-]{0,63}", re.IGNORECASE)  # for the files of templates
 _NAME_RULE = "a name of letters, digits, . _ - : and /, which is neither a URL nor a .gguf file"
 
-# Checks the value of a setting. Arguments: the place for error messages, the name and the value. Raises UsageError.
+# Checks a setting. The arguments are the place for error messages, the name and the value. Raises UsageError.
 Check = Callable[[str, str, object], object]
 
 
@@ -85,10 +84,10 @@ class Preset:
 
     name       as written in models.toml; case does not matter
     model      the name of the model, which is not another preset; "" if the preset has none, until it is loaded
-    values     validated settings, by their names in SETTINGS
+    values     validated settings, keyed by the names in SETTINGS
     variables  variables for the chat template, like --chat-template-kwargs
     loras      LoRA adapters, in the notation of --lora, with absolute paths
-    prompt     a `string.Template`, or None. Only if there is a prompt, the system prompt is a template, too
+    prompt     a `string.Template`, or None. The system prompt is a template only if there is a prompt
     defaults   default values of the variables in both templates
     """
 
@@ -102,17 +101,17 @@ class Preset:
 
     @property
     def system(self) -> str | None:
-        """The system prompt, or None if the preset does not set it. An empty one replaces that of config.toml."""
+        """The system prompt, or None if the preset does not set it. An empty text overrides config.toml's prompt."""
         return self.values.get("system")
 
     @property
     def is_for_chats(self) -> bool:
-        """Whether the preset has anything that applies only to prompts with a chat template."""
+        """True if the preset contains anything that applies only to prompts with a chat template."""
         return bool(self.variables) or any(name in self.values for name in ("system", *THINKING))
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters, by their names in SAMPLING."""
+        """The sampling parameters, keyed by the names in SAMPLING."""
         return {name: value for name, value in self.values.items() if name in SAMPLING}
 
     @property
@@ -129,13 +128,13 @@ def variables_in(*templates: str | None) -> list[str]:
 
 
 def _parts(template: str) -> Iterator[re.Match[str]]:
-    from string import Template  # most runs do not need it
+    from string import Template  # imported here because most runs do not need it
 
     return Template.pattern.finditer(template)
 
 
 def read_presets(path: Path, check: Check) -> dict[str, Preset]:
-    """Return the presets in a models.toml file, by their names in lower case. A missing file has none.
+    """Return the presets in a models.toml file, keyed by their names in lower case. A missing file contains none.
 
     Raises UsageError with the file, the preset and the key.
     """
@@ -163,7 +162,7 @@ def read_presets(path: Path, check: Check) -> dict[str, Preset]:
 
 
 def template_files(folder: Path) -> dict[str, Path]:
-    """Return the files of the prompt templates in a folder, by their names in lower case. A missing folder has none."""
+    """Return the files of prompt templates, keyed by their names in lower case. A missing folder contains no files."""
     try:
         found = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
     except (FileNotFoundError, NotADirectoryError):
@@ -174,7 +173,7 @@ def template_files(folder: Path) -> dict[str, Path]:
 
 
 def read_template(path: Path, check: Check, others: Mapping[str, Preset]) -> Preset:
-    """Return the preset in the file of a prompt template. Raises UsageError with the file and the key.
+    """Return the preset in a prompt template's file. Raises UsageError with the file and the key.
 
     others  the presets in models.toml
     """
@@ -196,7 +195,7 @@ def _check_model(where: str, preset: Preset, others: Mapping[str, Preset]) -> No
 
 def _preset(where: str, folder: Path, name: str, table: Mapping[str, Any], check: Check) -> Preset:
     if not table.keys() & {_MODEL, _PROMPT, *SETTINGS}:
-        # TOML reads [presets.gpt-4.1] as a table 1 in [presets.gpt-4].
+        # TOML parses [presets.gpt-4.1] as a table named 1 in [presets.gpt-4].
         tables = (key for key, value in table.items() if isinstance(value, dict) and key not in _OWN)
         if (inner := next(tables, None)) is not None:
             hint = f'if the name has a dot, write it in quotes: [{TABLE}."{name}.{inner}"]'
@@ -270,7 +269,7 @@ def _loras(where: str, value: object, folder: Path) -> Iterator[str]:
         try:
             option = LoraOption.parse(text)
             yield replace(option, path=folder.absolute() / option.path.expanduser()).text
-        except (UsageError, RuntimeError) as error:  # expanduser raises the latter for a user without a home folder
+        except (UsageError, RuntimeError) as error:  # expanduser raises RuntimeError if there is no home folder
             raise UsageError(f"{where}: {_LORA}: {error}") from None
 
 

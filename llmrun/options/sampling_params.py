@@ -1,6 +1,6 @@
 """The sampling parameters. Settings, flags, validation and requests are all derived from the declarations in this file.
 
-They are separate from types.py because every command reads the settings, but few commands need the other types.
+The declarations are separate from types.py because every command reads the settings, but few need the other types.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from llmrun.base.sampling_texts import BREAKER_LIST, DEFAULT_BREAKERS, DEFAULT_S
 class SamplingParameter(NamedTuple):
     """The declaration of one sampling parameter.
 
-    The name of its field in SamplingParams is also the name of the setting (`LLMRUN_*`, config.toml, `/set`) and the
-    key in models.toml.
+    The name of the parameter's field in SamplingParams is also the name of the setting (`LLMRUN_*`, config.toml,
+    `/set`) and the key in models.toml.
 
-    default   llmrun's default for models without a recommended value; its type is the type of the parameter
-    flags     command-line flags, unless the name is the only one; error messages use the first flag
+    default   llmrun's default for models without a recommended value; the parameter has the type of its default
+    flags     the command-line flags; () for a flag with the parameter's name; error messages use the first flag
     minimum, maximum  limits of numbers, both inclusive
-    texts     the notation for a list of strings, which servers get as a JSON list; None for numbers
+    texts     the notation for a list of strings, which servers receive as a JSON list; None for numbers
     gguf_key  the metadata key that holds the model file's default; None if the GGUF format has no such key
-    wire      the field names in a request to a server, unless the name is the only one
-    openai    whether OpenAI's API has these fields; if not, they are omitted once a server has rejected them
+    wire      the field names in a request to a server; () for a field with the parameter's name
+    openai    whether OpenAI's API defines the fields; other fields are omitted once a server has rejected them
     optional  whether `-v` and requests to servers leave the parameter out if it has llmrun's default
     """
 
@@ -286,7 +286,7 @@ class SamplingParams:
 
 
 def _named(name: str, parameter: SamplingParameter) -> SamplingParameter:
-    """Return a parameter with the flag and the field of requests that its name implies, unless it declares others."""
+    """Return a parameter with the flag and the request field that its name implies, unless others are declared."""
     flags = parameter.flags or ("--" + name.replace("_", "-"),)
     return parameter._replace(flags=flags, wire=parameter.wire or (name,))
 

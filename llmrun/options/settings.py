@@ -28,10 +28,10 @@ from llmrun.options.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
 
-# The values of `speculate` that are not names of draft models.
+# These values of `speculate` are not names of draft models.
 SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
 
-Refuse = Callable[[UsageError], None]  # called with the error for an invalid setting; may raise that error
+Refuse = Callable[[UsageError], None]  # is called with the error for an invalid setting, and may raise that error
 
 # Environment variables that are not settings: folders, an API key and switches for a single run.
 NOT_SETTINGS = frozenset(
@@ -87,7 +87,7 @@ class Rule:
     minimum     the smallest valid number
     maximum     the largest valid number
     choices     the valid strings; () if any string is valid
-    texts       the texts that a valid string lists; None if it is not a list
+    texts       the texts that a valid string lists; None if the string is not a list
     or_integer  whether integers within the bounds are valid in addition to the choices
     hidden      valid choices that help texts and messages do not mention
     unlimited   a value below the minimum that means "no limit"; None if the setting has no such value
@@ -120,7 +120,7 @@ class Rule:
         return least if self.unlimited is None else f"{least}, or {self.unlimited} for no limit"
 
     def parse(self, text: str) -> object:
-        """Parse the text of an environment variable. Raises ValueError if it is invalid."""
+        """Parse the text of an environment variable. Raises ValueError for invalid text."""
         if self.kind is bool:
             word = text.strip().lower()
             if word not in _TRUE | _FALSE:
@@ -129,7 +129,7 @@ class Rule:
         return self.kind(text)
 
     def check(self, value: object) -> object:
-        """Check a value and return it, converted to the exact type. Raises ValueError if it is invalid."""
+        """Check a value and return it, converted to the exact type. Raises ValueError for invalid values."""
         if self.or_integer and isinstance(value, str) and value.isdecimal():
             value = int(value)
         if self.or_integer and type(value) is int and self.minimum <= value <= self.maximum:
@@ -177,7 +177,7 @@ class Settings:
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     tensor_split: str | None = _setting(None, str, texts=TENSOR_SPLIT)  # the proportion of the layers on each device
     split_mode: str = _setting("layer", str, choices=SPLIT_MODES)
-    main_gpu: int | None = _setting(None, int, minimum=0, maximum=MOST_DEVICES - 1)  # with split_mode "none"
+    main_gpu: int | None = _setting(None, int, minimum=0, maximum=MOST_DEVICES - 1)  # used if split_mode is "none"
     rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers, or off
     rpc_anyway: bool = _setting(False, bool)  # whether RPC servers may have public addresses
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
@@ -192,14 +192,14 @@ class Settings:
     hide_thinking: bool = _setting(False, bool)
     save_state: bool = _setting(True, bool)  # whether chats save their state
     state_gb: float = _setting(4.0, float, minimum=0, maximum=1e6)  # the maximum size of all saved states
-    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # when the context is full
-    stream: bool = _setting(True, bool)  # show an answer while it is being generated
+    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # the action when the context is full
+    stream: bool = _setting(True, bool)  # whether to show an answer while it is being generated
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
     quiet: bool = _setting(False, bool)
     preset: Preset | None = None  # the preset whose settings are included; this is not a setting of its own
-    loras: tuple[str, ...] = ()  # those of --lora, which replace those of the preset
+    loras: tuple[str, ...] = ()  # the adapters of --lora, which replace the preset's adapters
 
     @property
     def variables(self) -> Mapping[str, Any]:
@@ -208,7 +208,7 @@ class Settings:
 
     @property
     def token_limit(self) -> int | None:
-        """The maximum length of an answer in tokens. None means until the model stops."""
+        """The maximum length of an answer in tokens, or None for no limit."""
         return None if self.max_tokens == _UNLIMITED else self.max_tokens
 
     @property
@@ -223,12 +223,12 @@ class Settings:
 
     @property
     def wants_speculation(self) -> bool | None:
-        """Whether to speculate. None leaves the choice to the backend."""
+        """True to speculate, False not to, or None to leave the choice to the backend."""
         return None if self.speculate is None else self.speculate != SPECULATE_OFF
 
     @property
     def draft_model(self) -> str | None:
-        """The name of the draft model, if there is one."""
+        """The name of the draft model, or None."""
         return None if self.speculate in (None, SPECULATE_AUTO, SPECULATE_OFF) else self.speculate
 
 
@@ -254,11 +254,11 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
     """Return the settings of this run: from flags, the environment, a preset, config.toml and defaults.
 
-    Earlier sources take precedence. The preset, if any, is the one that the resulting `model` names.
+    Earlier sources take precedence. A preset applies if the resulting `model` names that preset.
 
     Raises UsageError, which names the file or variable, the key, the invalid value and the valid values.
 
-    flags  setting -> value of its flag; None for a flag that was not given
+    flags  maps each setting to the value of its flag, or to None if the flag was not given
     """
     config, stronger = _configured(_raise), _overriding(flags, _raise)
     settings = with_values(Settings(), config | stronger)
@@ -272,9 +272,9 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
 
 
 def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Settings, list[UsageError]]:
-    """Return the valid settings, and an error for each invalid one in the environment or config.toml.
+    """Return the valid settings, and an error for each invalid setting in the environment or config.toml.
 
-    Commands that do not run a model use this, so presets do not apply. Raises UsageError for an invalid flag.
+    Commands that do not run a model use this function, so presets do not apply. Raises UsageError for an invalid flag.
     """
     wrong: list[UsageError] = []
     values = _configured(wrong.append) | _overriding(flags, wrong.append)
@@ -282,12 +282,12 @@ def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Sett
 
 
 def templates_folder() -> Path:
-    """Return the folder for the prompt templates of earlier versions, which are presets. It need not exist."""
+    """Return the folder of earlier versions' prompt templates, which are presets now. The folder need not exist."""
     return own_models_file().with_name("templates")
 
 
 def load_presets() -> Mapping[str, Preset]:
-    """Return the user's presets by their names in lower case. Raises UsageError.
+    """Return the user's presets, keyed by their names in lower case. Raises UsageError.
 
     A preset in models.toml takes precedence over a file in the folder for templates.
     """
@@ -298,7 +298,7 @@ def load_presets() -> Mapping[str, Preset]:
 
 
 def preset_named(name: str) -> Preset | None:
-    """Return the preset with this name, or None. Raises UsageError if it or any preset in models.toml is invalid."""
+    """Return the preset with this name, or None. Raises UsageError if this or any preset in models.toml is invalid."""
     preset = _preset_named(name)
     return None if preset is None else _completed(preset)
 
@@ -325,13 +325,13 @@ def _completed(preset: Preset) -> Preset:
 
 
 def model_named(name: str) -> str:
-    """Return the name of a preset's model, or the same name if it is not that of a preset. Raises UsageError."""
+    """Return the name of the model of the preset `name`, or `name` if there is no such preset. Raises UsageError."""
     preset = preset_named(name)
     return name if preset is None else preset.model
 
 
 def with_model(settings: Settings, name: str) -> Settings:
-    """Return the settings for opening another model or the model of a preset. Those for its answers do not change.
+    """Return the settings for opening another model or a preset's model. The settings for answers do not change.
 
     Raises the errors of `preset_named`.
     """

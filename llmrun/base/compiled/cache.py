@@ -31,12 +31,12 @@ _DIGEST_BYTES = 32
 _SUFFIX = ".o"
 _MAX_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
 _POLL_SECONDS = 0.02
-_MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; a kernel compiles in a second
+_MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; compiling takes a second
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSurvey:
-    """A summary of the cache: how many entries it has, how many of them are damaged, and their total size."""
+    """A summary of the cache: the number of all entries and of damaged entries, and the total size in bytes."""
 
     folder: Path
     entries: int
@@ -51,13 +51,13 @@ def survey() -> CacheSurvey:
     paths = cache.paths()
     for path in paths:
         cache.read(path.stem)
-        with contextlib.suppress(OSError):  # another process may have deleted it
+        with contextlib.suppress(OSError):  # another process may have deleted the entry
             n_bytes += path.stat().st_size
     return CacheSurvey(cache.folder, len(paths), len(cache.damaged), n_bytes)
 
 
 class KernelCache:
-    """Access to the cache folder while kernels are loaded. It collects problems, which `warn` reports at the end."""
+    """Reads and writes the cache folder while kernels are loaded. Problems are collected, and `warn` reports them."""
 
     def __init__(self) -> None:
         self.folder = folders.cache_folder() / "kernels"
@@ -107,7 +107,7 @@ class KernelCache:
                 return compile_object()
 
     def warn(self) -> None:
-        """Issue one KernelWarning about all problems with the folder. Raises it if warnings are turned into errors."""
+        """Issue one KernelWarning about all problems with the folder, which Python may be set to raise as an error."""
         if self._trouble is not None:
             where = self._trouble.filename2 or self.folder
             words = f"cannot save compiled kernels, so every start compiles them: {where}: {self._trouble.strerror}"
@@ -123,8 +123,8 @@ class KernelCache:
     def _claim(self, key: str) -> BinaryIO | None:
         """Lock and open the file that will become the entry. Returns None if another process has locked it.
 
-        The lock is released when its process ends. If a process is killed, the next process that needs the entry
-        takes over the file. Raises OSError.
+        The system releases the lock when the process that holds it ends. If that process is killed, the next process
+        that needs the entry takes over the file. Raises OSError.
         """
         path = self._claim_path(key)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class KernelCache:
             if _lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return file
         except FileNotFoundError:
-            pass  # another process has already renamed it to the entry
+            pass  # another process has already renamed the file to the entry
         except BaseException:
             file.close()
             raise
@@ -148,7 +148,7 @@ class KernelCache:
     def _make_claimed(self, key: str, claim: BinaryIO, compile_object: Callable[[], bytes]) -> bytes:
         kept = False
         try:
-            image = self.read(key)  # another process may have created it since the first read
+            image = self.read(key)  # another process may have created the entry since the first read
             if image is None:
                 image = compile_object()
                 kept = self._save(key, claim, image)
@@ -171,7 +171,7 @@ class KernelCache:
             _close_on_windows(claim)
             self._claim_path(key).replace(self._path(key))
         except OSError as error:
-            if sys.platform != "win32" or not self._path(key).exists():  # else another process has just saved it
+            if sys.platform != "win32" or not self._path(key).exists():  # another process may have saved the entry
                 self._trouble = self._trouble or error
             return False
         return True
@@ -182,14 +182,14 @@ def _digest(key: str, image: bytes) -> bytes:
 
 
 def _close_on_windows(claim: BinaryIO) -> None:
-    """Close the file on Windows, which cannot rename or remove open files. Elsewhere, this would release its lock."""
+    """Close the file on Windows, which cannot rename or remove open files. Elsewhere, closing releases the lock."""
     if sys.platform == "win32":
         with contextlib.suppress(OSError):  # the disk is full
             claim.close()
 
 
 def _lock(file: int) -> bool:
-    """Try to lock a file and return whether that succeeded. On file systems without locks, it always succeeds."""
+    """Try to lock a file, and return True on success. On file systems without locks, the result is always True."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

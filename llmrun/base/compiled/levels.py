@@ -1,6 +1,6 @@
 """Instruction levels: the sets of instructions that kernels may use, and the levels that this processor supports.
 
-A process chooses its level once. It uses the best level that the processor reports and that passes a test.
+A process chooses its level once: the best level that the processor reports and that passes a test.
 `LLMRUN_CPU_LEVEL` forces a lower level, so that tests and users can run the code for other machines.
 
 The test is necessary because a hypervisor or an emulator may report instructions that it does not execute. Each level
@@ -28,7 +28,7 @@ import llvmlite.binding as llvm
 from llmrun.base import child_processes, folders
 from llmrun.base.errors import KernelWarning, UsageError
 
-# The folder with the probe's source files, which are part of the key.
+# This folder contains the probe's source files, which are part of the cache key.
 _KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 _TRIED = ("level_probe.py", "code/dots.py", "code/simd.py", "code/unpack.py")
 _WORKED = b"worked\n"
@@ -38,7 +38,7 @@ _TIMEOUT_SECONDS = 60.0  # the probe usually takes half a second
 def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
     """Return whether level_probe.py succeeds for this target.
 
-    Raises OSError if no child process can be started, and TimeoutError if it takes too long, as on a very busy machine.
+    Raises OSError if no child process can be started, and TimeoutError if the probe is slow, as on a busy machine.
     """
     sources = [(_KERNELS / name).read_bytes() for name in _TRIED]
     tried = "\0".join([level, triple, cpu, features, version("llvmlite"), version("numba")]).encode()
@@ -65,7 +65,7 @@ def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
 
 
 def _remember(path: Path) -> None:
-    """Record a success. If it cannot be recorded, the next run repeats the probe."""
+    """Record that a probe succeeded. If the record cannot be written, the next run repeats the probe."""
     with contextlib.suppress(OSError):
         folders.write_whole(path, _WORKED)
 
@@ -93,11 +93,11 @@ AVX512_VNNI = Level(
     ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
     "icelake-server",
 )
-# Alder Lake was the first processor with AVX-VNNI. It is not the baseline, because it also has GFNI, which this level
-# does not require.
+# Alder Lake was the first processor with AVX-VNNI, but it is not the baseline because it also supports GFNI, which this
+# level does not require.
 AVX_VNNI = Level("avxvnni", _X86, ("avx2", "fma", "f16c", "avxvnni"), "haswell", "+avxvnni")
 AVX2 = Level("avx2", _X86, ("avx2", "fma", "f16c"), "haswell")
-# The baseline is not a core with these matrix products, because Arm's also have SVE, which this level does not require.
+# The baseline is not a core with matrix products, because such Arm cores also support SVE, which is not required here.
 NEON_I8MM = Level("neoni8mm", _ARM, ("neon", "dotprod", "i8mm"), "cortex-a76", "+i8mm")
 NEON_DOT = Level("neondot", _ARM, ("neon", "dotprod"), "cortex-a76")
 PORTABLE = Level("portable", (), (), "")
@@ -132,7 +132,7 @@ def host_levels() -> list[Level]:
 
 
 def elf_triple() -> str:
-    """Return this system's triple with ELF as the object format, because the store reads only ELF symbol tables."""
+    """Return this system's LLVM triple with ELF as the object format, because the store reads only ELF symbols."""
     triple = llvm.get_default_triple()
     return triple if "linux" in triple or triple.endswith("-elf") else f"{triple}-elf"
 
@@ -181,7 +181,7 @@ def host_target() -> Target:
 
 
 def _best(targets: Mapping[str, Target]) -> Target:
-    """Return the best target that works. If no level can be tested, the portable one is used, with one warning."""
+    """Return the best target that works. If no level can be tested, return the portable target and issue a warning."""
     for target in targets.values():
         try:
             if _passes(target):
@@ -194,7 +194,7 @@ def _best(targets: Mapping[str, Target]) -> Target:
 
 
 def _passes(target: Target) -> bool:
-    """Test a level. Raises OSError if it cannot be tested."""
+    """Return whether a level passes its test. Raises OSError if the test cannot be run."""
     return target.level is PORTABLE or level_works(target.level.name, target.triple, target.cpu, target.features)
 
 

@@ -1,4 +1,4 @@
-"""Loads kernels by name. They are compiled on first use and then loaded from a cache, without importing Numba.
+"""Loads kernels by name. Each kernel is compiled on first use and then loaded from a cache, without importing Numba.
 
 The cache key covers everything that the machine code depends on: the source files of the kernel and of the modules it
 imports, its parameters, the versions of Python, Numba and llvmlite, and the target. cache.py stores the objects on
@@ -36,9 +36,9 @@ from llmrun.base.machine.cpu_count import most_threads
 def create_linker(machine: llvm.TargetMachine) -> llvm.LLJIT:
     """Return a linker for objects of this target.
 
-    LLVM's older linker maps the sections of an object separately. If they are more than 2 GiB apart, as may happen
-    beside the weights of a large model, it aborts the process. JITLink maps each object as a whole, but llvmlite does
-    not offer it on Windows.
+    LLVM's older linker maps the sections of an object separately, and aborts the process if they are more than 2 GiB
+    apart, as may happen beside the weights of a large model. JITLink maps each object as a whole, but llvmlite does not
+    offer it on Windows.
     """
     return llvm.create_lljit_compiler(machine, use_jit_link=sys.platform != "win32")
 
@@ -80,7 +80,7 @@ class Kernel:
 
     def run(self, op: int, step: int, thread: int, n_threads: int) -> None:
         """Run the kernel without holding the GIL."""
-        # Numba's calling convention needs a place for the return value and one for an exception.
+        # Numba's calling convention requires one buffer for the return value and another for an exception.
         scratch = (ctypes.c_int64 * 2)()
         base = ctypes.addressof(scratch)
         self._function(base, base + 8, op, step, thread, n_threads)
@@ -97,12 +97,12 @@ class KernelCompileError(LlmrunError):
 
 _lock = threading.Lock()
 _loaded: dict[tuple[KernelName, Target], Kernel] = {}
-_libraries: list[llvm.ResourceTracker] = []  # they own the machine code, so they are never freed
-_numbers = itertools.count()  # part of the names of libraries, which must be unique
+_libraries: list[llvm.ResourceTracker] = []  # these trackers own the machine code, so they are never freed
+_numbers = itertools.count()  # makes the names of libraries unique
 
 
 def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
-    """Return one kernel for this process's target. If it is not cached, it is compiled, which takes about a second."""
+    """Return one kernel for this process's target. Compiling a kernel that is not cached takes about a second."""
     name = KernelName.of(module, function, **parameters)
     return load_kernels([name])[name]
 
@@ -110,7 +110,7 @@ def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
 def load_kernels(
     names: Sequence[KernelName], progress: Progress | None = None, target: Target | None = None
 ) -> dict[KernelName, Kernel]:
-    """Return kernels by name. Those that are neither in memory nor in the cache are compiled.
+    """Return kernels by name. Kernels that are neither in memory nor in the cache are compiled.
 
     Kernels are compiled in parallel, and `progress` is called after each kernel. Raises KernelCompileError.
     """
@@ -154,7 +154,7 @@ def _symbol(name: KernelName, target: Target) -> str:
 
 def _link(images: dict[KernelName, bytes], target: Target) -> dict[KernelName, int]:
     """Load objects and return the addresses of their kernels."""
-    builder = llvm.JITLibraryBuilder().add_current_process()  # which has memcpy
+    builder = llvm.JITLibraryBuilder().add_current_process()  # this process provides memcpy
     for name, image in images.items():
         builder.add_object_img(image).export_symbol(_symbol(name, target))
     try:
@@ -169,7 +169,7 @@ def _link(images: dict[KernelName, bytes], target: Target) -> dict[KernelName, i
 def _linker() -> llvm.LLJIT:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    # Names in ELF objects have no prefix, as they would have on macOS.
+    # Names in ELF objects have no prefix, unlike names in macOS's format.
     machine = llvm.Target.from_triple(elf_triple()).create_target_machine(jit=True)
     return create_linker(machine)
 
@@ -242,9 +242,9 @@ def _path_of(module: str) -> Path:
 
 
 def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile and cache kernels, and yield each when it is finished.
+    """Compile and cache kernels, and yield each kernel when it is finished.
 
-    Uses one compiler process for each processor that this process may use, up to 8.
+    There is one compiler process for each processor that this process may use, up to 8.
     """
     if not names:
         return
@@ -253,7 +253,7 @@ def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) ->
     own, lock, given_up = threading.local(), threading.Lock(), threading.Event()
 
     def compile_object(name: KernelName) -> bytes:
-        """Compile a kernel in the process of this thread, which is started for its first kernel."""
+        """Compile a kernel in this thread's compiler process, which is started for the thread's first kernel."""
         if not hasattr(own, "child"):
             with lock:
                 if given_up.is_set():

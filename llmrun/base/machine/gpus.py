@@ -18,12 +18,12 @@ _DISPLAY_CLASS = "0x03"  # the PCI class of VGA, 3D and display controllers
 _ACCELERATOR_CLASS = "0x12"
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _NVIDIA = "NVIDIA"
-_RESERVED = "vfio-pci"  # passes the GPU through to a virtual machine
+_RESERVED = "vfio-pci"  # this driver passes the GPU through to a virtual machine
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `driver` is the driver's name and version, or empty if there is no driver.
+    """One GPU. `driver` is the driver's name and version, or "" if there is no driver.
 
     Memory sizes are 0 if unknown.
     """
@@ -36,7 +36,7 @@ class Gpu:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a driver is loaded that can run models. NVIDIA GPUs need NVIDIA's, because nouveau only draws."""
+        """True if the loaded driver can run models. NVIDIA GPUs need NVIDIA's driver: nouveau is only for graphics."""
         name = self.driver.removeprefix("driver ")
         if self.maker == _NVIDIA:
             return name[:1].isdecimal() or name == "nvidia"

@@ -1,8 +1,8 @@
 """The memory of this machine: what a process can still allocate, its limits, its peak use, and the memory modules.
 
 In containers and elsewhere, Linux's control groups limit this process. The limits of a group also apply to the groups
-inside it, so all groups count, from this process's own to the outermost visible one. Version 2 has one tree of groups.
-Version 1 has a tree for each controller. Many systems mount both.
+inside it, so all groups count, from this process's own group to the outermost visible group. Version 2 has one tree of
+groups. Version 1 has a tree for each controller. Many systems mount both versions.
 
 The type and speed of the memory modules come from udev, which reads the firmware's tables at boot. Only root may read
 the tables themselves.
@@ -33,7 +33,7 @@ class MemoryGroup:
     """A group whose memory is limited. All values are in bytes.
 
     used   all memory of the group, including files in the page cache
-    files  page cache, for example of a model that was just downloaded; the kernel frees it when memory is needed
+    files  the page cache, for example of a new model; the kernel frees the page cache when memory is needed
     """
 
     limit: int
@@ -78,7 +78,7 @@ def _memory_group(limits: list[int | None], usage: Path, stat: Path, prefix: str
 
 
 def _quota(text: str) -> float | None:
-    """Return QUOTA / PERIOD. The quota is "max" (version 2) or -1 (version 1) if there is none."""
+    """Return QUOTA / PERIOD, or None if the quota is "max" (version 2) or -1 (version 1), which mean no limit."""
     words = text.split()
     if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
         return None
@@ -95,7 +95,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         return
     for mounted, point in _mounts(controller, root):
         inside = path.is_relative_to(mounted) and ".." not in path.parts
-        # Otherwise, the group is outside the mount, as in a container that sees the host's paths.
+        # A group may be outside the mount, as in a container that sees the host's paths.
         folder = point / path.relative_to(mounted) if inside else point
         while folder != point:
             if folder.is_dir():
@@ -121,9 +121,9 @@ def _mounts(controller: str, root: Path) -> Iterator[tuple[PurePosixPath, Path]]
 def free_memory(*, reserved: int = 0, root: Path = Path("/")) -> int | None:
     """Return the bytes available without swapping, up to the limits of this process. Returns None if unknown.
 
-    The limits are those of control groups, such as a container's, and of the address space (`ulimit -v`).
+    The limits come from control groups, such as a container's, and from the address space (`ulimit -v`).
 
-    reserved  bytes that are promised to others, but not in use yet; they do not count as free
+    reserved  bytes that are promised to others but not in use yet, and therefore do not count as free
     root      the directory that contains Linux's system files
     """
     bounds = [_meminfo_bytes("MemAvailable", root), *(group.free for group in memory_groups(root)), _address_space()]
@@ -147,7 +147,7 @@ def address_space_limit() -> int | None:
 
 
 def _address_space() -> int | None:
-    """Return how much of the address space is left, or None if it is unlimited."""
+    """Return the unused address space in bytes, or None if the address space is unlimited."""
     limit = address_space_limit()
     if limit is None:
         return None
@@ -170,27 +170,28 @@ _LARGE: Final = 1 << 20
 
 
 def return_freed_memory() -> None:
-    """Return memory that was freed. glibc would keep much of it for later, in each thread that has allocated some.
+    """Return freed memory to the system, because glibc would keep much of it for each thread that allocated some.
 
-    Takes a few milliseconds. Nothing happens without glibc, because other libraries have no such function.
+    The call takes a few milliseconds. Without glibc, nothing happens because other libraries have no such function.
     """
     if (trim := _glibc("malloc_trim")) is not None:
         trim(0)
 
 
 def return_large_blocks_at_once() -> None:
-    """From now on, return blocks of 1 MiB and more as soon as they are freed.
+    """Make glibc return blocks of 1 MiB and more to the system as soon as they are freed.
 
-    Otherwise, glibc keeps blocks of up to 32 MiB in its heap after it has seen such sizes. Small blocks between
-    them then keep it from shrinking: after five minutes of hostile requests, a server had 204 MB instead of 118 MB.
-    The limit is above the 256 KiB that asyncio allocates for each read, which would take 5 us longer.
+    Otherwise, glibc keeps blocks of up to 32 MiB in its heap after it has seen such sizes. Small blocks between the
+    large ones then keep the heap from shrinking: after five minutes of hostile requests, a server used 204 MB instead
+    of 118 MB. The limit exceeds the 256 KiB that asyncio allocates for each read; otherwise, reads would take 5 us
+    longer.
     """
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def _glibc(name: str) -> Any:
-    """Return a function of glibc, or None."""
+    """Return a function of glibc, or None if it does not exist."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -206,7 +207,7 @@ def peak_memory() -> int:
 
     If the system does not record the peak of a process, its current memory use is counted instead.
     """
-    import psutil  # takes 15 ms
+    import psutil  # importing psutil takes 15 ms
 
     own = psutil.Process()
     return _peak(own) + sum(_peak(child) for child in own.children(recursive=True))
@@ -218,7 +219,7 @@ def _peak(process: psutil.Process) -> int:
         try:
             lines = (_PROCESSES / str(process.pid) / "status").read_text().splitlines()
         except OSError:
-            return 0  # the process ended in the meantime
+            return 0  # the process ended before its status was read
         return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
     import psutil
 

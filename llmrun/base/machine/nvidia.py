@@ -1,4 +1,4 @@
-"""Asks NVIDIA's driver for its GPUs, through NVML. Nothing is run on the GPUs."""
+"""Queries NVIDIA's driver for its GPUs through NVML, without running anything on the GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NvidiaCard:
 def nvidia_cards() -> list[NvidiaCard]:
     """Return the NVIDIA GPUs and their driver version, or an empty list if there is no working driver.
 
-    If the driver fails at a GPU, returns the GPUs before it.
+    If a query for one GPU fails, returns only the GPUs before it.
     """
     import pynvml
 

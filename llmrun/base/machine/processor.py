@@ -4,8 +4,8 @@ Every command runs `missing_instructions` first, to check for the instructions t
 (x86-64-v2). This module must therefore not import anything slow.
 
 A `root` argument is the directory that contains Linux's system files. Other systems are queried through their own
-interfaces. Linux reports the cores of Arm processors only as numbers, so the names of Arm's own cores are listed here.
-On Linux and macOS, LLVM 22 never reports dot products or matrix products of Arm processors, so these are detected here.
+interfaces. Linux reports the cores of Arm processors only as numbers, so this module lists the names of Arm's own
+cores. On Linux and macOS, LLVM 22 never reports dot or matrix products of Arm processors, so this module detects them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def text_of(path: Path) -> str | None:
 
 
 def number_of(path: Path) -> int | None:
-    """Return the number in a file, or None if it has another text, such as "max", or cannot be read."""
+    """Return the number in a file, or None if the file contains other text, such as "max", or cannot be read."""
     text = text_of(path) or ""
     return int(text) if text.isdecimal() and text.isascii() else None
 
 
-_ARM_LIMITED = 0x41  # a value of "CPU implementer" in /proc/cpuinfo
+_ARM_LIMITED = 0x41  # Arm's value of "CPU implementer" in /proc/cpuinfo
 
-# Values of "CPU part", as in Arm's reference manuals (the field PartNum of the register MIDR_EL1).
+# The values of "CPU part" are in Arm's reference manuals (the field PartNum of the register MIDR_EL1).
 _PARTS = {
     0xD02: "Cortex-A34",
     0xD03: "Cortex-A53",
@@ -98,7 +98,7 @@ def _hexadecimal(text: str) -> int:
 
 
 _POLICY = "sys/devices/system/cpu/cpu0/cpufreq"
-_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # used on CPUs without a hypervisor flag
+_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # for CPUs without a hypervisor flag
 
 
 def processor_name(root: Path = Path("/")) -> str:
@@ -135,7 +135,7 @@ def _name_elsewhere() -> str | None:
 
 
 def frequency_facts(root: Path = Path("/")) -> dict[str, str | float | None]:
-    """Return the frequency policy and the frequencies of the first core. Values that are unknown are None."""
+    """Return the frequency policy and the frequencies of the first core. Unknown values are None."""
     return {
         "governor": text_of(root / _POLICY / "scaling_governor"),
         "energy_preference": text_of(root / _POLICY / "energy_performance_preference"),
@@ -189,7 +189,7 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def sysctl(name: str) -> str | None:
-    """Return a value that the system's `sysctl` reports, or None if it is unknown or this is not macOS."""
+    """Return a value that the system's `sysctl` reports, or None for unknown values and on systems other than macOS."""
     if sys.platform != "darwin":
         return None
     import subprocess
@@ -213,14 +213,14 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-# The entry of Linux's auxiliary vector (AT_HWCAP or AT_HWCAP2) and the number of the bit in it.
+# Each value is an entry of Linux's auxiliary vector (AT_HWCAP or AT_HWCAP2) and the number of a bit in the entry.
 _LINUX = {"neon": (16, 1), "dotprod": (16, 20), "i8mm": (26, 13)}
 _MACOS = {"neon": "hw.optional.neon", "dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
 
 
-@functools.cache  # on macOS, this starts child processes
+@functools.cache  # on macOS, this function starts child processes
 def arm_features() -> dict[str, bool]:
-    """Return whether the processor has each feature, or {} on systems where LLVM detects them, such as Windows.
+    """Return whether the processor has each feature, or {} on systems where LLVM detects the features, such as Windows.
 
     If a processor has several kinds of cores, Linux reports only the features that all of them have.
     """
@@ -234,7 +234,7 @@ def arm_features() -> dict[str, bool]:
 
 
 _NEEDED = ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3")  # Linux's names
-_FIRST_PROCESSOR = 4096  # bytes that contain its description; reading all would take long on large machines
+_FIRST_PROCESSOR = 4096  # bytes to read for the first processor; on large machines, the whole file is long
 
 
 def processor_flags(root: Path = Path("/")) -> frozenset[str]:
@@ -251,6 +251,6 @@ def processor_flags(root: Path = Path("/")) -> frozenset[str]:
 
 
 def missing_instructions(root: Path = Path("/")) -> list[str]:
-    """Return the names of the missing instructions. The list is empty if unknown, and on other architectures."""
+    """Return the missing instructions. The list is empty if the flags are unknown, and on other architectures."""
     present = processor_flags(root)
     return [name for name in _NEEDED if name not in present] if present else []

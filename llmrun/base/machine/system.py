@@ -22,8 +22,8 @@ _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
 def system_facts(root: Path = Path("/")) -> dict[str, Any]:
     """Return facts about the system by name.
 
-    Each is a string, a number, a list of either, or None if unknown. Sizes are in bytes and times in seconds. `root` is
-    the directory that contains Linux's system files.
+    Each fact is a string, a number, a list of strings or numbers, or None if unknown. Sizes are in bytes and times in
+    seconds. `root` is the directory that contains Linux's system files.
     """
     return {
         "cpu": processor_name(root),
@@ -50,7 +50,7 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def _or_asked(known: int | None, field: str) -> int | None:
-    """Return `known`, or what psutil reports if it is None, as on systems other than Linux."""
+    """Return `known`, or the value that psutil reports if `known` is None, as on systems other than Linux."""
     return known if known is not None else _query_or_none(lambda: getattr(psutil.virtual_memory(), field))
 
 

@@ -1,4 +1,4 @@
-"""The flags that `llmrun embed` and `llmrun rerank` share, and the settings that follow from them."""
+"""The flags that `llmrun embed` and `llmrun rerank` share, and the settings derived from these flags."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EmbedFlags(ModelFlags):
 
     @property
     def chosen_pooling(self) -> Pooling | None:
-        """The value of --pooling, or None for the model's own. Raises UsageError."""
+        """The value of --pooling, or None for the model's own pooling. Raises UsageError."""
         if self.pooling is not None and self.pooling not in _POOLINGS:
             raise UsageError(f"--pooling: {self.pooling!r} is not one of {', '.join(_POOLINGS)}")
         return _POOLINGS[self.pooling] if self.pooling else None

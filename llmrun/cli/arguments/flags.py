@@ -1,7 +1,7 @@
 """The flags shared by all commands that generate answers, declared in one dataclass.
 
 The formats of an answer (JSON, a regular expression, a grammar or a choice) are both flags and chat settings, under the
-same names. An answer can have only one of them.
+same names. An answer can have only one format.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 JSON_SCHEMA, JSON_OBJECT, REGEX, GRAMMAR, CHOICE = NAMES = ("json_schema", "json_object", "regex", "grammar", "choice")
 ON: Final = "on"  # the value of json_object
-# How the texts of these formats begin. A value that begins otherwise is the name of a file.
+# The texts of these formats begin as listed here. A value that begins otherwise is the name of a file.
 _TEXT_BEGINS = {JSON_SCHEMA: ("{", "[", '"', "true", "false"), GRAMMAR: ()}
 
 
 def format_text(name: str, value: str, flag: str) -> str:
-    """Return the text of a format, which is read from a file if the value names one. Raises UsageError.
+    """Return the text of a format, which is read from a file if the value names a file. Raises UsageError.
 
     flag  the flag or setting, for error messages
     """
@@ -61,7 +61,7 @@ def response_format(name: str, text: str, origin: str) -> ResponseFormat:
 def checked_format(name: str, text: str, origin: str) -> ResponseFormat:
     """Return the format with this name and text. Raises UsageError for mistakes that can be found without a model.
 
-    A model may have to be downloaded, so most mistakes should be reported before that.
+    A model may have to be downloaded, so most mistakes should be reported before the download.
     """
     from llmrun.engine.constraint.matcher import check_format
 
@@ -122,7 +122,7 @@ class AnswerFlags:
         return values
 
     def response_format(self) -> ResponseFormat | None:
-        """Return the answer's format, or None. Raises UsageError if it is invalid or if there are several."""
+        """Return the answer's format, or None. Raises UsageError for an invalid format and for several formats."""
         values = {name: getattr(self, name) for name in NAMES} | {JSON_OBJECT: ON if self.json_object else None}
         given = {"--" + name.replace("_", "-"): name for name, value in values.items() if value is not None}
         if len(given) > 1:
@@ -165,7 +165,7 @@ class AnswerFlags:
 
 
 def _successor(template: str) -> str:
-    """Return what to do instead of `--template`, whose value was a name or a path."""
+    """Return a hint for users of the removed `--template`, whose value was a name or a path."""
     path = Path(template)
     if template == path.stem:
         return f"prompt templates are presets now: -m {shell.quoted(template)}"
@@ -174,21 +174,21 @@ def _successor(template: str) -> str:
 
 
 def takes_answer_flags(*, but: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make Typer see the flags in AnswerFlags and SAMPLING instead of the command's parameter `flags`.
+    """Show Typer the flags in AnswerFlags and SAMPLING instead of the command's parameter `flags`.
 
-    but  the names in AnswerFlags of flags that the command does not have
+    but  the names in AnswerFlags of the flags that the command lacks
     """
     parameters = [parameter for parameter in _answer_parameters() if parameter.name not in but]
     return lambda command: _with_flags(command, parameters, _answer_flags)
 
 
 def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make Typer see one flag for each field of a dataclass instead of the command's parameter `flags`."""
+    """Show Typer one flag for each field of a dataclass instead of the command's parameter `flags`."""
     return lambda command: _with_flags(command, _parameters(kind), kind)
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    """Return the fields of a dataclass as parameters. Its own come before inherited ones, in --help too."""
+    """Return the fields of a dataclass as parameters. As in --help, the class's own fields precede inherited fields."""
     own = inspect.get_annotations(kind)
     parameters = inspect.signature(kind, eval_str=True).parameters.values()
     return sorted(parameters, key=lambda parameter: parameter.name not in own)

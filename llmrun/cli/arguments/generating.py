@@ -28,7 +28,7 @@ SuffixFile = Annotated[
 
 
 def read_suffix(text: str | None, file: Path | None) -> str | None:
-    """Return the text after the gap, or None if nothing is to be filled in. Raises UsageError."""
+    """Return the text after the gap, or None if there is no gap to fill. Raises UsageError."""
     if text is not None and file is not None:
         raise UsageError("--suffix: cannot be combined with --suffix-file")
     if file is not None:
@@ -61,8 +61,8 @@ Null = Annotated[bool, typer.Option("-0", "--null", help="End each sample with a
 class SamplesWanted:
     """The samples that the user asked for.
 
-    best_of  the rule that chooses the sample to print, or None to print all
-    null     end each sample with a NUL byte instead of separating them by headings
+    best_of  the rule that chooses the sample to print, or None to print all samples
+    null     whether samples end with a NUL byte instead of being separated by headings
     """
 
     count: int
@@ -73,7 +73,7 @@ class SamplesWanted:
 def parse_samples(
     count: int | None, best_of: str | None, *, null: bool, as_json: bool, seed: int | None
 ) -> SamplesWanted | None:
-    """Check the flags, and return None if the user wants a single answer. Raises UsageError."""
+    """Return the checked samples, or None if the user wants a single answer. Raises UsageError."""
     if best_of is not None and best_of not in _CHOICES:
         raise UsageError(f"invalid value for --best-of: '{best_of}', choose from {', '.join(_CHOICES)}")
     if count is None:
@@ -92,7 +92,7 @@ def parse_samples(
 
 
 def check_prompt_cache(path: Path, model: str) -> None:
-    """Raise UsageError for a remote model, and for a file that is not ours to overwrite."""
+    """Raise UsageError for a remote model, and for an existing file that is not a prompt cache."""
     if is_endpoint(model):
         raise UsageError("--prompt-cache: not supported for models on a server", hint="leave it out")
     if not path.parent.is_dir():
@@ -109,7 +109,7 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
     """Raise UsageError if the run cannot be recorded, before a model is opened.
 
     several  whether the command generates more than one answer
-    cached   whether the command may load a part of the prompt, which a recording could not contain
+    cached   whether the command may load a part of the prompt from a cache, which a recording cannot contain
     """
     if several:
         raise UsageError("--record: cannot be combined with --samples", hint="record one answer, with its --seed")
@@ -130,7 +130,7 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
 
 
 def _check_contents(flag: str, path: Path, beginning: bytes, hint: str) -> None:
-    """Raise UsageError unless a file is missing, empty or begins with these bytes."""
+    """Raise UsageError unless a file is missing, is empty or begins with these bytes."""
     from llmrun.engine.saved_state.budget import may_overwrite
 
     try:

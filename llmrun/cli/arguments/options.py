@@ -1,8 +1,8 @@
-"""The flags that several commands share, their completions, and the settings that follow from flags.
+"""The flags that several commands share, the completions of these flags, and the settings derived from flags.
 
 If a flag is None, the value comes from the settings. Completions run only when a shell requests them (see
-`cli/completing`), so each function contains its own imports. Commands such as `list` and `rm`, which do not need most
-settings, load them leniently.
+`cli/completing`), so each function contains its own imports. Commands such as `list` and `rm` need few settings, so
+they ignore invalid settings.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def one_of(*choices: str) -> Callable[[], list[str]]:
 
 
 def files() -> list[str]:
-    """Return FILES, for a value that Typer sees as text."""
+    """Return FILES, for a file name whose type is text for Typer."""
     return [FILES]
 
 
 def models() -> list[tuple[str, str] | str]:
-    """Return the user's presets, the models on this machine and those in the catalogue, and FILES."""
+    """Return the user's presets, the models on this machine and in the catalogue, and FILES."""
     from llmrun.hub.catalog import load_catalog
 
     names: tuple[str, ...] = ()
@@ -51,10 +51,10 @@ def models() -> list[tuple[str, str] | str]:
 
 
 def described_presets() -> dict[str, str]:
-    """Return the names and descriptions of the user's presets, or nothing if one of them is invalid."""
+    """Return the names and descriptions of the user's presets, or {} if a preset is invalid."""
     from llmrun.options.settings import load_presets
 
-    with contextlib.suppress(UsageError):  # the command itself will report it
+    with contextlib.suppress(UsageError):  # the command itself will report an invalid preset
         return {preset.name: f"preset of {preset.model}" for preset in load_presets().values()}
     return {}
 
@@ -250,7 +250,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would b
 
 
 def given_by(flags: DataclassInstance) -> dict[str, object]:
-    """Return the settings among the flags that were given, which are those that differ from their defaults."""
+    """Return the settings whose flags were given. A flag counts as given if its value differs from the default."""
     values = [(flag, getattr(flags, flag.name)) for flag in fields(flags) if flag.name in RULES]
     return {flag.name: value for flag, value in values if value is not flag.default}
 
@@ -263,7 +263,7 @@ def settings_of(flags: DataclassInstance, model: str, *, verbose: bool) -> Setti
 
 
 def apply_settings(flags: Mapping[str, object]) -> Settings:
-    """Load the settings for this run and configure `out` with them. Ignore an invalid setting and print a note.
+    """Load the settings for this run and configure `out` with them. Invalid settings are ignored with a note.
 
     Raises UsageError for an invalid flag.
 

@@ -21,23 +21,23 @@ from llmrun.options.sampling_params import SAMPLING, value_text
 if TYPE_CHECKING:
     from llmrun.options.sampling_params import SamplingParams
 
-LARGEST_TEXT = 64 << 20  # bytes; more than fits in any context, and protects against endless files such as /dev/zero
+LARGEST_TEXT = 64 << 20  # bytes; exceeds any context, and protects against endless files such as /dev/zero
 STDIN = "-"
 
 
 def read_prompt(words: Sequence[str], option: str | None, file: Path | None, *, exact: bool = False) -> str:
     """Return the prompt, which is the given text followed by an empty line and the file's text.
 
-    words   arguments, to be joined with spaces; each `-` stands for standard input
+    words   the arguments to join with spaces; each `-` stands for standard input
     option  the value of --prompt, which can be given instead of arguments
     file    a file to append; `-` means standard input
-    exact   keep final newlines, and accept an empty prompt
+    exact   whether to keep final newlines and to accept an empty prompt
 
     If there are no words, no option and no file, the prompt is read from standard input, unless standard input is a
     terminal. Otherwise, standard input is read only if `-` is given.
 
-    Raises UsageError if there is no prompt, if it is empty and not `exact`, if it is given twice, if a file cannot be
-    read, or if the text is not UTF-8.
+    Raises UsageError if the prompt is missing, given twice, or empty and not `exact`, if a file cannot be read, or if
+    the text is not UTF-8.
     """
     if words and option is not None:
         raise UsageError(
@@ -65,9 +65,9 @@ def _checked(prompt: str, exact: bool) -> str:
 
 
 def checked_text(text: str, name: str) -> str:
-    """Return an argument's text. Raises UsageError if the bytes given were not UTF-8.
+    """Return an argument's text. Raises UsageError if its bytes were not UTF-8.
 
-    name  the argument's name, for the error message
+    name  the argument's name in the error message
     """
     try:
         text.encode("utf-8")
@@ -80,7 +80,7 @@ def checked_text(text: str, name: str) -> str:
 def read_stdin(content: str = "the prompt", *, exact: bool = False) -> str:
     """Read all of standard input and return the text, without its final newline unless `exact` is True.
 
-    content  what to type, for the note to users whose standard input is a terminal
+    content  a name of the input, for the note to users whose standard input is a terminal
     """
     if is_terminal(sys.stdin):
         out.note(f"reading {content} from the keyboard; press Ctrl-D to finish")
@@ -90,8 +90,8 @@ def read_stdin(content: str = "the prompt", *, exact: bool = False) -> str:
 def read_text(path: Path, name: str, *, exact: bool = False) -> str:
     """Read a text file and return its text without the final newline. Raises UsageError.
 
-    name   the purpose of the file, for the error message
-    exact  keep the final newline
+    name   the purpose of the file in the error message
+    exact  whether to keep the final newline
     """
     try:
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Fills in the variables of a preset's prompts. Their values come from -P, the preset and the user's prompt."""
+"""Fills in the variables of a preset's prompts with values from -P, the preset and the user's prompt."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Prompts:
             preset = Preset("", "", prompt=ONLY_INPUT)
         if system is None:
             system = settings.system
-        if system is not None and system != preset.system:  # it is not a template
+        if system is not None and system != preset.system:  # the user's system prompt is not a template
             system = system.replace("$", "$$")
         return cls(preset.name, str(preset.prompt), system, {**preset.defaults, **params})
 
     @property
     def needs_input(self) -> bool:
-        """Whether the user has to give a prompt."""
+        """True if the user must give a prompt."""
         return INPUT in variables_in(self.prompt, self.system)
 
     def check_complete(self) -> None:
@@ -88,7 +88,7 @@ class Prompts:
     def filled(self, asked: str) -> tuple[str, str | None]:
         """Return the prompt and the system prompt. All variables must have values.
 
-        If neither of them contains `$input`, `asked` is appended to the prompt.
+        If neither template contains `$input`, `asked` is appended to the prompt.
         """
         values = {**self.values, INPUT: asked}
         prompt = Template(self.prompt).substitute(values)
@@ -97,7 +97,7 @@ class Prompts:
 
 
 def filled_system(settings: Settings, params: Mapping[str, str]) -> str | None:
-    """Return the system prompt for a chat or a server, where there is no `$input`. Raises UsageError."""
+    """Return the system prompt for a chat or a server, in which `$input` has no value. Raises UsageError."""
     prompts = replace(Prompts.of(settings, params), prompt="")
     if prompts.needs_input:
         raise UsageError(f"preset {prompts.name}: system: ${INPUT} works only in generate and batch")

@@ -1,4 +1,4 @@
-"""The flags of `llmrun serve`, and the checks that need no model."""
+"""The flags of `llmrun serve`, and the checks that do not require a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmrun.serving.options import ServingOptions
     from llmrun.serving.upstreams.upstream import Upstream
 
-_KEEP_STORED_S = 300.0  # as in Ollama
+_KEEP_STORED_S = 300.0  # seconds, as in Ollama
 _SECURITY = "see docs/serving.md"
 
 
@@ -134,10 +134,10 @@ class ServeFlags:
     def settings(self, names: Sequence[str]) -> tuple[Settings, Sequence[str]]:
         """Load the settings for this run and configure `out` with them. Raises UsageError.
 
-        The settings of presets are left out, because a request names its preset.
+        The settings of presets are left out because each request names its preset.
 
-        names  the models that were given as arguments; the settings are those of the first one. The second result
-               is these names, or else the one that --model or the settings name
+        names  the models that were given as arguments; the settings are for the first model. The second result
+               contains these names, or else the name in --model or the settings
         """
         if names and self.model is not None:
             raise UsageError("model: given twice: as an argument and as --model")
@@ -176,7 +176,7 @@ class ServeFlags:
         return [Upstream(number, one, keys.get(one.base)) for number, one in enumerate(endpoints)]
 
     def model_limits(self) -> ModelLimits:
-        """Return the limits of all models together. Raises UsageError."""
+        """Return the limits that apply to all models together. Raises UsageError."""
         from llmrun.base.machine.memory import free_memory
         from llmrun.serving.models.registry import FOREVER, ModelLimits
 
@@ -195,7 +195,7 @@ class ServeFlags:
         )
 
     def serving_options(self) -> ServingOptions:
-        """Check who may use the server, read the keys and print notes about risks. Raises UsageError."""
+        """Check the access flags, read the API keys and print notes about risks. Raises UsageError."""
         from llmrun.serving.gate import kept_secret, read_keys
         from llmrun.serving.options import ServingOptions
 

@@ -1,4 +1,4 @@
-"""Subclasses of Typer's command classes, with llmrun's error format and with examples at the end of the help."""
+"""Subclasses of Typer's command classes that use llmrun's error format and print examples at the end of the help."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llmrun.base.errors import UsageError
 
 _EXTRA = re.compile(r"got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _MOST_MEANT = 3  # a hint suggests at most this many options
-_SLACK = 0.1  # how much less similar than the best match a suggested option may be
+_SLACK = 0.1  # the largest difference in similarity between the best match and a suggested option
 
 
 class _InOurWords:
-    """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` has one example per line.
+    """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` contains one example per line.
 
     extra_hint  the hint to show if there are too many arguments, or "" for the usual hint
     """
@@ -91,7 +91,7 @@ def command_group() -> typer.Typer:
 
 
 def refuse_early_flags(context: typer.Context) -> None:
-    """Raise UsageError for a flag before the subcommand, which would ignore it. `--debug` works anywhere."""
+    """Raise UsageError for a flag before the subcommand, which would ignore the flag. `--debug` is always allowed."""
     name = context.invoked_subcommand
     group: Any = context.command
     accepted = {flag for each in group.commands[name].params for flag in each.opts}

@@ -94,7 +94,7 @@ def dry_run(source: Path, calls: CallOptions, wanted: WorkersWanted, settings: S
     """Count and measure a batch, print the report, and return the exit code 0.
 
     Raises UsageError for an input without lines and for workers on other machines, LlmrunError if no line can be
-    answered, and the errors of opening a model.
+    answered, and any error from opening the model.
     """
     if list(wanted.names) != [LOCAL]:
         hint = "name a model with -m, and leave out --workers"
@@ -153,7 +153,7 @@ def _check(source: Path, counts: Counts) -> None:
 
 @contextmanager
 def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
-    """Open the model in this process, as the worker of a run opens it in another one."""
+    """Open the model in this process, with the same options as a worker opens it in another process."""
     from llmrun.base.errors import kernel_warnings_told
     from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads, to_open
     from llmrun.engine.child.opening import describe, open_engine

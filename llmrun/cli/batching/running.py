@@ -1,4 +1,4 @@
-"""Runs a batch in the terminal: shows its progress, handles Ctrl-C and prints the statistics.
+"""Runs a batch in the terminal, shows its progress, handles Ctrl-C and prints the statistics.
 
 Flags and settings become the options of the batch's calls. The fields of a line take precedence over them.
 """
@@ -85,7 +85,7 @@ def _others(flags: AnswerFlags, settings: Settings, variables: Mapping[str, Any]
 
 
 def _format(wanted: ResponseFormat) -> Default:
-    """Return the field for a format. Only llmrun and vLLM know the formats that are not JSON."""
+    """Return the request field for a format. Only llmrun and vLLM support the formats other than JSON."""
     kind = wanted.kind.value
     if kind == JSON_OBJECT:
         return Default(_FORMATS, {"type": "json_object"})
@@ -107,7 +107,7 @@ def _filled(common: Prompts, fields: Mapping[str, Any]) -> tuple[str, str | None
     try:
         prompts.check_complete()
     except UsageError as error:
-        raise UsageError(str(error)) from None  # its hint is about the command, not about a line
+        raise UsageError(str(error)) from None  # the hint is dropped because it is about the command, not about a line
     return prompts.filled(asked)
 
 
@@ -152,7 +152,7 @@ async def _run(
     async def leave_at_once() -> None:
         await signals.second.wait()
         show_control_echo()
-        os._exit(128 + signals.number)  # the journal has all answers, and the engine ends with this process
+        os._exit(128 + signals.number)  # the journal contains all answers, and the engine ends with this process
 
     with signals.installed():
         leaving = asyncio.create_task(leave_at_once())
@@ -163,7 +163,7 @@ async def _run(
 
 
 class _TerminalReporter:
-    """Shows a batch on one line of the terminal."""
+    """A reporter that shows a batch's progress on one line of the terminal."""
 
     def progress(self, tally: Tally) -> None:
         out.progress(progress_line(tally))

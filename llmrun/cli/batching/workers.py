@@ -1,4 +1,4 @@
-"""Turns --workers into workers."""
+"""Parses the flag --workers and opens the workers that it names."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class WorkersWanted:
 
     @property
     def needs_model(self) -> bool:
-        """Whether the model must be on this machine, because a worker opens it here or gets it from here."""
+        """True if the model must be on this machine, because a worker opens or receives a local file."""
         return any(name == LOCAL or is_ray(name) for name in self.names)
 
 
 def parse_workers(text: str | None, model: str) -> list[str]:
-    """Parse the value of --workers. A model that is a URL is a worker, too. Raises UsageError.
+    """Parse the value of --workers. A model that is a URL counts as a worker. Raises UsageError.
 
     model  the model's name or URL
     """
@@ -87,9 +87,9 @@ def refuse_local(flags: AnswerFlags, settings: Settings, kv_tokens: int | None) 
 
 
 def as_begun(batch: Batch, settings: Settings) -> Settings:
-    """Return the settings with the context size with which an interrupted run began, unless one was given.
+    """Return the settings with the context size of the interrupted run, unless the user gave a size.
 
-    The default depends on the free memory, which is different every time.
+    The default context size depends on the free memory, which differs between runs.
     """
     from llmrun.jobs.batching.journal import recorded_header
 
@@ -102,7 +102,7 @@ def as_begun(batch: Batch, settings: Settings) -> Settings:
 
 @contextmanager
 def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worker]]:
-    """Yield the workers, which are not open yet. Finds the model and downloads it if it must be on this machine."""
+    """Yield the workers before they are opened. If a worker needs a local model, finds or downloads that model."""
     servers = [_server(name, wanted, settings) for name in wanted.names if is_endpoint(name)]
     if not wanted.needs_model:
         yield servers
@@ -137,7 +137,7 @@ def _server(name: str, wanted: WorkersWanted, settings: Settings) -> Worker:
 
 @contextmanager
 def _on_ray(name: str, opening: Open, settings: Settings) -> Iterator[Sequence[Worker]]:
-    """Yield the workers of a Ray cluster, and disconnect from it at the end."""
+    """Yield the workers of a Ray cluster, and disconnect from the cluster at the end."""
     from llmrun.jobs.batching.workers.ray_cluster import ModelToSend, RayCluster, Shows
 
     out.progress(f"connecting to {name}")

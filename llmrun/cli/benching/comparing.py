@@ -1,4 +1,4 @@
-"""Implements `bench compare`, which compares two runs and can fail if one is slower."""
+"""Implements `bench compare`, which compares two runs and can fail if the second run is slower."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bo
 
 
 def _series(reference: str) -> list[Series]:
-    """Read the series of a results file, or of a run in the history."""
+    """Read the series in a results file or in a run of the history."""
     path = Path(reference).expanduser()
     if path.suffix or path.exists() or len(path.parts) > 1:
         return read_series(path)

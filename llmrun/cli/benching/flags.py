@@ -163,7 +163,7 @@ class BenchFlags:
     json_output: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts.")] = None
     save: Annotated[bool, typer.Option("--save", help="Save the run for `bench history` and `bench compare`.")] = False
-    workload: Annotated[str | None, typer.Option("--workload", hidden=True)] = None  # this and the next three: removed
+    workload: Annotated[str | None, typer.Option("--workload", hidden=True)] = None  # the last four flags were removed
     same: Annotated[bool, typer.Option("--same", hidden=True)] = False
     price_kwh: Annotated[str | None, typer.Option("--price-kwh", hidden=True)] = None
     compare_price: Annotated[str | None, typer.Option("--compare-price", hidden=True)] = None
@@ -180,12 +180,12 @@ class BenchFlags:
         return settings
 
     def given(self, names: Iterable[str]) -> list[str]:
-        """Return those of these flags that were given, such as `--kv-type` for the field `kv_type`."""
+        """Return the flags for `names` that were given, such as `--kv-type` for the field `kv_type`."""
         values = ((name, getattr(self, name)) for name in names)
         return [f"--{name.replace('_', '-')}" for name, value in values if value is not None and value is not False]
 
     def refuse(self, names: Iterable[str], why: str) -> None:
-        """Raise UsageError if one of these flags was given. `why` follows its name."""
+        """Raise UsageError if a flag for `names` was given. In the message, `why` follows the flag's name."""
         for flag in self.given(names):
             raise UsageError(f"{flag}: {why}")
 
@@ -308,7 +308,7 @@ def serving_flag(flags: BenchFlags) -> str:
 
 
 def serving_endpoints(flags: BenchFlags, models: Sequence[str], flag: str) -> list[str]:
-    """Return the endpoints to measure, including the URLs among `models`. Raises UsageError if there are others."""
+    """Return the endpoints to measure, including the URLs among `models`. Raises UsageError if a model is local."""
     from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 
     local = [name for name in models if not is_endpoint(name)]

@@ -33,7 +33,7 @@ _HEADS = [
 
 
 def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: str) -> None:
-    """Raise UsageError if the flags include something that --profile does not support."""
+    """Raise UsageError for flags and values that --profile does not support."""
     if kind not in LISTS:
         raise UsageError(f"--profile: -o {kind} is not supported: use one of {', '.join(LISTS)}")
     if any(name != AUTO and not _is_cpu_engine(name) for name in backends):

@@ -1,7 +1,7 @@
 """Prints the results of a benchmark as terminal tables, Markdown, CSV or JSON, or writes them as an HTML page.
 
-The tables have the metrics, the shares of the machine's limits and the verdicts. The Markdown is meant for an issue or
-a README.
+The tables show the metrics, the shares of the machine's limits and the verdicts. The Markdown is meant for issues and
+READMEs.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def head_words(name: str) -> str:
 
 
 def figure_words(result: Result, name: str) -> str:
-    """Format the median of a metric, with its unit if it is a time. Empty if there is none."""
+    """Format the median of a metric, with the unit of a time. Returns "" if there is no median."""
     return metric_number(name, result.figures[name].median) if name in result.figures else ""
 
 
 def draft_words(result: Result) -> tuple[str, str]:
-    """Format the tokens per step and the share of drafted tokens that were accepted. Empty if unknown."""
+    """Format the tokens per step and the share of drafted tokens that were accepted. Unknown values become ""."""
     totals = result.totals
     of_step = None if totals is None else totals.tokens_per_step
     accepted = None if totals is None else totals.acceptance
@@ -105,7 +105,7 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numb
 
 
 def _unjudged(document: Document) -> list[str]:
-    """Return an explanation if a verdict that the user would expect is missing."""
+    """Return a line that explains a missing verdict, or [] if no verdict is missing."""
     labels = [result.workload.label for result in document.results if result.samples]
     if document.verdicts or len(labels) == len(set(labels)):
         return []
@@ -169,7 +169,7 @@ def _ratio(verdict: Verdict | None) -> str:
 
 
 def _limits(document: Document) -> Table | None:
-    """Return the table with the shares of the machine's limits, or None if they were not measured."""
+    """Return the table with the shares of the machine's limits, or None if the limits were not measured."""
     found = [
         (name, result.roofline)
         for name, result in zip(result_names(document), document.results, strict=True)
@@ -197,7 +197,7 @@ def _all_figures(document: Document) -> Table:
     return table_of(["", "figure", "count", "median", "mean", "stddev", "p95", "p99"], rows, numbers_from=2)
 
 
-# Unescaped, these characters would end a cell or start markup or HTML.
+# Without escapes, these characters would end a cell or start markup or HTML.
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>[]"})
 
 
@@ -232,7 +232,7 @@ def markdown(document: Document) -> str:
 
 
 def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int) -> list[str]:
-    """Return the lines of a table. Columns from `numbers_from` on are right-aligned. Cells must have been escaped."""
+    """Return the lines of a table of escaped cells. Columns from `numbers_from` on are right-aligned."""
     rule = ["---" if number < numbers_from else "---:" for number in range(len(heads))]
     return [_line(heads), _line(rule), *map(_line, rows)]
 
@@ -243,7 +243,7 @@ def escaped(text: str) -> str:
 
 
 def _shares(roofline: Roofline | None) -> list[str]:
-    """Format the shares of the machine's limits that decode and prefill reached. Empty if unknown."""
+    """Format the shares of the machine's limits that decode and prefill reached. Unknown shares become ""."""
     shares = (None, None) if roofline is None else (roofline.decode_share, roofline.prefill_share)
     return ["" if share is None else format_percent(share) for share in shares]
 
@@ -257,7 +257,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def show_document(document: Document, kind: str) -> None:
-    """Print a document to stdout in the format `kind` (see flags.FORMATS), and failures and notes to stderr."""
+    """Print a document to stdout in a format of flags.FORMATS, and failures and notes to stderr."""
     if kind == "table":
         show_tables(document)
     elif kind == "md":
@@ -284,7 +284,7 @@ def _show_rows(document: Document, kind: str) -> None:
 
 
 def show_json(bodies: Sequence[dict[str, Any]], kind: str) -> None:
-    """Print JSON objects in a list, or one per line if `kind` is jsonl."""
+    """Print JSON objects as a list, or one object per line if `kind` is jsonl."""
     if kind == "json":
         out.json_list(bodies)
     else:
@@ -305,7 +305,7 @@ def write_page(document: Document, path: Path) -> None:
 
 
 def show_history(documents: Sequence[Document], kind: str) -> None:
-    """Print one line per run, oldest first."""
+    """Print one line per run, the oldest run first."""
     if kind != "table":
         from llmrun.jobs.bench.documents.document import to_json
 
