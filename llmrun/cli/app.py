@@ -31,7 +31,7 @@ app = typer.Typer(
     cls=Commands,
     help="Run quantized GGUF language models on your own computer.",
     add_completion=False,
-    rich_markup_mode=None,  # help formatted by Rich takes 64 ms longer
+    rich_markup_mode=None,  # formatting help with Rich takes 64 ms longer
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_processor() -> None:
-    """Raise LlmrunError if NumPy cannot run here. Otherwise, importing it would kill the process (SIGILL)."""
+    """Raise LlmrunError if this processor cannot run NumPy, because importing NumPy would kill the process (SIGILL)."""
     if missing := missing_instructions():
         raise LlmrunError(
             f"this processor cannot run NumPy: it lacks {', '.join(missing)} (x86-64-v2)",
@@ -87,7 +87,7 @@ def _check_processor() -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    # Do not call `app()`, because Typer would then handle exceptions itself and exit with 1 for a closed pipe.
+    # `app()` is not called, because Typer would then handle exceptions itself and exit with 1 for a closed pipe.
     command = typer.main.get_command(app)
     try:
         with command.make_context("llmrun", list(arguments)) as context:
@@ -101,8 +101,8 @@ def _run(arguments: Sequence[str]) -> int:
 def _prepare_streams() -> bool:
     """Make sure that all three streams are open. Return False if stdout was closed.
 
-    If a standard stream is closed, the next file that is opened reuses its descriptor, so the answer could end up in
-    that file.
+    If a standard stream is closed, the next file that is opened reuses its descriptor, so the answer could be written
+    to that file.
     """
     nowhere = Path(os.devnull)
     if sys.stdin is None:

@@ -99,7 +99,7 @@ def _lines(findings: list[Finding]) -> Text:
 
 
 def _print_advice(finding: Finding) -> None:
-    """Print a finding's advice. The command is on a line of its own and is not wrapped, so it can be copied."""
+    """Print a finding's advice. The command is printed unwrapped on a line of its own, so that users can copy it."""
     out.answer("\n")
     words = wrapped(f"{finding.section}: {finding.advice}", columns() - 2)
     out.picture(Text.assemble(_MARKS[finding.status], " ", "\n  ".join(words)))

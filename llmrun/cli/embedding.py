@@ -1,4 +1,4 @@
-"""Implements `llmrun embed` and `llmrun rerank`: their input, progress and output.
+"""Implements the input, progress and output of `llmrun embed` and `llmrun rerank`.
 
 The texts come from arguments, lines, JSON lines or whole files. The output is vectors or rankings.
 """
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
 
 _JSON_LINES: Final = (".jsonl", ".ndjson")
-# The fields of a JSON line with its text: ours, OpenAI's, and those of common data sets.
+# The text of a JSON line is in one of these fields: ours, OpenAI's, or the fields of common data sets.
 _FIELDS: Final = ("text", "input", "content", "document")
 
 
 class Input(NamedTuple):
-    """A text.
+    """A text to embed or to rank.
 
-    place  where it is, for error messages
-    name   its name in the output, such as that of its file, or ""
+    place  the place of the text in error messages
+    name   the text's name in the output, such as a file name, or ""
     """
 
     text: str
@@ -55,9 +55,9 @@ class Input(NamedTuple):
 
 
 def read_texts(words: Sequence[str], file: Path | None) -> list[Input]:
-    """Return the texts in arguments or, if there are none, the lines of a file or of standard input (also as `-`).
+    """Return the texts in arguments or, without arguments, the lines of a file or of standard input (also as `-`).
 
-    Raises UsageError if both or neither are given, or if a file cannot be read.
+    Raises UsageError if texts are given both ways or not at all, or if a file cannot be read.
     """
     if words and file is not None:
         raise UsageError("the texts were given twice: as arguments and with --file")
@@ -72,9 +72,9 @@ def read_texts(words: Sequence[str], file: Path | None) -> list[Input]:
 
 
 def read_documents(names: Sequence[str]) -> list[Input]:
-    """Return the documents in files. JSON lines, and standard input (`-`), have one document per line.
+    """Return the documents in files. JSON Lines files and standard input (`-`) contain one document per line.
 
-    Raises UsageError if there is none, or if a file cannot be read.
+    Raises UsageError if there is no document, or if a file cannot be read.
     """
     found: list[Input] = []
     for name in names or [STDIN]:
@@ -128,12 +128,12 @@ _ARRAY, _LINES = ".npy", ".jsonl"
 
 
 def check_output(path: Path, source: Path | None) -> None:
-    """Check the name of a file for vectors before they are computed. An existing file will be replaced.
+    """Check the path of the output file before vectors are computed. An existing file will be replaced.
 
     source  the file with the texts, or None
 
-    Raises UsageError if the name does not tell the format, if a folder or a pipe has it, if its folder is missing or
-    cannot be written, or if it is that of the source.
+    Raises UsageError if the name does not specify the format, if the path is a folder or a pipe, if the folder is
+    missing or cannot be written, or if the path is the source.
     """
     if path.suffix not in (_ARRAY, _LINES):
         raise UsageError(f"--output: {path}: the name must end in {_ARRAY} or {_LINES}")
@@ -151,7 +151,7 @@ def check_output(path: Path, source: Path | None) -> None:
 def write_vectors(vectors: Sequence[NDArray[np.float32]], inputs: Sequence[Input], path: Path | None) -> None:
     """Write vectors as float32[texts, dimensions] to a .npy file, or as JSON lines to a file or stdout.
 
-    A file gets its name when it is complete. Raises DoesNotFit and LlmrunError.
+    A file is renamed to its final name when it is complete. Raises DoesNotFit and LlmrunError.
     """
     if path is None:
         out.lines(_lines_of(vectors, inputs))
@@ -164,7 +164,7 @@ def write_vectors(vectors: Sequence[NDArray[np.float32]], inputs: Sequence[Input
 
 
 def _array_of(vectors: Sequence[NDArray[np.float32]]) -> Iterator[bytes]:
-    """Yield the parts of a .npy file. `numpy.save` loses the reason if a write fails."""
+    """Yield the parts of a .npy file. `numpy.save` is not used because it does not report why a write fails."""
     from numpy.lib import format as npy
 
     header = io.BytesIO()
@@ -179,7 +179,7 @@ def _lines_of(vectors: Sequence[NDArray[np.float32]], inputs: Sequence[Input]) -
     for index, (vector, each) in enumerate(zip(vectors, inputs, strict=True)):
         name = {"id": each.name} if each.name else {}
         start = visible_json(json.dumps({"index": index, **name}, ensure_ascii=False))
-        # The shortest digits that give the same float32.
+        # Each feature is written with the fewest digits that yield the same float32.
         features = ", ".join(str(feature) for feature in vector)
         yield f'{start[:-1]}, "embedding": [{features}]}}'
 
@@ -196,11 +196,11 @@ def write_ranking(scores: Sequence[float], documents: Sequence[Input], top: int 
     out.lines(f"{scores[index]:10.4f}  {documents[index].name}" for index in order)
 
 
-_TEXTS_AT_A_TIME: Final = 32  # the most texts in a pass
+_TEXTS_AT_A_TIME: Final = 32  # the maximum number of texts in a pass
 
 
 class OpenEmbedder:
-    """An open model, which computes vectors and scores."""
+    """An open model that computes vectors and scores."""
 
     def __init__(self, embedder: Embedder, reader: InputReader, info: ModelInfo) -> None:
         self._embedder, self._reader, self.info = embedder, reader, info
@@ -252,9 +252,9 @@ class OpenEmbedder:
 def open_embedder(settings: Settings, pooling: Pooling | None = None) -> Iterator[OpenEmbedder]:
     """Find the model's file, download it if necessary, and open it.
 
-    May raise any LlmrunError from the hub or a backend.
+    This function may raise any LlmrunError from the hub or a backend.
 
-    pooling  replaces the model's own
+    pooling  the pooling to use instead of the model's own
     """
     with model_files(settings) as files:
         tell_of_too_many_threads(settings)

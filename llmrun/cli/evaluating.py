@@ -1,4 +1,4 @@
-"""Implements `llmrun eval`: the run with its progress, and the results as text or JSON.
+"""Implements `llmrun eval`, which shows progress and prints the results as text or JSON.
 
 After Ctrl-C, the results measured so far are printed.
 """
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from llmrun.jobs.evaluation.measuring import Comparison, Perplexity, TextResult
 
 
-_LABEL = 17  # columns
+_LABEL = 17  # width in columns
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """The results of an evaluation.
 
-    names     the name of the model and, if there is one, of its base
-    models    information about both
+    names     the names of the model and of its base, if any
+    models    information about the model and the base
     context   tokens in each chunk of the text
     text      the result for the text, or None
-    answers   the answers of each model to the same questions; empty if there are none
-    seconds   duration, without loading
-    complete  whether everything was evaluated
+    answers   the answers of each model to the same questions; empty if there are no questions
+    seconds   the duration without loading
+    complete  whether all chunks and questions were evaluated
     """
 
     names: Sequence[str]
@@ -75,14 +75,14 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _weights(info: ModelInfo) -> str:
-    """Return a description of a model's weights, or "" for a stand-in, which has none."""
+    """Return a description of a model's weights, or "" for a stand-in, which has no weights."""
     if not info.weight_bytes:
         return ""
     return f", {info.file_type}, {format_bytes(info.file_bytes)}, {info.bits_per_weight:.2f} bits per weight"
 
 
 def _adapters(info: ModelInfo) -> str:
-    """Return the names and scales of a model's LoRA adapters, or "" if it has none."""
+    """Return the names and scales of a model's LoRA adapters, or "" for a model without adapters."""
     return "".join(f", {adapter.name} (scale {adapter.scale:g})" for adapter in info.adapters)
 
 
@@ -122,7 +122,7 @@ def _answer_lines(answers: Sequence[Sequence[Answered]]) -> Iterator[str]:
 
 
 def _changes(model: Sequence[Answered], base: Sequence[Answered]) -> dict[str, int]:
-    """Return how many choices differ from the base's, and how many answers became right or wrong."""
+    """Return how many choices differ from the base's choices, and how many answers became right or wrong."""
     pairs = list(zip(model, base, strict=True))
     return {
         "different": sum(one.chosen != other.chosen for one, other in pairs),
@@ -223,14 +223,14 @@ def _accuracy(found: Accuracy) -> dict[str, Any]:
 
 
 def _interval(found: Interval) -> dict[str, float | None]:
-    """Return an interval for JSON, which has no infinity."""
+    """Return an interval for JSON, with null for infinity, which JSON cannot represent."""
     names = ("value", "low", "high")
     return {name: value if math.isfinite(value) else None for name, value in zip(names, found, strict=True)}
 
 
 Part = TypeVar("Part")
-_LONGEST_CONTEXT = 8192  # tokens, for questions
-_MOST_SEQUENCES = 9  # a prompt and the choices that are scored in one pass
+_LONGEST_CONTEXT = 8192  # the maximum context for questions, in tokens
+_MOST_SEQUENCES = 9  # sequences in one pass: a prompt and the choices that are scored with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class Task:
     text       the text to predict, or None
     context    tokens in each chunk of the text
     most       the maximum number of chunks, or None for all
-    questions  may be empty if there is a text
+    questions  the questions to answer; may be empty if there is a text
     """
 
     text: str | None
@@ -299,7 +299,7 @@ def _answers(backends: Sequence[Backend], questions: Sequence[Question]) -> Iter
 
 
 def followed(parts: Iterator[Part], total: int, noun: str, signals: Sequence[int]) -> list[Part]:
-    """Show the progress while collecting the parts, and return them. Stops after a signal."""
+    """Show the progress while collecting the parts, and return the parts. Stops after a signal."""
     done: list[Part] = []
     started = time.monotonic()
     with contextlib.suppress(Cancelled):
@@ -312,7 +312,7 @@ def followed(parts: Iterator[Part], total: int, noun: str, signals: Sequence[int
 
 @contextmanager
 def _opened(settings: Settings, base: Settings | None, task: Task) -> Iterator[tuple[list[str], list[Backend]]]:
-    """Open the model and its base. Yields their names and the open backends, first the model."""
+    """Open the model and its base, if any. Yields their names and the open backends, the model first."""
     wanted = [settings] if base is None else [settings, base]
     context, sequences = task.context, 1
     if task.questions:

@@ -14,7 +14,7 @@ from typer import TyperException
 from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.cli.arguments.usage import usage_error
 
-# Matches the loader's error for a shared library that cannot be mapped into memory. That exception has no errno.
+# Matches the loader's error for a shared library that cannot be mapped into memory, which has no errno.
 _UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
 
 
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 def message_for(error: Exception) -> Message:
     """Return the message for any exception that reaches `main`."""
-    if isinstance(error, TyperException):  # only "no such command", because commands convert all other usage errors
+    if isinstance(error, TyperException):  # always "no such command", because commands convert all other errors
         error = usage_error(error, getattr(error, "ctx", None))
     if isinstance(error, LlmrunError):
         return Message(str(error), error.hint, error.exit_code)

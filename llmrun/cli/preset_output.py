@@ -12,7 +12,7 @@ from llmrun.options.sampling_params import value_text
 
 
 def preset_fields(preset: Preset) -> Iterator[tuple[str, str]]:
-    """Yield the label and the value of everything in a preset, without its name."""
+    """Yield the label and the value of every part of a preset except its name."""
     yield "model", visible_line(preset.model)
     if preset.prompt is not None:
         yield "prompt", _shown_value(preset.prompt)
@@ -27,7 +27,7 @@ def preset_fields(preset: Preset) -> Iterator[tuple[str, str]]:
 
 
 def preset_summary(preset: Preset) -> str:
-    """Return everything in a preset but its model in one line. Variables of the prompt are shown as for -P."""
+    """Return one line with every part of a preset except its model. Variables of the prompt are shown as for -P."""
     params = [f"{name}={preset.defaults[name]}" if name in preset.defaults else name for name in preset.params]
     values = [
         *([] if preset.prompt is None else [("prompt", preset.prompt)]),

@@ -1,8 +1,8 @@
 """The registry of commands. Each file in `commands/` is a command that has the same name as the file.
 
 A command's module is imported only when the command runs. `llmrun list` does not have to import `bench`, and `--help`
-imports no commands at all, which saves 30 of 160 ms. The help texts are therefore read from the source code of the
-files, which takes 1 ms in total. docs/adding-a-command.md describes the format of these files.
+imports no commands at all, which saves 30 of 160 ms. The help texts are therefore read from the files' source code,
+which takes 1 ms in total. docs/adding-a-command.md describes the format of these files.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
 _REMOVED = {"templates": "prompt templates are presets now: `llmrun list` shows them, and -m NAME uses one"}
-_LAST = 1000  # default for commands whose files do not set a place
+_LAST = 1000  # the default place of commands whose files do not set a place
 
 
 class Page(NamedTuple):
     """The help page of a command, as written in its file.
 
-    help      paragraphs; the first sentence is the summary in `llmrun --help`
-    examples  one per line
-    place     sort key for the list in `llmrun --help`, in ascending order
+    help      the paragraphs; the first sentence is the summary in `llmrun --help`
+    examples  the examples, one per line
+    place     the sort key in the list of `llmrun --help`, in ascending order
     aliases   other names of the command
-    extra     hint to show if there are too many arguments, or ""
+    extra     the hint to show if there are too many arguments, or ""
     """
 
     help: str
@@ -51,7 +51,7 @@ class Page(NamedTuple):
 
 
 class Commands(CommandGroup):
-    """The group of all commands. It imports a command only when the command is needed."""
+    """The group of all commands, which imports a command only when the command is needed."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -120,7 +120,7 @@ def load(name: str) -> Any:
 
 
 def _accept_debug(command: Any) -> None:
-    """Add --debug, which `main` reads from the arguments, unless the command has declared it to read its value."""
+    """Add --debug, which `main` reads from the arguments, unless the command declares its own --debug."""
     if all(parameter.name != "debug" for parameter in command.params):
         command.params.append(
             TyperOption(param_decls=["--debug"], is_flag=True, default=False, expose_value=False, help=DEBUG_HELP)

@@ -1,4 +1,4 @@
-"""The output of `llmrun show`, which prints the metadata in a GGUF header, in sections.
+"""Prints the output of `llmrun show`: the metadata in a GGUF header, in sections.
 
 All text from a file passes through `visible_line` before it is printed.
 """
@@ -58,13 +58,13 @@ def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
 
 
 def show_section(title: str, fields: Fields) -> None:
-    """Print one section of an overview. The first one has no title."""
+    """Print one section of an overview. The first section has no title."""
     out.lines(["", title] if title else [], dim=True)
     out.lines(f"  {line}" for line in _fitting(fields))
 
 
 def _fitting(fields: Fields) -> Iterator[str]:
-    """Yield a line for each field. Wrap long values, except paths and digests, so that they can be copied."""
+    """Yield a line for each field. Long values are wrapped, except paths and digests, which users may copy."""
     widest = max(len(label) for label, _ in fields)
     for label, value in fields:
         begin = f"{label:<{widest}}  "
@@ -130,7 +130,7 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
 
 
 def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
-    """Yield what a file is for if it is not a model, and the facts about an adapter."""
+    """Yield the purpose of a file that is not a model, and the facts about an adapter."""
     purpose = purpose_of(file)
     if not purpose:
         return
@@ -144,7 +144,7 @@ def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
 
 
 def _draft_head(file: GGUFFile) -> str:
-    """Say whether the CPU engine can draft with the layer for multi-token prediction, and if not, why."""
+    """Return a text on whether the CPU engine can draft with the layer for multi-token prediction, or why it cannot."""
     from llmrun.model.archs.registry import draft_plan_of_header
 
     try:
@@ -183,7 +183,7 @@ def _tokenizer(file: GGUFFile) -> Fields:
 
 
 def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str, float | str]]:
-    """Yield the sampling parameters in the catalogue, then those in the file, which take precedence."""
+    """Yield the sampling parameters in the catalogue, and then the file's parameters, which take precedence."""
     names = {parameter.gguf_key: name for name, parameter in SAMPLING.items()}
     yield from (entry.sampling if entry else {}).items()
     for key, value in file.metadata.items():
@@ -201,7 +201,7 @@ def _templates(file: GGUFFile) -> dict[str, str]:
 
 
 def _types(file: GGUFFile) -> list[tuple[str, str, str]]:
-    """Return rows of (tensor type, number of tensors, total size), largest total size first."""
+    """Return rows of (tensor type, number of tensors, total size), with the largest total size first."""
     return [(kind, f"{count:,}", format_bytes(size)) for kind, (count, size) in _by_type(file).items()]
 
 

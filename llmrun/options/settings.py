@@ -316,7 +316,7 @@ def _preset_named(name: str) -> Preset | None:
 
 
 def _completed(preset: Preset) -> Preset:
-    """Return the preset with a model: its own, or else that of the environment, config.toml or the defaults."""
+    """Return the preset with a model: its own, or else the model in the environment, config.toml or the defaults."""
     if preset.model:
         return preset
     model = load_sound_settings()[0].model

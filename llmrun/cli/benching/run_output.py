@@ -146,7 +146,7 @@ def _speeds_table(document: Document, names: Sequence[str], *, with_memory: bool
 
 
 def _speculation(document: Document) -> Table | None:
-    """Return a table of the gains of speculation, or None if it was off. Narrow terminals get fewer columns."""
+    """Return a table of the gains of speculation, or None without speculation. Narrow terminals show fewer columns."""
     if not any(result.subject.speculate not in ("", SPECULATE_OFF) for result in document.results):
         return None
     ratios = {verdict.of: verdict for verdict in document.verdicts if verdict.metric == "decode"}

@@ -1,9 +1,9 @@
 """Answer all requests in a file, and continue after a crash.
 
-IN is a JSON Lines file. Each line has a prompt, messages, or a request in the format of OpenAI's Batch API. A CSV file
-needs a column prompt, or -m with a preset whose prompt uses its columns.
+IN is a JSON Lines file. Each line contains a prompt, messages, or a request in the format of OpenAI's Batch API. A CSV
+file needs a column prompt, or -m with a preset whose prompt uses its columns.
 
-The output has the answers in the order of the input. Finished answers are kept in FILE.partial until the output is
+The output contains the answers in the order of the input. Finished answers are kept in FILE.partial until the output is
 complete, so the same command continues an interrupted run. On the CPU engine, the same input, model and options give
 the same output.
 

@@ -1,8 +1,8 @@
 """Measure how fast models are on this machine.
 
-By default, prompts have 512 random tokens and answers have 128. If flags have lists of values, every combination is
-measured. The configurations take turns, and each is compared with the first. Without --speculate, answers are decoded
-token by token.
+By default, prompts have 512 random tokens and answers have 128. If flags contain lists of values, every combination is
+measured. The configurations take turns, and each configuration is compared with the first. Without --speculate, answers
+are decoded token by token.
 
 Examples:
     llmrun bench -m qwen3:4b
@@ -91,7 +91,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 
 def _measure_servers(flags: BenchFlags, settings: Settings, flag: str) -> int:
-    """Run the serving benchmark, which the flag with this name asks for, on each endpoint. Return the exit code."""
+    """Run the serving benchmark that `flag` requests on each endpoint. Return the exit code."""
     named = _names(flags.model or ())
     plans = serving_plans(flags, flag)
     endpoints = serving_endpoints(flags, named, flag)
@@ -119,7 +119,7 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
         )
     for text in flags.lora or ():
         LoraOption.parse(text).check()
-    # Draft models come first, because they are small: errors in their names then appear before a large download.
+    # Draft models are found first because they are small: errors in their names then appear before a large download.
     speculations = [_speculation(name, settings, lists.backends) for name in lists.speculations]
     models = [_found(name, settings, lists.backends) for name in local]
     return [
@@ -146,7 +146,7 @@ def _speculation(name: str, settings: Settings, backends: Sequence[str]) -> tupl
 
 
 def _names(given: Sequence[str]) -> list[str]:
-    """Split each `A,B` into two names, unless a file has exactly that name. Presets stand for their models."""
+    """Split each `A,B` into two names, unless a file is named `A,B`. Presets are replaced by their models."""
     from llmrun.engine.remote.request import is_endpoint
 
     lists = [[text] if Path(text).exists() or is_endpoint(text) else names(text, "--model") for text in given]
@@ -225,7 +225,7 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
 
 
 def _check_answers(found: Document) -> int:
-    """Return the exit code, which is 1 if speculation changed answers although the backend guarantees equal ones."""
+    """Return the exit code, which is 1 if speculation changed answers although the backend guarantees equal answers."""
     if not any(check.is_exact and check.different for check in found.answer_checks):
         return 0
     out.error("speculation changed answers, which is a bug: please report it, and include this command line")

@@ -1,7 +1,7 @@
 """Talk with a model. /help lists the commands. Every conversation is saved automatically.
 
---continue NAME continues a conversation, and --continue alone the last one. The beginning of a name is enough if it is
-unique. If no conversation has this name but a model does, --continue selects the model.
+--continue NAME continues a conversation, and --continue alone continues the last conversation. The beginning of a name
+is enough if it is unique. If no conversation has this name but a model does, --continue selects the model.
 
 If the input is a pipe, every line is a turn. Triple quotes enclose a turn of several lines.
 
@@ -129,14 +129,14 @@ def command(
             _opened_tools(declared, models, wanted) as toolbox,
         ):
             check_thinking(models.opened.engine, flags, settings_for(wanted.model), wanted.preferences)
-            for event in changes:  # saved after the checks, so the conversation never switches to an unusable model
+            for event in changes:  # saving follows the checks, so conversations never switch to an unusable model
                 record.add(event)
             return _talk(models, store, record, settings_for, Prompting(variables, toolbox), keyboard)
 
 
 @dataclass(frozen=True, slots=True)
 class _Opener:
-    """A ModelOpener for one chat. `template` and the adapters of --lora apply to the `first` model only."""
+    """A ModelOpener for one chat. Only the `first` model uses `template` and the adapters of --lora."""
 
     flags: AnswerFlags
     settings: Settings
@@ -170,10 +170,10 @@ class _Opener:
 def _with_system(settings: Settings, flags: AnswerFlags, *, strict: bool) -> Settings:
     """Return the settings with the variables of the system prompt filled in.
 
-    A conversation keeps its system prompt, so a variable without a value is an error only where a system prompt is
-    chosen; elsewhere, the system prompt is left out.
+    A conversation keeps its system prompt, so a variable without a value is an error only when a system prompt is
+    chosen. In all other cases, the system prompt is left out.
 
-    strict  whether to raise UsageError
+    strict  whether to raise UsageError for a variable without a value
     """
     try:
         return replace(settings, system=filled_system(settings, flags.prompt_values()))
@@ -184,7 +184,7 @@ def _with_system(settings: Settings, flags: AnswerFlags, *, strict: bool) -> Set
 
 
 def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
-    """Yield the events that apply the flags to a conversation and are saved with it. Raises UsageError."""
+    """Yield the events that apply the flags to a conversation, which stores the events. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import NAMES, STOP, THINK_BUDGET, PreferenceSet, SystemSet, checked_value
 
@@ -207,7 +207,7 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
 def _base_settings(flags: AnswerFlags, model: str, *, strict: bool = False) -> Settings:
     """Return the settings for a model or a preset that apply unless the conversation overrides them.
 
-    strict  as for `_with_system`
+    strict  the same as in `_with_system`
     """
     from llmrun.cli.chatting.events import NAMES
 
@@ -232,7 +232,7 @@ def _new(store: Store, settings: Settings) -> ConversationRecord:
 
 
 def _is_model(text: str, store: Store) -> bool:
-    """Return whether the value of --continue is a model. Any invalid conversation name counts as a model."""
+    """Return whether the value of --continue is a model. An invalid conversation name counts as a model."""
     from llmrun.cli.chatting.store import checked_name, reporting_file_errors
     from llmrun.hub.resolve.model_file import understand
 
@@ -324,7 +324,7 @@ def _declared_tools(file: Path | None, conversation: Conversation) -> ToolsFile 
 def _opened_tools(
     declared: ToolsFile | None, models: ModelInUse, conversation: Conversation
 ) -> Iterator[Toolbox | None]:
-    """Start the tool servers, or yield None if there are no tools. Raises UsageError if the model cannot use them."""
+    """Start the tool servers, or yield None if there are no tools. Raises UsageError if the model cannot use tools."""
     from llmrun.cli.chatting.context import check_past_calls, check_tools, longest_result
 
     opened = models.opened

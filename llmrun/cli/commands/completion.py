@@ -24,7 +24,7 @@ from llmrun.cli.console.output import out
 
 LISTING = {"place": 160}
 
-# The command that makes new shells load the script.
+# Each command makes new shells load the script.
 _STEPS = {
     "bash": "echo 'eval \"$(llmrun completion bash)\"' >> ~/.bashrc",
     "zsh": "echo 'eval \"$(llmrun completion zsh)\"' >> ~/.zshrc",

@@ -231,7 +231,7 @@ def remove(
     json_output: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Remove conversations. Like `llmrun rm`, it does not ask for confirmation."""
+    """Remove conversations. Like `llmrun rm`, this command does not ask for confirmation."""
     store = _store(quiet)
     from llmrun.cli.chatting.store import reporting_file_errors
 

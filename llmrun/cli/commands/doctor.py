@@ -23,7 +23,7 @@ def command(
     verbose: options.Verbose = False,
     debug: options.Debug = False,
 ) -> int:
-    # The report lists invalid settings, so nothing else needs to.
+    # Errors about invalid settings are ignored here because the report lists them.
     settings, _ = load_sound_settings({"offline": offline or None, "quiet": quiet or None})
     out.quiet, out.verbose, out.color = settings.quiet, verbose, settings.color
     from llmrun.cli.console.progress import LiveReporter

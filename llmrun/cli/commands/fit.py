@@ -1,9 +1,9 @@
 """Check whether models fit this machine and how fast they run.
 
-For models not yet downloaded, only the header is fetched. If a name does not specify a quantization, all of them are
-listed, with the best choice marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted
+For models not yet downloaded, only the header is fetched. If a name does not specify a quantization, all quantizations
+are listed, with the best choice marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted
 from a measurement of this machine, which is made only once and takes a few seconds. Encoders generate no text, so their
-speed is that of reading texts.
+speed is the speed of reading text.
 
 Examples:
     llmrun fit qwen3:8b
@@ -145,8 +145,8 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     """Yield the display name, file name and header of each quantization that `name` refers to.
 
     `name` may be a file, a local model or a name that covers several quantizations. No request is made for local
-    models. If one of several headers cannot be read, a note is printed. May raise any LlmrunError from the hub or the
-    reader.
+    models. If one of several headers cannot be read, a note is printed. This function may raise any LlmrunError from
+    the hub or the reader.
     """
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.metadata import check_is_model
@@ -179,7 +179,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _are_all(held: Sequence[tuple[str, Path]], meant: Wanted) -> bool:
-    """Return whether `held` has all the quantizations of a catalogue entry.
+    """Return whether `held` contains all the quantizations of a catalogue entry.
 
     Return False for a repository that is not in the catalogue, because it may have more quantizations than `held`.
     """
@@ -195,7 +195,7 @@ def _naming(meant: Wanted, error: LlmrunError) -> str:
 
 
 def _hint(meant: Wanted, error: LlmrunError) -> str:
-    """Return the error's hint. For models in the catalogue with a known size, add where to find an estimate."""
+    """Return the error's hint. For catalogue models with a known size, add the command that prints an estimate."""
     hint, entry = error.hint or _NO_NETWORK, meant.entry
     if entry is None or entry.estimated_size is None:
         return hint

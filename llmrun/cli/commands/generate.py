@@ -1,4 +1,4 @@
-"""Answer one prompt. The answer goes to stdout, everything else to stderr.
+"""Answer one prompt. The answer is printed to stdout, everything else to stderr.
 
 Examples:
     llmrun generate "Why is the sky blue?"

@@ -1,8 +1,8 @@
 """Compute an importance matrix from a text, for llmrun quantize.
 
 The CPU engine runs the model on the text. The file records how large the inputs of each matrix are, so that llmrun
-quantize can round the important weights with more care. The text should resemble what the model will read. The file has
-the same format as that of llama-imatrix.
+quantize can round the important weights more carefully. The text should resemble what the model will read. The file has
+the same format as the output of llama-imatrix.
 
 Examples:
     llmrun imatrix qwen3-4b-f16.gguf -f calibration.txt -o imatrix.gguf
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from llmrun.jobs.importance import ImatrixCollector
 
 LISTING = {"place": 57}
-_LABEL = 10  # columns
+_LABEL = 10  # width in columns
 
 
 def command(
@@ -100,7 +100,7 @@ def _run(
     with_output: bool,
     as_json: bool,
 ) -> int:
-    """Read the text, write the file and print the report. Ctrl-C stops reading, and the chunks so far are written."""
+    """Read the text, write the file and print the report. After Ctrl-C, the file covers the chunks read so far."""
     from llmrun.jobs.batching.journal import absent_file
     from llmrun.jobs.evaluation.measuring import contexts_of
 
@@ -138,7 +138,7 @@ def _run(
 def _collected(
     backend: CpuBackend, chunks: NDArray[np.int32], *, with_output: bool
 ) -> tuple[ImatrixCollector, Sequence[int]]:
-    """Read the chunks until a signal arrives. Return the collector and the signals."""
+    """Read the chunks, or stop when a signal arrives. Return the collector and the signals."""
     from llmrun.cli.answers.answering import cancelling
     from llmrun.cli.evaluating import followed
     from llmrun.jobs.importance import ImatrixCollector
@@ -151,7 +151,7 @@ def _collected(
 
 
 def _write(file: FileIO, collector: ImatrixCollector, dataset: Path, context: int) -> int:
-    """Write the file and return its number of matrices."""
+    """Write the file and return the number of matrices in it."""
     from llmrun.backends.llama.imatrix_file import Imatrix, write_imatrix
 
     entries = collector.entries()

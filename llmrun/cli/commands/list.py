@@ -1,7 +1,7 @@
 """List the models on this machine, and your presets.
 
-The list includes models downloaded by llmrun, by other Hugging Face tools, by Ollama and by LM Studio. They are used
-in place, without a copy. The names of models work with -m, show, rm and verify.
+The list includes models downloaded by llmrun, by other Hugging Face tools, by Ollama and by LM Studio. All models are
+used in place, without a copy. The names of models work with -m, show, rm and verify.
 
 Examples:
     llmrun list
@@ -67,7 +67,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
 
 
 def _presets() -> list[Preset]:
-    """Return the user's presets. If one is invalid, print a note, so that models can still be listed."""
+    """Return the user's presets. If a preset is invalid, print a note, so that models can still be listed."""
     try:
         return [*load_presets().values()]
     except UsageError as error:

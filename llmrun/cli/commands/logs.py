@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 LISTING = {"place": 140}
 _HEADER = ("TIME", "MODEL", "PROMPT", "ANSWER")
 _USUAL_COUNT = 10
-_LEAST_CELL = 12  # columns
-_PIPED_CELL = 60  # columns if stdout is not a terminal
+_LEAST_CELL = 12  # minimum width in columns
+_PIPED_CELL = 60  # width in columns if stdout is not a terminal
 
 
 def command(

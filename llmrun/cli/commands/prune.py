@@ -71,7 +71,7 @@ def command(
 
 
 def _remove_states(*, dry_run: bool) -> list[StoredState]:
-    """Remove abandoned saved states, and return them. With `dry_run`, only find them."""
+    """Remove abandoned saved states, and return the list of states. With `dry_run`, nothing is removed."""
     from llmrun.base.folders import conversations_folder, prefixes_folder
     from llmrun.engine.saved_state.budget import abandoned
 

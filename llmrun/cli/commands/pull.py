@@ -1,4 +1,4 @@
-"""Download models. Their paths go to stdout, everything else to stderr.
+"""Download models. The paths are printed to stdout, everything else to stderr.
 
 Interrupted downloads resume, and files already present are not downloaded again. Without arguments, the command
 downloads exactly the files listed in llmrun.lock in the current folder.
@@ -92,8 +92,8 @@ def command(
 class _Pulling:
     """One run of the command, with its arguments and flags.
 
-    It plans all downloads, checks the disk space, then downloads the models one by one. If one model fails, the others
-    are still downloaded.
+    The run plans all downloads, checks the disk space, and then downloads the models one by one. If one model fails,
+    the others are still downloaded.
     """
 
     names: tuple[str, ...]
@@ -177,7 +177,7 @@ class _Pulling:
     def _code(self) -> int:
         return self.failures[0] if self.failures else 0
 
-    # Methods for one model
+    # The following methods process one model.
 
     def _tell_plan(self, planned: Pull) -> None:
         if self.dry_run and self.as_json:
@@ -248,7 +248,7 @@ def _plan_fields(planned: Pull) -> list[str]:
 
 
 def _described(planned: Pull, status: str, path: Path | None) -> dict[str, Any]:
-    """Describe a model for --json. The keys about the source are left out if no server was contacted."""
+    """Return a model's JSON object for --json. If no server was contacted, the keys about the source are left out."""
     body: dict[str, Any] = {"name": planned.name, "status": status, "path": str(path) if path else None}
     if planned.pinned is not None:
         body |= {

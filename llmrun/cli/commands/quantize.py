@@ -1,8 +1,8 @@
 """Make a smaller file of a model with llama.cpp's quantizer.
 
-IN should be a model in F16, BF16 or F32. TYPE is the type of the new file, such as Q4_K_M, IQ4_XS or Q8_0. OUT appears
-only when it is complete. An importance matrix, which llmrun imatrix computes, makes types of four bits and fewer more
-accurate. The smallest types need one.
+IN should be a model in F16, BF16 or F32. TYPE is the type of the new file, such as Q4_K_M, IQ4_XS or Q8_0. OUT is
+created only when its contents are complete. An importance matrix, which llmrun imatrix computes, makes types of four
+bits and fewer more accurate. The smallest types require an importance matrix.
 
 Examples:
     llmrun quantize qwen3-4b-f16.gguf qwen3-4b-q4_k_m.gguf Q4_K_M
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from llmrun.jobs.quantizing import Job, Plan
 
 LISTING = {"place": 56}
-_LABEL = 11  # columns
+_LABEL = 11  # width in columns
 
 
 def _types() -> list[str]:

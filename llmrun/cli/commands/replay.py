@@ -75,7 +75,7 @@ def command(
 
 
 def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: ExitStack) -> Engine:
-    """Find, check and open the recorded model. May raise any LlmrunError from the hub or the engine."""
+    """Find, check and open the recorded model. This function may raise any LlmrunError from the hub or the engine."""
     from llmrun.backends.lora_files import LoraOption
     from llmrun.base.errors import kernel_warnings_told
     from llmrun.cli.answers.open_model import model_files, tell_of_too_many_threads
@@ -106,7 +106,7 @@ def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: Ex
 
 
 def _words(result: Result, where: str, recording: Recording, engine: Engine) -> str:
-    """Describe the result in one line."""
+    """Return one line that describes the result."""
     if result.is_same:
         return f"same {counted(result.n_tokens, 'token')} and logits on this machine: {where}"
     count = counted(len(recording.output.tokens), "token")

@@ -1,11 +1,11 @@
 """Serve models over HTTP, with the APIs of OpenAI and others.
 
-The server has the APIs of OpenAI, Anthropic and Ollama, and a chat page for browsers. The models named here are loaded
-at once; any other downloaded model is loaded when a request names it. With --upstream, the server forwards requests for
-other models to other servers; without MODEL, it forwards all requests.
+The server provides the APIs of OpenAI, Anthropic and Ollama, and a chat page for browsers. The models named here are
+loaded at once; any other downloaded model is loaded when a request names it. With --upstream, the server forwards
+requests for other models to other servers; without MODEL, it forwards all requests.
 
-The server listens on this machine only, and needs no API key there. For other machines, add --host and --api-key-file.
-Ctrl-C stops it after the running answers; a second Ctrl-C stops it at once.
+By default, the server listens on this machine only, and clients need no API key. For other machines, add --host and
+--api-key-file. Ctrl-C stops the server after the running answers; a second Ctrl-C stops the server at once.
 
 Examples:
     llmrun serve qwen3:4b
@@ -61,7 +61,7 @@ def command(
     tls = None
     if flags.tls_cert is not None and flags.tls_key is not None:
         tls = tls_context(flags.tls_cert, flags.tls_key)
-    with bound_socket(flags.host, flags.port) as listening:  # fails now rather than after a long download
+    with bound_socket(flags.host, flags.port) as listening:  # binding may fail, so it precedes a long download
         from llmrun.cli.answers.open_model import tell_of_default_model
         from llmrun.cli.answers.serving import serve_models
 

@@ -1,8 +1,8 @@
 """Show a model's metadata without running it.
 
 The output covers the architecture, tensors, tokenizer, sampling, chat template and licence in the model file, and the
-model's entry in the catalogue. For models not yet downloaded, only the header is fetched. For presets, their settings
-come first.
+model's entry in the catalogue. For models not yet downloaded, only the header is fetched. For presets, the settings are
+printed first.
 
 Examples:
     llmrun show qwen3:4b
@@ -56,7 +56,7 @@ def command(
     if preset is not None:
         name = preset.model
         if not parts and not json_output:
-            _show_preset(preset)  # before the model, which may not be reachable
+            _show_preset(preset)  # the preset is shown first because the model may not be reachable
         if is_endpoint(name) and not parts:
             if json_output:
                 out.json({"preset": preset_output.preset_as_json(preset)})
@@ -70,7 +70,7 @@ def command(
 def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
     """Return a model's header, catalogue entry and name. For a model not yet downloaded, only the header is fetched.
 
-    May raise any LlmrunError from the hub or the reader.
+    This function may raise any LlmrunError from the hub or the reader.
     """
     from llmrun.formats.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import LocalPath, existing, understand
@@ -102,7 +102,7 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
 def _show(
     file: GGUFFile, name: str, entry: CatalogEntry | None, part: str, preset: Preset | None, *, as_json: bool
 ) -> None:
-    """Show the overview of a header, or only the part that a flag such as "--template" names."""
+    """Print the overview of a header, or only the part that a flag such as "--template" selects."""
     from llmrun.cli import show_output
 
     match part:

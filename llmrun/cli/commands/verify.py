@@ -1,6 +1,6 @@
 """Check that models are complete and unchanged.
 
-The command reads every byte and checks that the sha256 matches the expected one, that the header is valid, and that no
+The command reads every byte and checks that the sha256 is the expected value, that the header is valid, and that no
 scale of a weight block is NaN or infinite.
 
 Examples:
@@ -86,7 +86,7 @@ def _model(name: str, found: list[Model]) -> Model:
 
 
 def _exit_code(verdict: VerificationResult) -> int:
-    """Return the exit code for a model. The code for damage is the highest."""
+    """Return the exit code for a model. Damage has the highest exit code."""
     if verdict.problems:
         return IntegrityError.exit_code
     if verdict.missing:
