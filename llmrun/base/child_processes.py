@@ -79,7 +79,7 @@ def isolated_command(module: str) -> list[str]:
     """Return a command that runs `main()` of `llmrun.MODULE` in an isolated Python.
 
     The isolated Python ignores environment variables and the user's files, and imports only from this process's module
-    search path. It also starts faster than a regular Python.
+    search path. An isolated Python also starts faster than a regular Python.
     """
     program = f"import sys; sys.path[:] = sys.argv[1:]; from llmrun.{module} import main; main()"
     folders = [str(Path(__file__).parents[2]), *(path or os.getcwd() for path in sys.path)]  # noqa: PTH109

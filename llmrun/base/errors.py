@@ -19,7 +19,7 @@
     └── Cancelled             130  Ctrl-C
 
 Messages have the form ``what happened: file or key: actual value, limit``. The `hint` advises the user on what to do
-next. `cli/messages.py` formats both for the terminal.
+next. `cli/messages.py` formats messages and hints for the terminal.
 
 KernelWarning is the only warning, issued through Python's `warnings`.
 """
@@ -130,7 +130,7 @@ class Unavailable(LlmrunError):
 
 
 class Cancelled(LlmrunError):
-    """`Backend.cancel()` stopped a forward pass. The rows of its batch are not in the KV cache."""
+    """`Backend.cancel()` stopped a forward pass. The rows of the stopped pass are not in the KV cache."""
 
     exit_code = 130
 

@@ -1,4 +1,4 @@
-"""The `llmrun` entry point. It runs a command and catches every exception."""
+"""The `llmrun` entry point, which runs a command and catches every exception."""
 
 from __future__ import annotations
 

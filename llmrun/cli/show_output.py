@@ -144,7 +144,7 @@ def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
 
 
 def _draft_head(file: GGUFFile) -> str:
-    """Return a text on whether the CPU engine can draft with the layer for multi-token prediction, or why it cannot."""
+    """Describe how the CPU engine uses the layer for multi-token prediction, or why the engine does not use it."""
     from llmrun.model.archs.registry import draft_plan_of_header
 
     try:

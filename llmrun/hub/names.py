@@ -426,7 +426,7 @@ def sizes_near(wanted: str, sizes: Sequence[str]) -> str:
 def hint_for_repository(repository: str, known: Iterable[str]) -> str:
     """Return a hint for a repository that does not exist or lacks an owner, or "" if no known name is similar."""
     wanted = repository.lower()[:_LONGEST]
-    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide a known one
+    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide a known repository
     own_name = _own_name(wanted)
     same = [name for name in repositories if own_name and _own_name(name.lower()) == own_name]
     found = same or _near(wanted, repositories) or _near(own_name, repositories, _own_name)

@@ -1,4 +1,4 @@
-"""The interface for reporting the progress of downloads and checks. The CLI implements it with progress bars."""
+"""The interface for reporting the progress of downloads and checks, which the CLI implements with progress bars."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@
     prompt = "Translate into $language: $input"
     defaults = { language = "English" }
 
-Presets are tables in the user's models.toml. They are read separately from the catalogue because the settings of every
-run depend on presets (see settings.py), but few runs need the catalogue. Each file NAME.toml in the folder `templates`
-next to models.toml is a preset, too, because earlier versions stored prompt templates with nearly the same keys in that
-folder. `read_toml` also reads config.toml.
+Presets are tables in the user's models.toml. These tables are read separately from the catalogue because the settings
+of every run depend on presets (see settings.py), but few runs need the catalogue. Each file NAME.toml in the folder
+`templates` next to models.toml is a preset, too, because earlier versions stored prompt templates with nearly the same
+keys in that folder. `read_toml` also reads config.toml.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
 
 
 def _parsed(data: bytes, path: Path, role: str) -> dict[str, Any]:
-    import tomllib  # importing this takes 5 ms, and most runs do not need it
+    import tomllib  # importing tomllib takes 5 ms, and most runs do not need it
 
     try:
         return tomllib.loads(data.decode("utf-8").removeprefix("\ufeff"))
@@ -134,7 +134,7 @@ def _parts(template: str) -> Iterator[re.Match[str]]:
 
 
 def read_presets(path: Path, check: Check) -> dict[str, Preset]:
-    """Return the presets in a models.toml file, keyed by their names in lower case. A missing file contains none.
+    """Return the presets in a models.toml file, keyed by their names in lower case. A missing file has no presets.
 
     Raises UsageError with the file, the preset and the key.
     """

@@ -66,7 +66,7 @@ def _declared(default: float | str, **declaration: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The parameters for choosing the next token. The defaults match llama.cpp's, and --help lists them in this order.
+    """The parameters for choosing the next token, in the order of --help. The defaults match llama.cpp's.
 
     The penalties apply to the last `repeat_last_n` tokens, including the prompt.
     """

@@ -121,7 +121,7 @@ class KernelCache:
         return self.folder / f"{key}{_SUFFIX}"
 
     def _claim(self, key: str) -> BinaryIO | None:
-        """Lock and open the file that will become the entry. Returns None if another process has locked it.
+        """Lock and open the file that will become the entry. Returns None if another process has locked the file.
 
         The system releases the lock when the process that holds it ends. If that process is killed, the next process
         that needs the entry takes over the file. Raises OSError.
@@ -142,7 +142,7 @@ class KernelCache:
         return None
 
     def _claim_path(self, key: str) -> Path:
-        # Windows has no such locks, so two processes may create the same entry there, and the last one to finish wins.
+        # Windows does not support these locks, so two processes may create the same entry, and the last to finish wins.
         return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
 
     def _make_claimed(self, key: str, claim: BinaryIO, compile_object: Callable[[], bytes]) -> bytes:

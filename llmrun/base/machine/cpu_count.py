@@ -56,7 +56,7 @@ def _cores_of(cpus: Collection[int], root: Path) -> set[str]:
 def _fast(cpus: Collection[int], root: Path) -> Collection[int]:
     """Return the processors with fast cores among `cpus`, or all of `cpus` if their cores are of the same kind.
 
-    Linux lists Intel's performance cores in a file. It reports a capacity for Arm's cores and, since Linux 6.12, for
+    Linux lists Intel's performance cores in a file, and reports a capacity for Arm's cores and, since Linux 6.12, for
     Intel's. A processor whose capacity is unknown counts as fast.
     """
     if performance := _numbers_in(text_of(root / "sys/devices/cpu_core/cpus") or "").intersection(cpus):

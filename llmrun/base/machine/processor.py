@@ -102,7 +102,7 @@ _VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """Return the processor's model name. If the system does not report one, return the best available description."""
+    """Return the processor's model name. If the system reports no name, return the best available description."""
     known = _cpuinfo(root)
     return (
         known.get("model name")

@@ -157,7 +157,7 @@ def _in_words(sentence: str, wanted: Any) -> str:
 
 
 def _nearest(option: str, parameters: Any) -> list[str]:
-    """Return the options that start with the given text, or else those with similar spelling, best match first.
+    """Return the options that start with the given text, or else options with similar spelling, the best match first.
 
     For an option with several names, only one name is returned. Typer's own suggestions are not used, because they
     include options that merely share some letters, and do not include --max-tokens for --max.

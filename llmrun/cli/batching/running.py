@@ -1,6 +1,6 @@
 """Runs a batch in the terminal, shows its progress, handles Ctrl-C and prints the statistics.
 
-Flags and settings become the options of the batch's calls. The fields of a line take precedence over them.
+Flags and settings become the options of the batch's calls. The fields of a line take precedence over these options.
 """
 
 from __future__ import annotations

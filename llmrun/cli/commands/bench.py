@@ -77,7 +77,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     if flags.profile and flags.lora:
         raise UsageError("--profile: cannot be combined with --lora, whose ops it does not measure")
 
-    # No heavy imports above this line, so that usage errors appear immediately.
+    # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.jobs.bench.measuring.workload import configurations
 
     if flags.profile:

@@ -38,7 +38,7 @@ def command(
         check_output(flags.output, flags.file)
     inputs = read_texts(texts or [], flags.file)
 
-    # No heavy imports above this line, so that usage errors appear immediately.
+    # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.cli.embedding import open_embedder
 
     with open_embedder(settings, pooling) as opened:

@@ -1,8 +1,8 @@
 """Measure how well a model predicts a text or answers questions.
 
-The perplexity is computed as llama-perplexity does. --against compares the model with a base model, such as a larger
-quantization: both run side by side, and the KL divergence shows how much their predictions differ. --against-kv-type
-and --against-backend compare a model with itself.
+The perplexity is computed as in llama-perplexity. --against compares the model with a base model, such as a larger
+quantization. The two models run side by side, and the KL divergence shows how much their predictions differ.
+--against-kv-type and --against-backend compare a model with itself.
 
 Examples:
     llmrun eval qwen3:4b --text wiki.test.raw
@@ -142,7 +142,7 @@ def command(
     base = flags.base_settings(settings)
     text = _text(flags)
 
-    # No heavy imports above this line, so that usage errors appear immediately.
+    # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.cli.evaluating import Task, evaluate
     from llmrun.jobs.evaluation.choices import read_questions
     from llmrun.jobs.evaluation.measuring import DEFAULT_CONTEXT

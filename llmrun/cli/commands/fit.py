@@ -92,7 +92,7 @@ def command(
 
 
 class _FitFlags:
-    """The options that apply to every model. The machine's speed is measured when it is first used."""
+    """The options that apply to every model. The machine's speed is measured on first use."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
         from llmrun.backends.base import OpenOptions
@@ -122,7 +122,7 @@ class _Named(NamedTuple):
 
 
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
-    """Show one model or all its quantizations. Return its entry for --json."""
+    """Show one model or all its quantizations. Return the model's entry for --json."""
     from llmrun.backends.fitting import best_of
     from llmrun.hub.names import quantization_of
 
@@ -210,7 +210,7 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
-    """Open the local copy of an artifact, matched by name and size. Return None if it is missing or damaged."""
+    """Open the local copy of an artifact, matched by name and size. Return None if the copy is missing or damaged."""
     from llmrun.formats.gguf.reader import open_gguf
 
     try:

@@ -110,7 +110,7 @@ def command(
     text, system = prompts.filled(asked)
     messages = chat_messages(text, system)
 
-    # No slow imports above this line, so that usage errors appear immediately.
+    # Slow imports must stay below this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer, next_seed, sent_sampling
     from llmrun.cli.answers.open_model import open_model, tell_of_default_model, unwatched

@@ -1,6 +1,6 @@
 """Show help for llmrun or one of its commands.
 
-The output is the same as that of `llmrun COMMAND --help`.
+The output is the same as with `llmrun COMMAND --help`.
 
 Examples:
     llmrun help

@@ -69,7 +69,7 @@ def command(
         )
     read = read_stdin("the text") if str(text) == STDIN else read_text(text, "--text")
 
-    # No heavy imports above this line, so that usage errors appear immediately.
+    # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.backends.base import OpenOptions
     from llmrun.base.errors import kernel_warnings_told
     from llmrun.hub.local.safe_writes import in_use

@@ -40,7 +40,7 @@ def command(
     documents = read_documents(files or [])
     asked = checked_text(query, "query")
 
-    # No heavy imports above this line, so that usage errors appear immediately.
+    # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.cli.embedding import open_embedder
 
     with open_embedder(settings) as opened:

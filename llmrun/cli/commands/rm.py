@@ -1,6 +1,6 @@
 """Remove models from this machine.
 
-`rm` does not ask for confirmation. It keeps models that are in use and files that another revision or name needs.
+`rm` does not ask for confirmation. Models in use and files that another revision or name needs are kept.
 
 Examples:
     llmrun rm qwen3:4b hf:org/repo:Q8_0

@@ -1,8 +1,9 @@
 """List or search the models that llmrun knows by name.
 
 If you give words, only models with all the words in their name, description or licence are listed. Sizes are for the
-default quantization; `llmrun fit NAME` shows the others. FITS compares the estimated memory need with the memory that
-is free now. The search works offline. With --hub, the command searches the Hugging Face Hub for GGUF models instead.
+default quantization; `llmrun fit NAME` shows all quantizations. FITS compares the estimated memory need with the
+memory that is free now. The search works offline. With --hub, the command searches the Hugging Face Hub for GGUF models
+instead.
 
 Examples:
     llmrun search

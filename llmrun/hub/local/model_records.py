@@ -91,7 +91,7 @@ def mark_used(model: Path) -> None:
         try:
             record = ModelRecord("", "", "", (file_record(model),), fetched=0.0, used=0.0)
         except OSError:
-            return  # the file is missing; the code that opens it will report that
+            return  # the file is missing; the code that opens the file will report this
     write_record(replace(record, used=time.time()))
 
 
@@ -112,7 +112,7 @@ def remember_digests(
 def known_digest(path: Path, first: Path | None = None) -> str | None:
     """Return the recorded sha256 of a file, or None if none is recorded or the file has changed since.
 
-    This does not read the file's contents. The sha256 of a shard is in the record of its model, whose first file is
+    The file's contents are not read. The sha256 of a shard is in the record of its model, whose first file is
     `first`, by default the file with the name of the first shard.
     """
     real = os.path.realpath(path)

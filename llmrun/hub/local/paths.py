@@ -102,7 +102,7 @@ def single_model_folders() -> list[Path]:
 
 
 def work_folder(key: str) -> Path:
-    """Return the folder for partial downloads of `key` (any text). The next download of the same `key` empties it."""
+    """Return the folder for partial downloads of `key` (any text). The next download of `key` empties the folder."""
     return models_folder() / ".partial" / _hashed(key)
 
 
@@ -164,7 +164,7 @@ def shared_lock(repository: str, sha256: str) -> Path:
 
 
 def _name(file: str) -> str:
-    """Return `file` unchanged. Raises UsageError unless it is a safe file name without folders."""
+    """Return `file` unchanged. Raises UsageError unless `file` is a safe file name without folders."""
     if len(safe_segments(file)) != 1:
         raise UsageError(f"file name: {file[:300]!r}: must not contain a folder")
     return file

@@ -1,10 +1,10 @@
 """Sends HTTP range requests to untrusted servers and validates the responses strictly.
 
-The user's token must only be sent to the Hub's own origin. Therefore, redirects are followed here instead of in the
-HTTP client, and the caller's headers are dropped when a redirect leads to another scheme, host or port.
+The user's token must only be sent to the Hub's own origin. Therefore, this module follows redirects instead of the HTTP
+client, and the caller's headers are dropped when a redirect leads to another scheme, host or port.
 
-Models at plain URLs on any web server are described here too. The policies for retries and for the number of parallel
-connections (`Patience` and `Growth`) use neither a clock nor the network.
+This module also describes models at plain URLs on any web server. The policies for retries and for the number of
+parallel connections (`Patience` and `Growth`) use neither a clock nor the network.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,20}", re.ASCII)
 _LONGEST_VALIDATOR = 256
 _PORTS = {"http": 80, "https": 443}
-# Without this header, proxies may compress the response.
+# Without an accept-encoding header, proxies may compress the response.
 _UNENCODED = {"accept-encoding": "identity"}
 _RESUMES = "check the connection and run the command again; the download will resume"
 
@@ -74,7 +74,7 @@ class RangeResponse:
 
 
 class Remote:
-    """The remote location of one file. Several threads may use it at the same time.
+    """The remote location of one file, which several threads may use at the same time.
 
     `address` returns the initial URL and the headers for its origin. If the target of the redirect has expired,
     `address` is called again.
@@ -203,7 +203,7 @@ class Remote:
         raise _refusal(status, response.headers.get("x-error-code", ""))
 
     def _is_whole_file(self, response: httpx2.Response, start: int, end: int) -> bool:
-        """Return True for the whole file and False for the requested range. Raises if the response is neither."""
+        """Return True for the whole file and False for the requested range. Raises for all other responses."""
         coding = response.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise NetworkError(
@@ -224,7 +224,7 @@ class Remote:
 
 
 def _parsed_size(text: str) -> int | None:
-    """Parse a size sent by a server. Returns None if it is missing or implausible for a model."""
+    """Parse a size sent by a server. Returns None for missing sizes and for sizes that are implausible for a model."""
     size = int(text) if _LENGTH.fullmatch(text) else None
     return size if is_size(size) else None
 

@@ -1,8 +1,8 @@
 """Queries the Hugging Face Hub: lists files with sizes and digests, searches repositories, and checks reachability.
 
-huggingface_hub handles URLs, tokens and proxy settings, and reports each file's sha256. However, it never compares that
-sha256 with the downloaded bytes, and version 2.4 even serves truncated and corrupt files from its cache. Therefore,
-huggingface_hub is used only for metadata, and `hub/transfer` downloads the files and verifies them.
+huggingface_hub handles URLs, tokens and proxy settings, and reports each file's sha256. However, huggingface_hub never
+compares that sha256 with the downloaded bytes, and version 2.4 even serves truncated and corrupt files from its cache.
+Therefore, huggingface_hub is used only for metadata, and `hub/transfer` downloads the files and verifies them.
 
 The reachability check neither sends nor shows the user's token.
 """
@@ -77,7 +77,7 @@ def listing(source: HubSource) -> Listing:
 
 
 def remote_file(source: HubSource, commit: str, file: RemoteFile) -> Remote:
-    """Return a remote for range requests to a file at the given commit. Creating it sends no request."""
+    """Return a remote for range requests to a file at the given commit, without sending a request."""
     return Remote(file, lambda: request(source.repository, commit, file.path))
 
 
@@ -309,7 +309,7 @@ class Ping:
 
     endpoint  the URL of the Hub or of HF_ENDPOINT, without user name and password
     seconds   the response time in seconds; None if there was no response
-    trouble   why there was no response or no request; "" if the Hub responded
+    trouble   the reason for a missing response or request; "" if the Hub responded
     offline   whether offline mode prevented the request
     token     whether a token is configured
     proxies   the names of the environment variables that configure proxies

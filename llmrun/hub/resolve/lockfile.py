@@ -1,8 +1,8 @@
 """Reads and writes llmrun.lock, which records the exact files of a project's models.
 
-The lock file is a sorted TOML file with one table per model. `pull --lock` writes it, and `pull --locked` downloads the
-files that it lists. Lock files come with projects and are not trusted, so parsing is strict and every name is validated
-before it becomes part of a path.
+The lock file is a sorted TOML file with one table per model. `pull --lock` writes the lock file, and `pull --locked`
+downloads the listed files. Lock files come with projects and are not trusted, so parsing is strict and every name is
+validated before it becomes part of a path.
 """
 
 from __future__ import annotations

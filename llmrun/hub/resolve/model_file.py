@@ -225,8 +225,8 @@ def resolve(
     If `options` name RPC servers, the memory of these servers counts as well as the memory of this machine.
 
     For local models, this function sends no network request and makes no slow import. The time of use is recorded.
-    Raises ModelNotFound and all errors of a download. With `offline` (or HF_HUB_OFFLINE=1), it raises NetworkError
-    instead of downloading.
+    Raises ModelNotFound and all errors of a download. With `offline` (or HF_HUB_OFFLINE=1), raises NetworkError instead
+    of downloading.
     """
     asked = understand(name)
     if isinstance(asked, LocalPath):
@@ -472,8 +472,8 @@ def _as_named(wanted: Wanted, held: Artifact) -> Source:
 def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
     """Raise IntegrityError if the name no longer refers to the locked model.
 
-    If the catalogue contains the sha256 of all files, these must equal those in the lock file. Otherwise, the sources
-    must match.
+    If the catalogue contains the sha256 of all files, these must equal the digests in the lock file. Without these
+    digests, the sources must match.
     """
     known = [file.sha256 for file in wanted.expected]
     if known and None not in known:

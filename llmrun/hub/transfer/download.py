@@ -115,7 +115,7 @@ def _from_hub(
 ) -> Path:
     for _ in range(1 + _REMOVAL_RETRIES):
         _fetch_blobs(artifact, source, goals, waiting, reporter)
-        # `rm` and `prune` take this lock too.
+        # `rm` and `prune` also acquire the lock of a download.
         with lock_held(paths.lock_file(source.repository), paths.models_folder(), waiting):
             if all(map(_is_present, goals)):
                 _put_links(artifact, source, goals)
@@ -185,7 +185,7 @@ def _point(link: Path, blob: Path) -> None:
     """
     if not blob.exists():
         if link.exists():
-            return  # the blob has already been moved there
+            return  # the blob has already been moved to the snapshot
         raise _removed_meanwhile(blob)
     new = paths.partial_of(link)
     new.unlink(missing_ok=True)
@@ -210,11 +210,11 @@ def _from_url(
             here = _known(goal, goals[0]) or _checked(goal, reporter)
             if here is None:
                 digests.append(_fetched(goal, reporter))
-                whole.enter_context(in_use(goal.partial))  # lock it until all files are complete
+                whole.enter_context(in_use(goal.partial))  # the partial file stays locked until all files are complete
                 fetched.append(goal)
             else:
                 digests.append(here.sha256)
-        for goal in reversed(goals):  # the first file comes last because lookups find a model by it
+        for goal in reversed(goals):  # the first file comes last because lookups start with that file
             if goal in fetched:
                 _put_in_place(goal)
             with writing(goal.partial):
@@ -242,7 +242,7 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
     finally:
         partial.close()
         if partial.received == 0 < goal.file.size:
-            with contextlib.suppress(OSError):  # this error must not hide the one that is being raised
+            with contextlib.suppress(OSError):  # this error must not hide the error that is being raised
                 remove(goal.partial)
 
 

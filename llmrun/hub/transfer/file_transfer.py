@@ -188,7 +188,7 @@ class Connections:
                 if len(self._claims) > 1:
                     raise TryAgain("the file on the server has changed")
                 if answer.whole and not next(answer.pieces, b"").startswith(MAGIC):
-                    raise AnotherFile("the response is not a GGUF file")  # unlike OtherVersion, this keeps the bytes
+                    raise AnotherFile("the response is not a GGUF file")  # unlike with OtherVersion, the bytes are kept
                 raise OtherVersion
             if answer.whole:
                 if len(self._claims) > 1:
@@ -240,7 +240,7 @@ _ELSEWHERE = "try again later, or from another network"
 
 
 class _NotGGUF(IntegrityError):
-    """The file lacks the GGUF magic. It may be an HTML page or a mislabelled file in a repository."""
+    """The file lacks the GGUF magic, for example because it is an HTML page or a mislabelled file."""
 
     def __init__(self) -> None:
         super().__init__("not a GGUF file")
@@ -344,8 +344,8 @@ def _follow(connections: Connections, hasher: _FileHasher, progress: _Progress, 
 class _FileHasher:
     """An incremental sha256 of the partial file, up to its first gap.
 
-    The hasher reads the bytes back from the file, usually from the page cache. Therefore, it works for bytes of earlier
-    runs and for bytes that arrive out of order, and it never delays the network threads.
+    The hasher reads the bytes back from the file, usually from the page cache. Therefore, hashing works for bytes of
+    earlier runs and for bytes that arrive out of order, and never delays the network threads.
     """
 
     def __init__(self, partial: PartialFile) -> None:

@@ -87,7 +87,7 @@ class PartialFile:
         return found
 
     def read(self, start: int, count: int) -> bytes:
-        """Read bytes before the first gap. Only one thread may call this. Raises LlmrunError if reading fails."""
+        """Read bytes before the first gap. Only one thread may call `read`. Raises LlmrunError if reading fails."""
         with writing(self.path):
             self._file.seek(start)
             return self._file.read(count)
@@ -95,7 +95,7 @@ class PartialFile:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def begin(self, start: int) -> ByteRun:
-        """Open a run for the bytes from `start` on. Continues an idle run that ends there, or creates a new one."""
+        """Open a run for the bytes from `start` on, which is either an idle run that ends at `start` or a new run."""
         with self._lock, writing(self.path):
             run = next((run for run in self._runs if run.file is None and run.written == start), None)
             if run is None:
@@ -119,7 +119,7 @@ class PartialFile:
                     self._put(self._line_at(run.index) + _DIGITS + 1, b"%020d" % run.written)
 
     def end(self, run: ByteRun) -> None:
-        """Close a run. Another connection may continue it."""
+        """Close a run, which another connection may then continue."""
         with self._lock:
             if run.file is not None:
                 run.file.close()
@@ -273,7 +273,7 @@ def _line(run: ByteRun) -> bytes:
 
 
 def understood(data: bytes) -> tuple[dict[str, object], list[tuple[int, int, int]]]:
-    """Parse a journal. Returns its header and (start, written, synced) for each run.
+    """Parse a journal, and return its header and (start, written, synced) for each run.
 
     An incomplete last line is ignored. Raises ValueError if the data is not a journal.
     """

@@ -124,7 +124,7 @@ def of_path(path: Path) -> Model:
 
 
 def facts_of(model: Model) -> tuple[Glance, str]:
-    """Read a model's header. Returns a few of its fields and an error message, which is "" on success."""
+    """Read a model's header, and return a few of its fields and an error message, which is "" on success."""
     named = bool(quantization_of(model.path.name))
     try:
         return glance(model.path, needs_file_type=not named), ""

@@ -25,7 +25,7 @@ _SYNC_BYTES = 256 << 20  # received bytes between two syncs to disk
 
 @dataclass(frozen=True, slots=True)
 class OriginalFile:
-    """One file of a model on the other machine. `path` is its absolute path there."""
+    """One file of a model on the other machine. `path` is the file's absolute path on that machine."""
 
     path: str
     size: int

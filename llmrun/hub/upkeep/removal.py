@@ -89,7 +89,7 @@ def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:
 
 
 def _journal(path: Path) -> tuple[dict[str, Any], int]:
-    """Read a journal. Returns its header and the number of bytes on disk. The header of an invalid journal is empty."""
+    """Read a journal, and return its header, which is empty for an invalid journal, and the number of bytes on disk."""
     try:
         told, runs = understood(read_small(path))
         return told, sum(max(written - start, 0) for start, written, _ in runs)
