@@ -378,7 +378,7 @@ def _quant(entry: TableKeys, name: str, table: object, repository: str | None) -
         if "repository" in keys.left:
             repository = keys.repository()
         if repository is None:
-            raise keys.refusal("repository", "missing both here and in the entry")
+            raise keys.refusal("repository", "missing from the quantization and from the entry")
         first = HubSource(repository, file)
     sources: list[Source] = [first]
     if "pypi" in keys.left:

@@ -351,12 +351,12 @@ def _split(url: str) -> SplitResult:
 
     try:
         if not url.isascii() or not url.isprintable() or any(letter in url for letter in ' \\"<>^`{|}'):
-            raise ValueError("it contains a character that must be written as %XX")
+            raise ValueError("a character must be written as %XX")
         split = urlsplit(url)
         if split.username is not None or split.password is not None:
-            raise ValueError("it must not contain a user name or password")
+            raise ValueError("a user name or password is not allowed")
         if not split.hostname or split.port == 0:
-            raise ValueError("it has no host name")
+            raise ValueError("the host name is missing")
     except ValueError as error:
         raise UsageError(f"model: {_without_password(url)[:300]!r}: not a valid URL: {error}") from error
     return split

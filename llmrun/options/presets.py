@@ -210,7 +210,7 @@ def _preset(where: str, folder: Path, name: str, table: Mapping[str, Any], check
         raise UsageError(f"{where}: think: contradicts think_budget = 0, which turns thinking off")
     loras = tuple(_loras(where, table.get(_LORA, []), folder))
     if loras and (not model or "://" in model):
-        why = "not supported for models on a server, which controls it" if model else "needs a model"
+        why = "not supported for models on a server, which controls this setting" if model else "needs a model"
         raise UsageError(f"{where}: {_LORA}: {why}")
     prompt = table.get(_PROMPT)
     if prompt is not None:

@@ -189,7 +189,7 @@ def test_one_that_fails_does_not_keep_the_others(machine: Machine) -> None:
     assert "tiny:9b" in errors[2]
     assert f"{machine.hub.url}/o/gated" in done.stderr
     assert "hint: available: Q4_K_M, Q8_0" in done.stderr
-    assert done.stderr.endswith("note: 3 of 4 models failed; the others are here\n")
+    assert done.stderr.endswith("note: 3 of 4 models failed; the others are on this machine\n")
 
 
 def test_a_model_that_is_named_twice_is_fetched_once(machine: Machine) -> None:

@@ -94,7 +94,7 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(model: Path, tmp_pat
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(without_llama(tmp_path / "path")), str(ROOT)])}
     done = llmrun("quantize", str(model), str(tmp_path / "out.gguf"), "Q8_0", env=env)
     assert done.returncode == 2
-    assert done.stderr.decode().startswith("error: llama.cpp is not installed: it has the quantizer\n")
+    assert done.stderr.decode().startswith("error: llama.cpp is not installed: the quantizer is part of llama.cpp\n")
 
 
 def test_a_full_disk_is_one_line(model: Path, tmp_path: Path) -> None:

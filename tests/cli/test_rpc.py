@@ -92,7 +92,7 @@ def test_invalid_flags_are_usage_errors(
 def test_models_on_a_server_take_none_of_these_flags(flags: tuple[str, ...]) -> None:
     code, line, _ = refused("generate", "-m", "http://127.0.0.1:1/v1#m", *flags, "a")
     assert code == 2
-    assert line == f"error: {flags[0]}: not supported for models on a server, which controls it"
+    assert line == f"error: {flags[0]}: not supported for models on a server, which controls this setting"
 
 
 def test_a_flag_turns_the_setting_off(model: str) -> None:

@@ -104,7 +104,7 @@ PORTABLE = Level("portable", (), (), "")
 
 LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_I8MM, NEON_DOT, PORTABLE)  # from best to worst
 
-_FAILS = "this processor reports instructions that fail on it"
+_FAILS = "this processor reports instructions that do not work"
 
 
 @dataclass(frozen=True, slots=True)

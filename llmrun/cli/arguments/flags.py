@@ -146,8 +146,8 @@ class AnswerFlags:
         for name in _NOT_FOR_SERVERS:
             if getattr(self, name) is not None:
                 raise UsageError(
-                    f"--{name.replace('_', '-')}: not supported for models on a server, which controls it",
-                    hint="leave it out, or set it when you start the server",
+                    f"--{name.replace('_', '-')}: not supported for models on a server, which controls this setting",
+                    hint="leave out this flag, or set it when you start the server",
                 )
 
     def settings(self) -> Settings:

@@ -94,7 +94,7 @@ def parse_samples(
 def check_prompt_cache(path: Path, model: str) -> None:
     """Raise UsageError for a remote model, and for an existing file that is not a prompt cache."""
     if is_endpoint(model):
-        raise UsageError("--prompt-cache: not supported for models on a server", hint="leave it out")
+        raise UsageError("--prompt-cache: not supported for models on a server", hint="leave out this flag")
     if not path.parent.is_dir():
         raise UsageError(f"--prompt-cache: {path}: there is no folder {path.parent}", hint="create it first")
     from llmrun.engine.saved_state.budget import BEGINNING
@@ -114,7 +114,7 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
     if several:
         raise UsageError("--record: cannot be combined with --samples", hint="record one answer, with its --seed")
     if cached:
-        raise UsageError("--record: cannot be combined with --prompt-cache", hint="the answers are the same without it")
+        raise UsageError("--record: cannot be combined with --prompt-cache", hint="leave out --prompt-cache")
     if is_endpoint(settings.model):
         raise UsageError("--record: only models on this machine can be recorded, not models on a server")
     if settings.backend not in (AUTO, CPU):

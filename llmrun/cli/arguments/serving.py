@@ -172,7 +172,7 @@ class ServeFlags:
             _tell_if_others_can_read(UPSTREAM_FLAG, self.upstream_key_file)
         for endpoint in endpoints:
             if not endpoint.is_loopback and endpoint.base.startswith("http:"):
-                out.note(f"--upstream: prompts and keys travel to {endpoint.host} unencrypted; use https if you can")
+                out.note(f"--upstream: prompts and keys are sent to {endpoint.host} unencrypted; use https if possible")
         return [Upstream(number, one, keys.get(one.base)) for number, one in enumerate(endpoints)]
 
     def model_limits(self) -> ModelLimits:
@@ -214,7 +214,7 @@ class ServeFlags:
         if self.api_key_file is not None:
             _tell_if_others_can_read("--api-key-file", self.api_key_file)
         if not is_local and self.tls_cert is None:
-            out.note(f"without --tls-cert, prompts and API keys travel unencrypted; {_SECURITY}")
+            out.note(f"without --tls-cert, prompts and API keys are sent unencrypted; {_SECURITY}")
         if "*" in origins and not keys:
             out.note("--cors '*': every web page that a browser on this machine opens can use the server")
         return ServingOptions(
@@ -230,7 +230,7 @@ def _tell_if_others_can_read(flag: str, path: Path) -> None:
     from llmrun.serving.gate import others_can_read
 
     if others_can_read(path):
-        out.note(f"{flag}: other users of this machine can read it; run chmod 600 {path}")
+        out.note(f"{flag}: other users of this machine can read the file; run chmod 600 {path}")
 
 
 def _upstream_endpoint(url: str) -> Endpoint:

@@ -37,7 +37,7 @@ def _counted(counts: Counts) -> Iterator[tuple[str, str]]:
     if counts.failing:
         words.append(f"{counts.failing:,} cannot be answered")
     if counts.answered > counts.calls:
-        words.append(f"{counts.answered - counts.calls:,} equal to others")
+        words.append(f"{counts.answered - counts.calls:,} equal to other lines")
     yield "input", ", ".join([*words, *([f"{counts.calls:,} to answer"] if len(words) > 1 else [])])
     prefixes = counts.prefixes
     reused = f", {format_percent(1 - prefixes.computed / prefixes.total)} in shared prefixes"

@@ -75,7 +75,7 @@ def command(
     if machines is not None:
         raise UsageError("--machines: no longer exists", hint="divide the time that --dry-run prints by the machines")
     if output is None and not is_dry_run:
-        raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run to see what the batch takes")
+        raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run for an estimate")
     if force and retry_errors:
         raise UsageError("--force: cannot be combined with --retry-errors")
     flags = replace(flags, seed=seed)

@@ -75,7 +75,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     if flags.profile and flags.speculate is not None:
         raise UsageError("--profile: cannot be combined with --speculate")
     if flags.profile and flags.lora:
-        raise UsageError("--profile: cannot be combined with --lora, whose ops it does not measure")
+        raise UsageError("--profile: cannot be combined with --lora, because adapters are not profiled")
 
     # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.jobs.bench.measuring.workload import configurations

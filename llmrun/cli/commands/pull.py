@@ -132,7 +132,7 @@ class _Pulling:
         if self.locked_now:
             self._write_lock()
         if self.failures and len(names) > 1:
-            rest = "" if len(self.failures) == len(names) else "; the others are here"
+            rest = "" if len(self.failures) == len(names) else "; the others are on this machine"
             out.note(f"{len(self.failures)} of {len(names)} models failed{rest}")
         return self._code()
 

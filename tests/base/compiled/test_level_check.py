@@ -151,7 +151,7 @@ def test_the_next_level_takes_the_place_of_one_that_does_not_work() -> None:
     expected = others[0] if others else PORTABLE
     with (
         mock.patch.object(levels, "level_works", side_effect=lambda level, *_: level != best.name),
-        pytest.warns(KernelWarning, match=f"reports instructions that fail on it: {best.name} ") as told,
+        pytest.warns(KernelWarning, match=f"reports instructions that do not work: {best.name} ") as told,
     ):
         target = host_target.__wrapped__()
     assert target.level is expected
@@ -178,7 +178,7 @@ def test_instructions_that_are_reported_but_missing_are_not_used(cache: Path) ->
     present.update({name: False for name in present if name.startswith("avx512")} | dict.fromkeys(level.features, True))
     with mock.patch.object(llvm, "get_host_cpu_features", return_value=present):
         reported = host_levels()
-        with pytest.warns(KernelWarning, match=f"reports instructions that fail on it: {level.name} ") as told:
+        with pytest.warns(KernelWarning, match=f"reports instructions that do not work: {level.name} ") as told:
             target = host_target.__wrapped__()
     assert (reported[0], target.level) == (level, reported[1])
     assert len(told) == 1

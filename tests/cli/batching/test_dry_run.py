@@ -65,7 +65,7 @@ def test_the_report_is_on_stdout(tmp_path: Path) -> None:
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 0
     assert [line[:9].strip() for line in lines] == ["input", "prompts", "sample", "speed", "answers", "time"]
-    assert lines[0] == "input      6 lines, 1 cannot be answered, 1 equal to others, 4 to answer"
+    assert lines[0] == "input      6 lines, 1 cannot be answered, 1 equal to other lines, 4 to answer"
     assert lines[2].startswith("sample     4 requests answered in ")
     assert b"note: 1 line cannot be answered; the first is line 6: " in done.stderr
 

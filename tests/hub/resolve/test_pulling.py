@@ -135,7 +135,7 @@ def test_the_catalogues_sha256_does_not_bind_a_revision_and_that_is_said(hub: Fa
     ("name", "revision", "said"),
     [
         ("wheel:1b", "main", "--revision: wheel:1b does not come from a repository"),
-        ("hf:o/n@v1", "v2", "--revision: v2 contradicts the name, which says v1"),
+        ("hf:o/n@v1", "v2", "--revision: v2 contradicts the name, which specifies v1"),
         ("hf:o/n", "../../etc", "not a safe file name"),
         ("ollama:x", None, "ollama:x: a local file has no source"),
         ("./x.gguf", None, "./x.gguf: a local file has no source"),

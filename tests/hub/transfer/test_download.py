@@ -207,7 +207,7 @@ def test_another_process_is_waited_for_with_one_line(folders: Folders, hub: Fake
     said = Said()
     with held_for(paths.lock_file(SHA256), 0.2), held_for(paths.shared_lock("org/repo", SHA256), 0.5):
         assert download(model, said).read_bytes() == MODEL
-    assert said.notes == ["tiny: another process is downloading it; waiting"]
+    assert said.notes == ["tiny: waiting for another process's download"]
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_what_is_always_removed_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(download_module, "require_space", lambda *_: None)
     removing(monkeypatch, paths.blob("org/repo", SHA256), 99)
-    with pytest.raises(LlmrunError, match=r"^tiny: another program removed it during the download$"):
+    with pytest.raises(LlmrunError, match=r"^tiny: another program removed files during the download$"):
         download(model, said)
     assert hub.downloads() == 3
     assert folders.wrong(model, whole=False) == []
@@ -386,7 +386,7 @@ def test_a_file_that_vanished_when_it_was_whole_is_one_sentence(
         return SHA256
 
     monkeypatch.setattr(download_module, "fetch", fetched)
-    with pytest.raises(LlmrunError, match="incomplete: another program removed it during the download"):
+    with pytest.raises(LlmrunError, match="incomplete: another program removed files during the download"):
         download(model, said)
 
 

@@ -97,7 +97,7 @@ def test_two_processes_fetch_once_and_both_get_the_model(folders: Folders, hub: 
     first = half_done(folders, hub, model)
     second = folders.start(model, hub)
     assert second.stdout is not None
-    assert outcome(second.stdout.readline()).notes == ["tiny: another process is downloading it; waiting"]
+    assert outcome(second.stdout.readline()).notes == ["tiny: waiting for another process's download"]
     hub.release.set()
     results = [outcome(finish(process)[0]) for process in (first, second)]
     assert results[0].path == results[1].path is not None
@@ -129,7 +129,7 @@ def test_another_tool_that_downloads_is_waited_for(folders: Folders, hub: FakeHu
     with filelock.FileLock(lock):
         process = folders.start(model, hub)
         assert process.stdout is not None
-        assert outcome(process.stdout.readline()).notes == ["tiny: another process is downloading it; waiting"]
+        assert outcome(process.stdout.readline()).notes == ["tiny: waiting for another process's download"]
         assert hub.asked == []
     assert outcome(finish(process)[0]).path
 

@@ -204,7 +204,7 @@ def test_the_journal_is_there_before_the_file(path: Path, monkeypatch: pytest.Mo
 def test_one_that_is_being_removed_is_one_sentence(path: Path) -> None:
     with opened(path):
         pass
-    with alone_with([path]), pytest.raises(LlmrunError, match="another process is removing it"):
+    with alone_with([path]), pytest.raises(LlmrunError, match="another process is removing this file"):
         PartialFile(path, SIZE, SHA)
     with opened(path) as made:
         assert made.received == 0

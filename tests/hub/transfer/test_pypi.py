@@ -238,7 +238,7 @@ def test_another_process_is_waited_for_with_a_line(index: Path, said: Said) -> N
     wheel(index)
     with held_for(paths.lock_file(SHA256), 0.2):
         assert download(ARTIFACT, said).exists()
-    assert said.notes == ["tiny: another process is downloading it; waiting"]
+    assert said.notes == ["tiny: waiting for another process's download"]
 
 
 def test_ctrl_c_while_pip_works_ends_pip_and_leaves_nothing(tmp_path: Path) -> None:

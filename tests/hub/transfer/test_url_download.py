@@ -167,7 +167,7 @@ def test_one_that_vanished_when_it_was_whole_is_one_sentence(
         return ExitStack()
 
     monkeypatch.setattr("llmrun.hub.transfer.download.in_use", gone)
-    with pytest.raises(LlmrunError, match="incomplete: another program removed it during the download"):
+    with pytest.raises(LlmrunError, match="incomplete: another program removed files during the download"):
         download(artifact, said)
 
 

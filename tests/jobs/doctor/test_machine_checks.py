@@ -115,7 +115,7 @@ def test_a_level_that_failed_its_trial_is_a_note(monkeypatch: pytest.MonkeyPatch
         warnings.simplefilter("error", KernelWarning)
         (found,) = look_at_level(Machine())
     assert found.status == NOTE
-    assert "instructions that fail on it: avx2" in found.words
+    assert "instructions that do not work: avx2" in found.words
     assert found.facts["level"] == "portable"
     levels.host_target.cache_clear()
 
