@@ -84,7 +84,7 @@ def test_search_names_the_conversations_and_the_lines(data: Path) -> None:
         "  > Why is the sky blue?",
         "    You said: Why is the sky blue?",
     ]
-    assert (errors, code) == ("note: llmrun chat --continue NAME continues one of them\n", 0)
+    assert (errors, code) == ("note: llmrun chat --continue NAME continues a conversation\n", 0)
     assert conversations(data, "search", "fox")[0].count("red fox") == 2  # the copy is not shown again
     assert conversations(data, "search", "sky", "fox") == (
         "",

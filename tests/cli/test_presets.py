@@ -245,7 +245,7 @@ def test_raw_prompts_take_a_preset_with_a_prompt(own: Path) -> None:
 def test_a_chat_takes_the_system_prompt_and_settings(own: Path, tmp_path: Path) -> None:
     own.write_text('[presets.who]\nprompt = "x $y"\nsystem = "You are a $who."\ntemperature = 0.25')
     _, err = run("chat", "-m", "who", "-P", "who=pirate", stdin="one\n/show\n")
-    assert "note: preset who: a chat uses its system prompt and settings, but not its prompt" in err
+    assert "note: preset who: a chat uses the preset's system prompt and settings, but not its prompt" in err
     assert "system      You are a pirate." in err
     assert "temperature 0.25" in err
     _, err = run("chat", "who", code=2)

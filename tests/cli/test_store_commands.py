@@ -98,7 +98,7 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
     other = stores.repository("org/name") / "blobs" / ("c" * 64 + ".llmrun.incomplete")
     other.write_bytes(bytes(300))
     out, err = run("list")
-    assert "hf:org/name: 12% of 2.50 kB downloaded; pull it again to resume" in out
+    assert "hf:org/name: 12% of 2.50 kB downloaded; pull the model again to resume" in out
     assert "hf:org/name: 0 B downloaded;" in out
     assert err == "note: 1 model has a newer revision; `llmrun prune` removes the old files\n"
     assert told("list")["incomplete"] == [
@@ -341,7 +341,7 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     out, err = run("verify", str(path), code=6)
     assert out == ""
     assert "incomplete GGUF file: " in err
-    assert "hint: download or copy it again" in err
+    assert "hint: download or copy the file again" in err
     other = stores.root / "m-00003-of-00004.gguf"
     other.write_bytes(ONE)
     assert "name the first shard instead" in run("verify", str(other), code=3)[1]

@@ -96,10 +96,10 @@ def check_prompt_cache(path: Path, model: str) -> None:
     if is_endpoint(model):
         raise UsageError("--prompt-cache: not supported for models on a server", hint="leave out this flag")
     if not path.parent.is_dir():
-        raise UsageError(f"--prompt-cache: {path}: there is no folder {path.parent}", hint="create it first")
+        raise UsageError(f"--prompt-cache: {path}: there is no folder {path.parent}", hint="create the folder first")
     from llmrun.engine.saved_state.budget import BEGINNING
 
-    _check_contents("--prompt-cache", path, BEGINNING, "name a new file, or one that --prompt-cache has written")
+    _check_contents("--prompt-cache", path, BEGINNING, "name a new file, or a file that --prompt-cache has written")
 
 
 CPU = "cpu"

@@ -42,7 +42,7 @@ def read_prompt(words: Sequence[str], option: str | None, file: Path | None, *, 
     if words and option is not None:
         raise UsageError(
             "the prompt was given twice: as an argument and with --prompt",
-            hint="if it is a single prompt, put all of it in quotes",
+            hint="put a prompt of several words in quotes",
         )
     given = [option] if option is not None else list(words)
     if [*given, str(file)].count(STDIN) > 1:
@@ -116,7 +116,7 @@ def _decoded(data: bytes, where: str, exact: bool) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
-            hint="convert it first, for example with iconv -f latin1 -t utf8",
+            hint="convert the text first, for example with iconv -f latin1 -t utf8",
         ) from None
 
 

@@ -37,7 +37,7 @@ def check_params(params: Iterable[str], preset: Preset | None) -> None:
             hint = "add -m NAME; llmrun list shows your presets"
             raise UsageError("--param: requires a preset with a prompt", hint=hint)
         if name == INPUT:
-            raise UsageError("--param: input: this variable is the prompt itself", hint="give it as the prompt")
+            raise UsageError("--param: input: this variable is the prompt itself", hint="give the value as the prompt")
         if name not in preset.params:
             hint = nearest(name, preset.params)
             raise UsageError(f"--param: {name}: preset {preset.name} has no such variable", hint=hint)

@@ -61,7 +61,7 @@ def _measured(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "answers", f"{format_number(estimate.generated_per_call)} tokens on average"
     seconds = estimate.seconds
     about = format_seconds(seconds) if seconds < _LONG_S else f"{format_number(seconds / _HOUR_S)} hours"
-    yield "time", about if estimate.is_complete else f"{about} if all answers are as long as those of the sample"
+    yield "time", about if estimate.is_complete else f"{about} if all answers are as long as the sample's"
 
 
 def report_json(estimate: Estimate) -> dict[str, Any]:

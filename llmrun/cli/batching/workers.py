@@ -81,7 +81,7 @@ def refuse_local(flags: AnswerFlags, settings: Settings, kv_tokens: int | None) 
         )
     if kv_tokens is not None:
         raise UsageError(
-            "--kv-tokens: has no effect, because all workers are servers", hint="set it when you start the server"
+            "--kv-tokens: has no effect, because all workers are servers", hint="set the size when you start the server"
         )
     flags.refuse_local()
 

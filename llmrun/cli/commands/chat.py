@@ -97,7 +97,7 @@ def command(
     settings = flags.settings()
     preset = settings.preset
     if preset is not None and preset.prompt not in (None, ONLY_INPUT):
-        out.note(f"preset {preset.name}: a chat uses its system prompt and settings, but not its prompt")
+        out.note(f"preset {preset.name}: a chat uses the preset's system prompt and settings, but not its prompt")
     chooses_system = flags.system is None and (continued is None or flags.model is not None)
     settings = _with_system(settings, flags, strict=chooses_system)
     if save_state is not None:

@@ -163,7 +163,7 @@ def search(
     if not hits:
         out.note(f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}")
         return NOTHING_FOUND
-    out.note("llmrun chat --continue NAME continues one of them")
+    out.note("llmrun chat --continue NAME continues a conversation")
     return 0
 
 

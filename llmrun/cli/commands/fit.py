@@ -199,7 +199,7 @@ def _hint(meant: Wanted, error: LlmrunError) -> str:
     hint, entry = error.hint or _NO_NETWORK, meant.entry
     if entry is None or entry.estimated_size is None:
         return hint
-    return f"{hint}; `llmrun search {entry.name}` estimates from the catalogue whether it fits"
+    return f"{hint}; `llmrun search {entry.name}` estimates from the catalogue whether the model fits"
 
 
 def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile]]:

@@ -58,7 +58,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
         )
         return 0
     if not found and not begun:
-        out.lines(["No models yet. `llmrun chat` downloads a small one (98 MB) and starts it;"])
+        out.lines(["No models yet. `llmrun chat` downloads and starts a small model (98 MB);"])
         out.lines(["`llmrun pull NAME` downloads any other model."])
     else:
         _show(described, begun, total)
@@ -121,7 +121,7 @@ def _begun(partial: UnfinishedDownload) -> str:
     done = format_bytes(partial.done)
     if partial.total:
         done = f"{partial.done / partial.total:.0%} of {format_bytes(partial.total)}"
-    return f"{partial.name}: {done} downloaded; pull it again to resume"
+    return f"{partial.name}: {done} downloaded; pull the model again to resume"
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def command(
 ) -> int:
     apply_settings({"quiet": quiet})
     if clear and (words or count is not None or full or path or json_output):
-        raise UsageError("--clear: removes the whole log, so it takes no words and no other flags")
+        raise UsageError("--clear: cannot be combined with words or other flags, because the whole log is removed")
 
     from llmrun.cli.answers.answer_log import answer_log
 

@@ -133,7 +133,7 @@ def _advice(model: Model, verdict: VerificationResult) -> str:
     from llmrun.hub.upkeep.inventory import USERS
 
     if model.holder == USERS:
-        return "download or copy it again; if that does not help, the original is damaged, so use another file"
+        return "download or copy the file again; if that does not help, the original is damaged, so use another file"
     if not verdict.has_other_bytes:
         return "the published file itself is damaged; try another quantization or another publisher"
     return _again(model)

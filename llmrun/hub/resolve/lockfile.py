@@ -44,7 +44,7 @@ def read_lock(path: Path) -> dict[str, Artifact]:
 
     try:
         if not path.is_file():
-            raise UsageError(f"{path}: no such file", hint="create it with `llmrun pull --lock MODEL...`")
+            raise UsageError(f"{path}: no such file", hint="create the file with `llmrun pull --lock MODEL...`")
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:

@@ -140,7 +140,7 @@ def _hub(text: str, rest: str) -> Wanted:
         raise UsageError(f"model: {text[:300]!r}: names both a file and a quantization", hint=_HUB_FORMS)
     if ":" in rest and quant.lower() != "latest" and not quantization_named(quant):
         raise UsageError(
-            f"model: {text[:300]!r}: {quant[:100]!r} is not a quantization", hint="use one such as :Q4_K_M or :Q8_0"
+            f"model: {text[:300]!r}: {quant[:100]!r} is not a quantization", hint="append for example :Q4_K_M or :Q8_0"
         )
     source = HubSource(repository, file or None, quantization_named(quant) or None, revision or "main")
     return _from_hub(text, source)

@@ -94,9 +94,9 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
             raise ModelNotFound("the catalogue has no sha256 for this wheel")
         return Artifact(wanted.name, source, (RemoteFile(known.file, known.size, known.sha256),))
     if isinstance(source, HeldSource):
-        fetches = "open LM Studio to download it"
+        fetches = "open LM Studio to download the model"
         if source.holder == "ollama":
-            fetches = f"`ollama pull {source.name}` downloads it"
+            fetches = f"`ollama pull {source.name}` downloads the model"
         raise ModelNotFound(
             f"{source.holder} has no model of this name on this machine",
             hint=f"`llmrun list` shows the models on this machine; {fetches}",

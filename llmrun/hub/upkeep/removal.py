@@ -182,7 +182,7 @@ def remove(removal: Removal) -> int:
     with alone_with(map(Path, files)) as busy, _not_being_downloaded(removal) as lock:
         if busy is not None or lock is not None:
             what = "is being downloaded" if busy is None else "is in use"
-            raise LlmrunError(f"{removal.name}: {what}: nothing was removed", hint="stop the other llmrun first")
+            raise LlmrunError(f"{removal.name}: {what}: nothing was removed", hint="stop the other process")
         freed = removal.freed
         try:
             _unlink(removal.links)
@@ -293,7 +293,7 @@ def _locks(removal: Removal) -> set[Path]:
 
 def _how_they_remove(model: Model) -> str:
     name = model.name.partition(":")[2]
-    return {OLLAMA: f"ollama rm {name}", LM_STUDIO: "remove it in LM Studio, under My Models"}[model.holder]
+    return {OLLAMA: f"ollama rm {name}", LM_STUDIO: "remove the model in LM Studio, under My Models"}[model.holder]
 
 
 STALE_DAYS = 7  # age in days at which a partial download counts as abandoned

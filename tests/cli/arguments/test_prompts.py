@@ -65,7 +65,7 @@ def test_all_missing_variables_are_named() -> None:
     ("name", "said", "hint"),
     [
         ("langage", "--param: langage: preset t has no such variable", "did you mean language?"),
-        ("input", "--param: input: this variable is the prompt itself", "give it as the prompt"),
+        ("input", "--param: input: this variable is the prompt itself", "give the value as the prompt"),
     ],
 )
 def test_values_for_no_variable_are_refused(name: str, said: str, hint: str) -> None:

@@ -84,7 +84,7 @@ def test_the_report_names_what_was_measured() -> None:
         "sample     20 of 30,000 requests answered in 6.25 s, 16 at a time, 1 of them only in part",
         "speed      320 generated tok/s",
         "answers    100 tokens on average",
-        "time       2.60 hours if all answers are as long as those of the sample",
+        "time       2.60 hours if all answers are as long as the sample's",
     ]
     assert report_lines(estimate(400))[-1].startswith("time       2 min 07 s if ")
     assert report_lines(estimate(20))[-1] == "time       8.25 s"

@@ -353,8 +353,8 @@ def test_what_another_program_keeps_is_not_fetched() -> None:
 @pytest.mark.parametrize(
     ("source", "advice"),
     [
-        (HeldSource("ollama", "qwen3:4b"), "`ollama pull qwen3:4b` downloads it"),
-        (HeldSource("lmstudio", "o/n/m.gguf"), "open LM Studio to download it"),
+        (HeldSource("ollama", "qwen3:4b"), "`ollama pull qwen3:4b` downloads the model"),
+        (HeldSource("lmstudio", "o/n/m.gguf"), "open LM Studio to download the model"),
     ],
 )
 def test_the_hint_says_how_the_other_program_downloads(source: HeldSource, advice: str) -> None:

@@ -374,7 +374,7 @@ def test_what_vanishes_while_it_is_looked_at_is_fetched(
 def test_no_link_is_put_to_nothing(folders: Folders, model: Artifact) -> None:
     assert isinstance(model.source, HubSource)
     link = paths.snapshot_file("org/repo", model.commit, "sub/model.gguf")
-    with pytest.raises(LlmrunError, match="another program removed it"):
+    with pytest.raises(LlmrunError, match="another program removed files"):
         download_module._point(link, paths.blob("org/repo", SHA256))
 
 
