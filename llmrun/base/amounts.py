@@ -151,7 +151,7 @@ def format_age(moment: float, now: float) -> str:
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as "5m", "1h30m", "90" or "0.5s", or math.inf for a negative duration.
 
-    The notation is Go's, which Ollama uses; a number without a unit counts seconds. Raises ValueError.
+    The notation is Go's, which Ollama also uses. A number without a unit counts seconds. Raises ValueError.
     """
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
     parts = _DURATION_PARTS.findall(rest)

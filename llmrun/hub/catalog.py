@@ -152,8 +152,8 @@ T = TypeVar("T")
 class CatalogFile:
     """The tables of one models.toml file, whose entries have not been parsed yet.
 
-    aliases       alias -> model name
-    repositories  repository on the Hub -> names of the models that have files in it
+    aliases       maps each alias to a model name
+    repositories  maps each repository on the Hub to the names of the models with files in it
     presets       the names of the user's presets, which options/presets.py reads
     """
 
@@ -450,7 +450,7 @@ class Sections(Mapping[str, Any]):
         return len(self._texts)
 
     def aliases(self) -> dict[str, str]:
-        """Return the aliases in all tables: alias -> table name."""
+        """Return a map from the aliases in all tables to table names."""
         found: dict[str, str] = {}
         for name, text in self._texts.items():
             for line in _ALIASES.findall(text):
@@ -458,7 +458,7 @@ class Sections(Mapping[str, Any]):
         return found
 
     def repositories(self) -> dict[str, list[str]]:
-        """Return the repositories in all tables: repository -> table names."""
+        """Return a map from the repositories in all tables to lists of table names."""
         found: dict[str, list[str]] = {}
         for name, text in self._texts.items():
             for repository in dict.fromkeys(_REPOSITORY.findall(text)):
@@ -496,7 +496,7 @@ _ANSWERING = ("-instruct", "-it", "-chat", "-text")
 class Catalog:
     """A catalogue of models. Entries are parsed on demand.
 
-    shortnames  the user's short names in lower case -> model names
+    shortnames  maps the user's short names in lower case to model names
     """
 
     def __init__(self, *files: CatalogFile) -> None:
@@ -652,7 +652,7 @@ def load_catalog() -> Catalog:
 
 
 def shipped_catalog() -> Path:
-    """Return the path of our models.toml, which is inside the package in a wheel and above it in a source tree."""
+    """Return the path of our models.toml, which is in the package in wheels and above the package in source trees."""
     package = Path(llmrun.__file__).resolve().parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"

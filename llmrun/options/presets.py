@@ -71,7 +71,7 @@ ONLY_INPUT = f"${INPUT}"  # a template that consists only of the user's prompt
 
 # URLs and .gguf files are never presets, so they always keep their own meaning.
 _NAME = re.compile(r"(?!.*://)(?!.*\.gguf\Z)[a-z0-9][a-z0-9._:/-]*", re.IGNORECASE)
-_TEMPLATE_NAME = re.compile(r"(?!.*\.gguf\Z)\w[\w .-]{0,63}", re.IGNORECASE)  # for the files of templates
+_TEMPLATE_NAME = re.compile(r"(?!.*\.gguf\Z)\w[\w .-]{0,63}", re.IGNORECASE)  # matches template files
 _NAME_RULE = "a name of letters, digits, . _ - : and /, which is neither a URL nor a .gguf file"
 
 # Checks a setting. The arguments are the place for error messages, the name and the value. Raises UsageError.

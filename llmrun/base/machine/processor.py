@@ -233,7 +233,7 @@ def arm_features() -> dict[str, bool]:
     return {name: bool(read(entry) >> bit & 1) for name, (entry, bit) in _LINUX.items()}
 
 
-_NEEDED = ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3")  # Linux's names
+_NEEDED = ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3")  # the names in Linux
 _FIRST_PROCESSOR = 4096  # bytes to read for the first processor; on large machines, the whole file is long
 
 

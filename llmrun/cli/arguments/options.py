@@ -165,7 +165,7 @@ Params = Annotated[
     list[str] | None,
     typer.Option("-P", "--param", metavar="NAME=VALUE", help="Set a variable of the preset's prompt. Repeatable."),
 ]
-PromptTemplate = Annotated[str | None, typer.Option("-T", "--template", hidden=True)]  # removed
+PromptTemplate = Annotated[str | None, typer.Option("-T", "--template", hidden=True)]  # no longer exists
 Backend = Annotated[
     str | None,
     typer.Option(

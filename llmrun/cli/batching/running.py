@@ -77,7 +77,7 @@ def _others(flags: AnswerFlags, settings: Settings, variables: Mapping[str, Any]
     if flags.stop:
         yield Default(("stop",), [*parse_stops(flags.stop)])
     think = False if settings.think_budget == 0 else settings.think
-    switches = {} if think is None else {"enable_thinking": think, "thinking": think}  # templates differ in the name
+    switches = {} if think is None else {"enable_thinking": think, "thinking": think}  # templates use either name
     if switches or variables:
         yield Default(_VARIABLES, {**switches, **variables})
     if settings.think_budget:

@@ -1,8 +1,8 @@
 """Convert an AWQ or GPTQ checkpoint to a GGUF file.
 
 FOLDER contains the files of a Hugging Face checkpoint: config.json, tokenizer.json and safetensors files. Llama,
-Mistral, Qwen2 and Qwen3 models can be converted. No weight changes: 4-bit weights become Q4_0 if all zero points are 8,
-and Q5_0 otherwise. Checkpoints that are not quantized keep their F16, BF16 or F32 weights.
+Mistral, Qwen2 and Qwen3 models can be converted. The weights do not change: 4-bit weights become Q4_0 if all zero
+points are 8, and Q5_0 otherwise. Checkpoints that are not quantized keep their F16, BF16 or F32 weights.
 
 Examples:
     llmrun convert ./Qwen2.5-7B-Instruct-AWQ qwen2.5-7b.gguf

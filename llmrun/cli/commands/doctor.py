@@ -1,6 +1,6 @@
 """Check this machine and explain how to fix problems.
 
-The exit code is 1 if something that llmrun needs does not work. Missing optional parts are only notes.
+The exit code is 1 if something that llmrun needs does not work. Missing optional parts are reported as notes.
 
 Examples:
     llmrun doctor

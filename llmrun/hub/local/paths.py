@@ -27,7 +27,7 @@ _MOST_ENTRIES = 100_000
 
 
 def expanded(text: str) -> Path:
-    """Expand `~` and environment variables, and return an absolute path. Never raises."""
+    """Expand `~` and environment variables, and return an absolute path. This function never raises."""
     return Path(os.path.expandvars(os.path.expanduser(text))).absolute()  # noqa: PTH111
 
 

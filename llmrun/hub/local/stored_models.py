@@ -62,7 +62,7 @@ def find(wanted: Wanted, reporter: Reporter) -> Path | None:
 
 
 def candidates(wanted: Wanted) -> Iterator[Candidate]:
-    """Yield the local models with matching names and sizes, the most likely one first. Does not read file contents."""
+    """Yield the local models with matching names and sizes, the most likely one first. File contents are not read."""
     for source in wanted.sources:
         for candidate in _of_source(source, wanted.expected):
             if _have_expected_sizes(candidate):

@@ -67,7 +67,7 @@ class RangeResponse:
     connection: socket.socket | None
 
     def hang_up(self) -> None:
-        """Shut down the connection and wake the thread that reads `pieces`. Thread-safe."""
+        """Shut down the connection and wake the thread that reads `pieces`. This method is thread-safe."""
         if self.connection is not None:
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)

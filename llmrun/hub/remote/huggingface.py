@@ -97,7 +97,7 @@ def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str
 
 
 def import_client() -> None:
-    """Import huggingface_hub. Raises NetworkError if HF_ENDPOINT prevents that."""
+    """Import huggingface_hub. Raises NetworkError if HF_ENDPOINT prevents the import."""
     # Import the modules directly because the package's lazy attributes print failed imports to stdout.
     try:
         import huggingface_hub.hf_api  # noqa: F401

@@ -257,7 +257,7 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
     download can resume, unless the received bytes were discarded.
 
     name   the name to show in progress messages
-    begin  the bytes that the file must begin with; if the file's differ, the download stops early
+    begin  the bytes that the file must begin with; any other beginning stops the download early
     """
     path = remote.file.path
     fetched_again, asked_at = False, -PROGRESS

@@ -74,7 +74,7 @@ class IncomingModel:
     """A model that another machine is sending. Only one process receives a model at a time."""
 
     def __init__(self, files: Sequence[OriginalFile]) -> None:
-        """Prepare to receive a model. Raises DoesNotFit if the disk is too full, LlmrunError and UsageError."""
+        """Prepare to receive a model. Raises LlmrunError, UsageError, or DoesNotFit if the disk is too full."""
         self._files = files
         self._finals = _received(files)
         self._held = contextlib.ExitStack()
