@@ -52,26 +52,26 @@ def make_app(
 ) -> ASGIApp:
     """Return the application.
 
-    host_names  the names under which this machine is known, see Gate
+    host_names  the host names of this machine, as in Gate
     log         called with a line for each request
     trace       called with the traceback of a bug
     """
     routes = _routes(service)
     if service.upstreams is not None:
         for route in routes:
-            # These requests name a model. Clients choose the paths of the others, which must not reach upstreams.
+            # These requests name a model. Paths with parameters are chosen by clients and must not reach upstreams.
             if "POST" in (route.methods or ()) and not route.param_convertors:
                 route.app = OrForwarded(route.app, service, service.upstreams)
     missing = [_Route(path, ollama.missing, methods=["HEAD", "POST", "DELETE"]) for path in MISSING]
     router = Router([*routes, *missing], redirect_slashes=False)
-    # Not Starlette's own application class, whose outermost layer would answer every other exception, even that a
-    # client has left, before `Exchanges` sees it.
+    # Starlette's own application class is not used, because its outermost layer would answer every other exception,
+    # even ClientGone, before the exception reaches `Exchanges`.
     inner = ExceptionMiddleware(router, handlers={HTTPException: _http_error, LlmrunError: _error})
     return Exchanges(Gate(inner, service.options, host_names), service.metrics, log, trace)
 
 
 class _Route(Route):
-    """A route that names itself to the metrics."""
+    """A route that records its path in the exchange, for the metrics."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange_of(scope).route = self.path
@@ -81,7 +81,7 @@ class _Route(Route):
 def _routes(service: Service) -> list[_Route]:
     generated: dict[str, Call[Any]] = {
         "/v1/chat/completions": CHAT,
-        "/chat/completions": CHAT,  # as in llama-server, for clients without /v1
+        "/chat/completions": CHAT,  # llama-server's path, for clients that omit /v1
         "/v1/completions": COMPLETION,
         "/completions": COMPLETION,
         "/v1/responses": RESPONSE,
@@ -107,7 +107,7 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/v1/responses/{id}/input_items", no_stored_response),
         _Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
         _Route("/v1/models", models.list_models),
-        _Route("/v1/models/", models.list_models),  # otherwise, the next line would take it for a model without a name
+        _Route("/v1/models/", models.list_models),  # otherwise, the next route would match with an empty model name
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
@@ -125,7 +125,7 @@ def _routes(service: Service) -> list[_Route]:
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:
-    """Turn Starlette's errors, which are 404 and 405, into the form of the API."""
+    """Convert Starlette's errors, which are 404 and 405, into the wire format of the API."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     if error.status_code == 404:

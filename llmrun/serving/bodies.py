@@ -17,15 +17,15 @@ from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.refusals import SERVER, Refused
 
 _KEY = "llmrun.body"
-LARGE = 64 << 10  # bytes; parsing less takes about a millisecond, and starting a thread is not worth it
+LARGE = 64 << 10  # bytes; smaller bodies are parsed in about a millisecond, and a thread would not pay off
 
 Result = TypeVar("Result")
 
 
 class Bodies:
-    """Reads bodies, and limits how much memory all of them take together.
+    """Reads bodies, and limits the total memory that all bodies use.
 
-    held  the size of all bodies that are being received, parsed or forwarded, in bytes
+    held  the total size of all bodies that are being received, parsed or forwarded, in bytes
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -33,11 +33,11 @@ class Bodies:
         self.held = 0
 
     async def read_json(self, scope: Scope, receive: Receive) -> tuple[dict[str, Any], bool]:
-        """Return the JSON object in the body, and whether it is large, so that it should be processed in a thread.
+        """Return the JSON object in the body, and whether the body is large and should be processed in a thread.
 
-        A body that has been read is returned again.
+        The result is stored, and later calls for the same request return the stored result.
 
-        Raises Refused for a body that is too large, too slow, compressed or not declared as JSON, the errors of
+        Raises Refused if the body is too large, too slow, compressed or not declared as JSON. Also raises the errors of
         `parse_json`, and ClientGone.
         """
         if _KEY not in scope:
@@ -72,10 +72,10 @@ class Bodies:
 
     @contextmanager
     def holding(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts bytes as held until the block ends.
+        """Yield a function that adds a number of bytes to `held` until the block ends.
 
-        Bodies that are not large are never refused. Otherwise, a few clients that stall in the middle of large bodies
-        could shut out everyone else. The limit of connections bounds their memory.
+        Small bodies are never refused. Otherwise, a few clients that stall in the middle of large bodies could shut out
+        all other clients. The limit on connections bounds the memory of small bodies.
         """
         held = 0
 
@@ -99,12 +99,12 @@ class Bodies:
 
 
 async def off_the_loop(large: bool, work: Callable[[], Result]) -> Result:
-    """Run `work` in a thread if its input is large, so that other requests go on meanwhile."""
+    """Run `work` and return its result. If `large` is set, a thread runs `work`, so that other requests continue."""
     return await asyncio.to_thread(_run_large, work) if large else work()
 
 
 def _run_large(work: Callable[[], Result]) -> Result:
-    """Run `work`, then return freed memory to the operating system. Otherwise, every thread would keep some."""
+    """Run `work`, then return freed memory to the operating system, because every thread would keep some memory."""
     try:
         return work()
     finally:
@@ -112,12 +112,12 @@ def _run_large(work: Callable[[], Result]) -> Result:
 
 
 def _check_declared(headers: Headers, most: int) -> None:
-    """Check what the headers say about the body.
+    """Check the headers that describe the body.
 
-    Only JSON is accepted. Browsers let any page send forms and plain text to any server, but they ask the server before
-    they send JSON. The gate's check of the Origin header already refuses such pages; this is a second line of defense.
-    curl declares every body as a form, also in the examples of Ollama's documentation. Pages cannot pretend to be curl
-    without asking first.
+    Only JSON is accepted. Browsers let any page send forms and plain text to any server, but send a preflight request
+    before JSON. The gate's check of the Origin header already refuses other sites' pages, so this check is a second
+    line of defense. curl declares every body as a form by default, and the examples in Ollama's documentation rely on
+    this. Pages cannot imitate curl without a preflight request.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     is_curl = kind == "application/x-www-form-urlencoded" and headers.get("user-agent", "").startswith("curl/")
@@ -126,7 +126,7 @@ def _check_declared(headers: Headers, most: int) -> None:
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise Refused(415, "compressed bodies are not supported: send the body without Content-Encoding")
     if "transfer-encoding" in headers and "content-length" in headers:
-        # A proxy that believes the length would see other requests than this server does (RFC 9112, 6.1).
+        # A proxy that uses the length would split the data into other requests than this server (RFC 9112, 6.1).
         words = "the headers Content-Length and Transfer-Encoding contradict each other"
         raise Refused(400, words, headers={"connection": "close"})
     length = headers.get("content-length", "")

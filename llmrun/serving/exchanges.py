@@ -1,7 +1,7 @@
 """The outermost layer of the application: identifies, counts and logs every request, and catches every error.
 
-It also notices when a client leaves, so that the client's requests stop in any phase: in the queue, in the prompt, in
-the answer.
+This layer also detects when a client disconnects, and then cancels the client's requests in any phase: in the queue,
+during the prompt, or during the answer.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class ClientGone(Exception):
 
 
 class Presence:
-    """Watches whether the client of one request is still there, from the end of the request's body on.
+    """Watches whether the client of one request is still connected, starting at the end of the request's body.
 
-    A task awaits `receive`, because the server reports a closed connection only to those who ask. This matters most for
-    responses that are not streamed, which send nothing that could fail.
+    A task awaits `receive`, because the server reports a closed connection only there. The task matters most for
+    responses that are not streamed, because no failing `send` would reveal a closed connection.
     """
 
     def __init__(self, receive: Receive) -> None:
         self._left = asyncio.create_task(_disconnected(receive))
 
     async def during(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of `work`. Cancel it and raise ClientGone if the client leaves first."""
+        """Return the result of `work`. If the client leaves first, cancel `work` and raise ClientGone."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait({task, self._left}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +70,7 @@ async def _disconnected(receive: Receive) -> None:
 
 _KEY = "llmrun.exchange"
 _CLIENT_GONE = 499  # nginx's status for a client that left before the response
-_POLLED = ("/health", "/metrics", "/v1/models")  # monitoring and other servers ask for these every few seconds
+_POLLED = ("/health", "/metrics", "/v1/models")  # monitoring and other servers request these paths every few seconds
 
 
 class AnswerId(str):
@@ -92,13 +92,13 @@ class AnswerId(str):
 class Exchange:
     """One request and its response.
 
-    wire      the form of the API to which the path belongs
+    wire      the wire format of the API that the path belongs to
     route     the pattern of the route, for metrics, because clients choose the paths
-    tenant    the owner of the request; see Request.tenant
-    upstream  the hosts of the upstreams that the request was forwarded to; "" if it was not forwarded
+    tenant    the owner of the request, as in Request.tenant
+    upstream  the hosts of the upstreams that the request was forwarded to, or "" for requests not forwarded
     tokens    counts for the log, such as "12+345 tokens"; "" for requests without an answer
-    status    the response's status; 0 until it has begun
-    outcome   a word for the log if the exchange did not end well, such as "failed"
+    status    the response's status; 0 until the response has begun
+    outcome   a word for the log if the exchange failed, such as "client left"
     """
 
     wire: WireFormat
@@ -121,7 +121,7 @@ def exchange_of(scope: Scope) -> Exchange:
 class Exchanges:
     """ASGI middleware that gives every request an Exchange.
 
-    log    called with a line for the user
+    log    called with the log line of each exchange
     trace  called with the traceback of a bug
     """
 
@@ -132,7 +132,7 @@ class Exchanges:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = scope[_KEY] = Exchange(wire_of(scope["path"]))
-        scope["app"] = self  # otherwise, Starlette's router answers unknown paths itself, in plain text
+        scope["app"] = self  # without an app, Starlette's router answers unknown paths in plain text
         self._metrics.open_requests += 1
         try:
             await self._answer(exchange, scope, receive, send)
@@ -144,7 +144,7 @@ class Exchanges:
                 self._log(_line(scope, exchange, status))
 
     async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, and answer its errors."""
+        """Run the application, and send an error response if the application raises an error."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -170,7 +170,7 @@ class Exchanges:
 
 
 def _line(scope: Scope, exchange: Exchange, status: int) -> str:
-    """Return the line of an exchange for the log: never a body, a query or a header, which may contain secrets."""
+    """Return the log line of an exchange, without bodies, queries and headers, because these may contain secrets."""
     path = shown(scope["path"])
     client = scope["client"][0] if scope.get("client") else "-"
     seconds = f"{time.perf_counter() - exchange.began:.2f} s"

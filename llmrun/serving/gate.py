@@ -1,10 +1,10 @@
-"""The gate in front of all routes, which checks host names, the origins of web pages, and API keys.
+"""The gate in front of all routes checks host names, the origins of web pages, and API keys.
 
-A server on this machine is reachable from every web page in the user's browser. CORS alone does not protect it, because
-it only keeps a page from reading the response: the request has run by then. So the gate refuses requests that a
-browser sends for another site's page, which it can tell by `Origin` and `Sec-Fetch-Site`; pages cannot set these
-headers. A page whose own domain name resolves to this machine (DNS rebinding) has the same origin as the server, and is
-recognized by the domain name in `Host`.
+A server on this machine is reachable from every web page in the user's browser. CORS alone does not protect the server,
+because CORS only keeps a page from reading the response, after the request has run. So the gate refuses requests that
+a browser sends for another site's page. The gate recognizes such requests by `Origin` and `Sec-Fetch-Site`, because
+pages cannot set these headers. A page whose own domain name resolves to this machine (DNS rebinding) has the same
+origin as the server, and is recognized by the domain name in `Host`.
 
 API keys are read from files and compared in constant time.
 """
@@ -39,10 +39,10 @@ _MAKE_ONE = "make a key: python3 -c 'import secrets; print(secrets.token_urlsafe
 
 
 class ApiKeys:
-    """The keys of a server. A client needs one of them, unless there are none."""
+    """The API keys of a server. Clients must send one of these keys, unless the list is empty."""
 
     def __init__(self, keys: Sequence[str], secret: bytes = b"") -> None:
-        """Hold keys. With the same secret, a key has the same tenant in every process; by default, it is random."""
+        """Store keys. With the same secret, a key has the same tenant in every process; the default is random."""
         self._digests = [_digest(key) for key in keys]
         self._secret = secret or secrets.token_bytes(32)
 
@@ -50,21 +50,21 @@ class ApiKeys:
         return bool(self._digests)
 
     def accept(self, key: str) -> bool:
-        """Return whether a key is valid. The time does not depend on the keys."""
+        """Return whether a key is valid, in constant time."""
         digest, found = _digest(key), False
         for known in self._digests:
             found |= hmac.compare_digest(digest, known)
         return found
 
     def tenant(self, key: str) -> str:
-        """Return a name for the owner of a key, which does not reveal the key."""
+        """Return a name for the owner of a key. The name does not reveal the key."""
         return hmac.new(self._secret, key.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[:16]
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Return the keys in a file: one per line, without empty lines and lines that begin with `#`.
+    """Return the keys in a file, one per line, ignoring empty lines and lines that begin with `#`.
 
-    Raises UsageError, whose message never contains a key.
+    Raises UsageError with a message that never contains a key.
     """
     keys = []
     for number, key in _lines(path, _FLAG):
@@ -78,13 +78,13 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_upstream_keys(path: Path, bases: Sequence[str]) -> dict[str, str]:
-    """Return the key of each upstream that has one.
+    """Return a mapping from the URL of each upstream with a key to this key.
 
-    Each line is `URL KEY`, or a KEY for all upstreams without a line of their own.
+    Each line is `URL KEY`, or a KEY for all upstreams that have no line.
 
     bases  the URLs of the upstreams, as in Endpoint.base
 
-    Raises UsageError, whose message never contains a key.
+    Raises UsageError with a message that never contains a key.
     """
     common: str | None = None
     own: dict[str, str] = {}
@@ -122,7 +122,7 @@ def _check_letters(key: str, where: str, hint: str) -> None:
 
 
 def kept_secret(folder: Path) -> bytes:
-    """Return the random secret in a folder's file, which is created if necessary. Raises UsageError."""
+    """Return the random secret from a file in the folder, and create this file if necessary. Raises UsageError."""
     path = folder / "secret"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def kept_secret(folder: Path) -> bytes:
 
 
 def others_can_read(path: Path) -> bool:
-    """Return whether other users of this machine can read a file. False on systems without such permissions."""
+    """Return whether other users of this machine can read a file, or False on Windows, which has no such mode bits."""
     return sys.platform != "win32" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
@@ -154,15 +154,15 @@ def _digest(key: str) -> bytes:
 _PAGE = "/"
 _PUBLIC = (_PAGE, "/health")
 _EXPOSED = b"x-request-id, request-id, x-llmrun-ignored, x-llmrun-wait, retry-after"
-_PREFLIGHT_S = b"600"  # how long a browser may remember that it may send requests
+_PREFLIGHT_S = b"600"  # seconds that a browser may cache the answer to a preflight request
 _HOST = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:\[\]]*))(?::\d*)?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[\w-]+(?: *, *[\w-]+)*", re.ASCII)
 
 
 class Gate:
-    """ASGI middleware that lets only those requests pass that the options allow.
+    """ASGI middleware that refuses all requests that the options do not allow.
 
-    host_names  the names under which this machine is known, in addition to its IP addresses and `localhost`
+    host_names  the host names of this machine, besides its IP addresses and `localhost`
     """
 
     def __init__(self, app: ASGIApp, options: ServingOptions, host_names: frozenset[str]) -> None:
@@ -192,8 +192,8 @@ class Gate:
         return "*" in self._options.origins or origin.lower() in self._options.origins
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse unknown host names. IP addresses pass, because DNS rebinding needs a name, and so do requests
-        without the header, which browsers always send."""
+        """Refuse unknown host names. IP addresses pass, because DNS rebinding requires a name. Requests without a
+        Host header also pass, because browsers always send this header."""
         host = headers.get("host")
         if host is None or "*" in self._hosts:
             return
@@ -206,7 +206,7 @@ class Gate:
             )
 
     def _check_site(self, scope: Scope, headers: Headers, origin: str | None) -> None:
-        """Refuse requests for pages of other sites, including simple ones that browsers send without asking."""
+        """Refuse requests from pages of other sites, including simple requests, which browsers do not preflight."""
         if origin is not None:
             own = headers.get("host", "").lower()
             if self._is_allowed(origin) or (own and origin.lower().partition("://")[2] == own):
@@ -221,7 +221,7 @@ class Gate:
             raise Refused(403, "pages of other sites may not use this server", code="origin_not_allowed")
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        """Check the API key, and remember whose request it is."""
+        """Check the API key, and set the tenant of the exchange."""
         if not self._keys or scope["path"] in _PUBLIC:
             return
         if scope["path"] == "/metrics" and self._options.open_metrics:
@@ -235,16 +235,16 @@ class Gate:
 
 
 def _follows_link(scope: Scope, headers: Headers) -> bool:
-    """Return whether a user follows a link to the chat page.
+    """Return whether the request is a browser's navigation to the chat page, as by a link.
 
-    This is harmless: the page is the same for everyone, does nothing by itself, and may not be shown in a frame.
+    Such requests are harmless: the page is the same for all users, does nothing by itself, and cannot be framed.
     """
     opens = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
     return opens and scope["method"] == "GET" and scope["path"] == _PAGE
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without port, brackets and the root's dot, or "" if it is not valid."""
+    """Return the name in a Host header without port, brackets and final dot, or "" if the header is not valid."""
     found = _HOST.fullmatch(host.strip().lower())
     return (found["address"] or found["name"]).removesuffix(".") if found else ""
 
@@ -258,7 +258,7 @@ def _is_address(name: str) -> bool:
 
 
 def _with_cors(send: Send, origin: str) -> Send:
-    """Let pages of this origin read the response."""
+    """Return a `send` that adds CORS headers, which let pages of this origin read the response."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -274,7 +274,7 @@ def _with_cors(send: Send, origin: str) -> Send:
 
 
 async def _answer_preflight(headers: Headers, send: Send) -> None:
-    """Answer a browser's question whether a page of an allowed origin may send a request."""
+    """Answer a browser's CORS preflight request for a page of an allowed origin."""
     wanted = headers.get("access-control-request-headers", "")
     fields = [
         (b"access-control-allow-methods", b"GET, POST"),

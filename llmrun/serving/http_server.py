@@ -1,8 +1,8 @@
-"""Runs the HTTP server from its start until a signal, with limits against slow and hostile clients.
+"""Runs the HTTP server until a signal arrives, with limits against slow and hostile clients.
 
-uvicorn limits neither the time for a header, nor the time for which a client leaves data unread, nor how long a client
-goes on sending a body after its response. `Connection.check` is called about once per second and enforces all three,
-which needs no timers for healthy connections.
+uvicorn does not limit the time for a header, the time that a client leaves data unread, or the time that a client
+keeps sending a body after the response. `Connection.check` is called about once per second and enforces all three
+limits without a timer for each connection.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from llmrun.serving.refusals import INVALID, SERVER, Refused, error_response
 if TYPE_CHECKING:
     from llmrun.serving.upstreams.front import Upstreams
 
-_SPARE = 64  # connections beyond the limit that still get an answer, which says that there are too many
+_SPARE = 64  # connections beyond the limit that still receive an error, which reports too many connections
 _HEADER_END = re.compile(rb"\n\r?\n")
 _HEADER_TOO_LARGE = "the header is too large"
-_PROGRESS = 1024  # bytes that a client must take between two checks, so that one byte at a time does not count
+_PROGRESS = 1024  # bytes that a client must read between two checks; reading one byte at a time does not count
 
 
 class Connection(H11Protocol):
-    """A connection with limits."""
+    """An HTTP connection with limits on the client's behavior."""
 
     def __init__(self, limits: Limits, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(config, state, {}, loop)
         self._limits = limits
-        self._header_since: float | None = loop.time()  # since when the client has been sending a header
-        self._linger_since: float | None = None  # since when what the client sends is being discarded
-        self._discarded = 0  # bytes
-        self._refused = False  # whether the client got an error and is expected to close the connection
-        self._unread = 0  # bytes that the client had not taken at the last check
+        self._header_since: float | None = loop.time()  # when the client began to send a header
+        self._linger_since: float | None = None  # when the server began to discard the client's data
+        self._discarded = 0  # the number of discarded bytes
+        self._refused = False  # True if the client received an error and is expected to close the connection
+        self._unread = 0  # bytes that the client had not read at the last check
         self._unread_since = loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -98,7 +98,7 @@ class Connection(H11Protocol):
             self._refuse(408, f"no complete request within {limits.header_s:g} s")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that is not valid HTTP. `handle_events` calls this while it handles h11's error."""
+        """Refuse input that is not valid HTTP. `handle_events` calls this method while it handles h11's error."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         words = _HEADER_TOO_LARGE if status == 431 else "not a valid HTTP request"
@@ -111,19 +111,19 @@ class Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no response is in progress."""
+        """True if no response is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def _has_huge_header(self, data: bytes) -> bool:
         """Return whether `data` begins with a header that is too large.
 
-        h11 does not limit headers that arrive in one piece.
+        h11 does not limit the size of headers that arrive in one piece.
         """
         limit = self._limits.header_bytes
         return len(data) > limit and not _HEADER_END.search(data, 0, limit)
 
     def _takes_nothing(self, now: float) -> bool:
-        """Return whether the client has left data unread for too long. This also ends a close that waits for it."""
+        """Return whether the client has left data unread for too long, even while the connection is being closed."""
         unread = self.transport.get_write_buffer_size()
         if unread == 0 or unread <= self._unread - _PROGRESS:
             self._unread_since = now
@@ -131,10 +131,10 @@ class Connection(H11Protocol):
         return now - self._unread_since > self._limits.unread_s
 
     def _refuse(self, status: int, words: str) -> None:
-        """Send an error without running the application, and end the connection.
+        """Send an error without running the application, and close the connection.
 
-        What the client still sends is discarded for a moment. Closing the connection at once would reset it, and the
-        client might never read the error.
+        Data that the client still sends is discarded for a moment. Closing the connection at once would reset the
+        connection, and the client might never read the error.
         """
         self._header_since, self._linger_since, self._refused = None, self.loop.time(), True
         body = json_bytes(OPENAI.error(ApiError(status, words, INVALID)))
@@ -174,15 +174,15 @@ _BACKLOG = 512
 _CHECK_S = 1.0
 _TRIM_S = 30.0
 _POLL_S = 0.02
-_OTHER_FILES = 256  # files besides connections
-_MOST_CHECKS = 10  # times per shortest limit, so that tests can use short limits
+_OTHER_FILES = 256  # open files besides connections
+_MOST_CHECKS = 10  # checks during the shortest limit, so that tests can use short limits
 
 
 class HttpServer:
     """The connections of one application.
 
-    uvicorn's own `Server` is not used, because it handles signals, polls ten times per second, and does not limit the
-    time of a TLS handshake.
+    uvicorn's own `Server` is not used, because that class handles signals, polls ten times per second, and does not
+    limit the time of a TLS handshake.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
@@ -206,7 +206,7 @@ class HttpServer:
         )
         self._server: asyncio.Server | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._trimmed_after, self._trimmed_at = 0, time.monotonic()  # the number of requests, and the time
+        self._trimmed_after, self._trimmed_at = 0, time.monotonic()  # the request count and the time of the last trim
 
     async def start(self, listening: socket) -> None:
         """Accept connections on a bound socket. Raises OSError."""
@@ -223,9 +223,9 @@ class HttpServer:
         self._checking = asyncio.create_task(self._check())
 
     def stop_listening(self) -> None:
-        """Refuse new connections, and close each open one after its response in progress.
+        """Refuse new connections, and close each open connection after its response in progress.
 
-        Idle connections stay open until `close`, so that health checks can see what is going on.
+        Idle connections stay open until `close`, so that health checks can still read the server's state.
         """
         if self._server is not None:
             self._server.close()
@@ -238,7 +238,7 @@ class HttpServer:
             await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
-        """Close idle connections, abort the others, and wait until their requests have ended."""
+        """Close idle connections, abort all other connections, and wait until their requests have ended."""
         self.stop_listening()
         for connection in self._connections():
             if connection.is_idle:
@@ -264,14 +264,14 @@ class HttpServer:
             for connection in self._connections():
                 try:
                     connection.check()
-                except Exception as error:  # noqa: BLE001  a bug with one connection must not end the limits of all
+                except Exception as error:  # noqa: BLE001  a bug with one connection must not disable the limits of all connections
                     connection.transport.abort()
                     loop.call_exception_handler({"message": "cannot check a connection", "exception": error})
 
     def _return_memory(self) -> None:
-        """Return freed memory to the system after requests: at once if no other is in progress, or now and then.
+        """Return freed memory to the system: when no request is in progress, or every `_TRIM_S` seconds under load.
 
-        Without this, the process kept 300 MB after half an hour of hostile requests.
+        Before this was added, the process kept 300 MB after half an hour of hostile requests.
         """
         n_requests, now = self._state.total_requests, time.monotonic()
         if n_requests == self._trimmed_after:
@@ -288,7 +288,7 @@ class HttpServer:
 
 
 def bound_socket(host: str, port: int) -> socket:
-    """Return a socket that is bound to an address, without listening yet. Port 0 picks a free port.
+    """Return a socket that is bound to an address but does not listen yet. Port 0 picks a free port.
 
     Raises UsageError if the address is not valid or in use.
     """
@@ -308,7 +308,7 @@ def bound_socket(host: str, port: int) -> socket:
 
 
 def allow_open_files(connections: int) -> None:
-    """Let this process open enough files for so many connections, if the system permits it."""
+    """Raise this process's limit on open files to fit the given number of connections, if the system permits."""
     if sys.platform != "win32":
         import resource
 
@@ -330,7 +330,7 @@ def _not_bound(host: str, port: int, error: OSError) -> UsageError:
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS settings for a certificate (with its chain) and its private key, both PEM. Raises UsageError."""
+    """Return the TLS settings for a certificate chain and its private key, both in PEM format. Raises UsageError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     for flag, path in (("--tls-cert", certificate), ("--tls-key", key)):
         try:
@@ -366,13 +366,13 @@ async def run_server(
     signals: StopSignals,
     upstreams: Upstreams | None = None,
 ) -> None:
-    """Serve until a signal arrives. While the first models are being opened, requests get errors that say so.
+    """Serve until a signal arrives. While the first models are being opened, requests receive errors.
 
-    Raises the error of a model that cannot be opened.
+    If a model cannot be opened, its error is raised.
 
-    drain_s  how long running requests may continue after the signal, in seconds
+    drain_s  the time that running requests may continue after the signal, in seconds
     ready    called when the models are open
-    say      called with a line about shutting down
+    say      called with a message about the shutdown
     """
     await server.start(listening)
     try:
@@ -397,7 +397,7 @@ async def _both(*works: Awaitable[None] | None) -> None:
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work`, but cancel it when `stop` is set. Returns whether it was completed. Raises its errors."""
+    """Run `work`, cancel it when `stop` is set, and return whether it was completed. Raises the errors of `work`."""
     task = asyncio.create_task(work)
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -1,7 +1,7 @@
 """The server's metrics, in the text format of Prometheus.
 
-The format takes twenty lines to write. `prometheus_client` would also bring a registry, an HTTP server and metrics of
-the process, which nothing here needs.
+Writing the format takes twenty lines. The package `prometheus_client` would add a registry, an HTTP server and process
+metrics, which llmrun does not need.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 Figures = Mapping[str, float]
-# Metrics with a label: name, kind, help text and the figure that they show
+# Metrics with a label: each metric's name, kind, help text and figure
 _Table = Sequence[tuple[str, str, str, str]]
 
-# Those of each loaded model, whose other figures are in Load. Counters begin again when a model is loaded again.
+# Metrics of each loaded model; most figures are fields of Load. Counters restart at 0 when a model is loaded again.
 _OF_MODELS: _Table = (
     ("llmrun_up", "gauge", "Whether the model is ready.", "up"),
     ("llmrun_requests_running", "gauge", "Requests that the engine is running.", "running"),
@@ -67,7 +67,7 @@ class Histogram:
 
 
 class Metrics:
-    """The counts and histograms of the HTTP layer. `text` adds those of the model."""
+    """The counts and histograms of the HTTP layer. `text` adds the figures of the models."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -97,7 +97,7 @@ class Metrics:
         self.mispredicted.observe(abs(predicted_s - actual_s))
 
     def text(self, version: str, models: Mapping[str, Figures], upstreams: Mapping[str, Figures] | None = None) -> str:
-        """Return all metrics, with the figures of models by their names, and those of upstreams by their URLs."""
+        """Return all metrics. `models` maps names to figures, and `upstreams` maps URLs to figures."""
         lines = [*self._lines(version, models)]
         if upstreams is not None:
             lines += _labelled(_OF_UPSTREAMS, "upstream", upstreams)
@@ -129,12 +129,12 @@ def _one(
 
 
 def _heading(name: str, kind: str, help_text: str) -> tuple[str, str]:
-    """Return the two lines before the values of a metric."""
+    """Return the HELP and TYPE lines that precede the values of a metric."""
     return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
 
 
 def _labels(values: Mapping[str, str]) -> str:
-    """Return labels after the name of a metric."""
+    """Return labels in the form that follows the name of a metric."""
     escaped = {
         name: value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for name, value in values.items()
     }

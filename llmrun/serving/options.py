@@ -11,18 +11,18 @@ _MIB = 1 << 20
 class Limits:
     """Limits against clients that are broken, slow or hostile. Sizes are in bytes, times in seconds.
 
-    connections   open connections; further ones get an error and are closed
-    header_bytes  request line and headers
-    header_s      time for a client to send them
-    body_bytes    the body of one request
-    bodies_bytes  the bodies of all requests that are being received, parsed or forwarded; small ones always may
-    body_s        time for a client to send the body
-    keep_alive_s  how long an idle connection stays open
-    unread_s      how long a client may leave data unread before its connection is aborted
-    linger_s      how long the rest of a body is discarded after an early response. Closing the connection at once would
-                  reset it, and the client might never read the response
+    connections   the number of open connections; further connections receive an error and are closed
+    header_bytes  the size of the request line and headers
+    header_s      the time for a client to send the request line and headers
+    body_bytes    the size of one request's body
+    bodies_bytes  the total size of bodies being received, parsed or forwarded; small bodies are always accepted
+    body_s        the time for a client to send the body
+    keep_alive_s  the time after which an idle connection is closed
+    unread_s      the time that a client may leave data unread before its connection is aborted
+    linger_s      the time for discarding the rest of a body after an early response; closing the connection at once
+                  would reset the connection, and the client might never read the response
     ping_s        the longest silence of a stream, because proxies close silent connections, often after 60 s
-    stale_s       seconds without progress after which a model counts as stuck
+    stale_s       the time without progress after which a model counts as stuck
     """
 
     connections: int = 1024
@@ -40,13 +40,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """The settings for access to the server, and its limits.
+    """The access settings and the limits of a server.
 
     keys           the API keys; empty if clients need none
-    allowed_hosts  more host names that a Host header may contain; "*" allows all
-    origins        the origins of web pages that may use the server; "*" allows all
-    open_metrics   whether /metrics needs no key
-    secret         the names of tenants are derived from it; random by default
+    allowed_hosts  additional host names that a Host header may contain; "*" allows all host names
+    origins        the origins of web pages that may use the server; "*" allows all origins
+    open_metrics   True if /metrics requires no key
+    secret         the secret that the names of tenants are derived from; random by default
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)

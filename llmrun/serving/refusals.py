@@ -35,12 +35,12 @@ class Refused(LlmrunError):
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return what the client is told about an error. Bugs give a 500 without details."""
+    """Return the error that the client receives. For bugs, this is a status 500 without details."""
     return error.error if isinstance(error, Refused) else api_error(error)
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with this JSON value, or with bytes that are JSON already."""
+    """Return a response with a JSON value. If `value` is bytes, they must already be JSON."""
     return Response(
         value if isinstance(value, bytes) else json_bytes(value),
         status_code=status,
@@ -50,11 +50,11 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 
 def json_bytes_in_parts(body: Mapping[str, Any] | Sequence[Any]) -> bytes:
-    """Return `json_bytes` of an answer without blocking other threads for long.
+    """Encode an answer like `json_bytes`, without blocking other threads for long.
 
-    Python's encoder lets no other thread run until it is done. Encoding 128 choices at once, with 20 log-probabilities
-    per token, took a second, and 2,048 vectors took 4 s, so each item of a list is encoded separately. The lists are
-    fields of the body, or the body is a list.
+    Python's JSON encoder blocks all other threads while it runs. Encoding 128 choices at once, with 20
+    log-probabilities per token, took a second, and 2,048 vectors took 4 s. Therefore each item of a list is encoded
+    separately if the body is a list or the list is a field of the body.
     """
     if not isinstance(body, Mapping):
         return _list_bytes(body)
@@ -70,11 +70,11 @@ def _list_bytes(items: Sequence[Any]) -> bytes:
 
 
 def ignored_header(ignored: Sequence[str]) -> Mapping[str, str]:
-    """Return the header that names the fields of a request that have no effect, so that none vanishes silently."""
+    """Return the header that names the ignored fields of a request, so that no field is ignored silently."""
     return {"x-llmrun-ignored": ignored_names(ignored)} if ignored else {}
 
 
 def error_response(error: BaseException, wire: WireFormat) -> Response:
-    """Return the response for an error, in the form of an API."""
+    """Return the response for an error, in the wire format of an API."""
     told = as_api_error(error)
     return json_response(wire.error(told), status=told.status, headers=told.headers)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The state of one server, apart from its connections. `upstreams` is None if it has none."""
+    """The state of one server, apart from its connections. `upstreams` is None if the server has no upstreams."""
 
     models: Models
     options: ServingOptions

@@ -1,12 +1,12 @@
-"""Streams the answers to all choices of a call, as server-sent events or in another form, and resumes broken streams.
+"""Streams the answers of all choices of a call, as server-sent events or in another form, and resumes broken streams.
 
-To resume a stream, nothing is stored. The ID of an event contains the ID of its answer, from which the time and the
-default seed are derived, so a repeated request is answered with the same bytes, and events that the client has seen are
-left out. This works even after a restart, and on another server with the same model.
+Streams are resumed without stored state. The ID of an event contains the ID of its answer, and the time and the default
+seed are derived from this ID. Therefore a repeated request produces the same bytes, and the server skips the events
+that the client has seen. Streams resume even after a restart, and on another server with the same model.
 
 Backpressure needs no code here: `send` waits while the connection's buffer is full, and meanwhile the events of the
-answer collect in memory, so that decoding never waits for a client. A client that takes nothing for a minute is cut off
-by http_server.py, which ends its requests like any other disconnect.
+answer collect in memory, so that decoding never waits for a client. If a client reads nothing for a minute,
+http_server.py aborts the connection, which cancels the client's requests like any other disconnect.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _CHECK_LETTERS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LastEvent:
-    """The last event of a stream that a client has seen, from its header Last-Event-ID.
+    """The last event of a stream that a client has seen, as named in the client's Last-Event-ID header.
 
-    check   identifies the request and the model, see `check_of`
+    check   the hash that identifies the request and the model; see `check_of`
     number  the number of the event, counted from 1
     """
 
@@ -54,9 +54,9 @@ class LastEvent:
 
 
 def read_last_event(headers: Mapping[str, str]) -> LastEvent | None:
-    """Return the last event that the client has seen, or None if the request does not continue a stream.
+    """Return the last event that the client has seen, or None if the request does not resume a stream.
 
-    Raises Refused for an ID that is not an llmrun server's.
+    Raises Refused if the header is not the event ID of an llmrun server.
     """
     given = headers.get(HEADER)
     if not given:
@@ -69,9 +69,9 @@ def read_last_event(headers: Mapping[str, str]) -> LastEvent | None:
 
 @dataclass(slots=True)
 class EventNumbers:
-    """Numbers the events of a stream, and skips those that the client has seen.
+    """Numbers the events of a stream, and skips the events that the client has seen.
 
-    skipped  how many events at the beginning are not sent
+    skipped  the number of events at the beginning that are not sent
     """
 
     prefix: str
@@ -79,7 +79,7 @@ class EventNumbers:
     last: int = 0
 
     def next_id(self) -> str | None:
-        """Return the ID of the next event, or None if the client has seen it. It is "" in streams without IDs."""
+        """Return the ID of the next event: "" in streams without IDs, or None if the client has seen the event."""
         self.last += 1
         if self.last <= self.skipped:
             return None
@@ -94,8 +94,8 @@ def numbers_of(
 ) -> EventNumbers:
     """Return the numbers for the events of a stream. `api` identifies the form of the events.
 
-    Only streams of one answer have IDs, because the events of several answers arrive in any order, and only those of
-    models that repeat their answers. Raises Refused if the client wants to resume another stream.
+    Events have IDs only if the stream contains one answer, because the events of several answers arrive in any order,
+    and only if the model is deterministic. Raises Refused if the client wants to resume another stream.
     """
     resumable = choices == 1 and ready.facts.info.batch_invariant
     if last is None and not resumable:
@@ -110,24 +110,24 @@ def numbers_of(
 def check_of(body: Mapping[str, Any], signature: str) -> str:
     """Return a short hash of everything that determines the events of a stream, apart from the answer's ID.
 
-    signature  identifies the model and the form of the events
+    signature  a string that identifies the model and the form of the events
     """
     content = json.dumps([signature, body], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:_CHECK_LETTERS]
 
 
-_MANY_TOKENS = 256  # writing the log-probabilities of so many tokens takes 20 ms
-_MOST_EVENTS = 64  # at a time; writing so many takes a millisecond
+_MANY_TOKENS = 256  # writing the log-probabilities of 256 tokens takes 20 ms
+_MOST_EVENTS = 64  # the number of events written at a time, which takes a millisecond
 
 
 class Choices:
     """Asks a model for all choices of a call and merges their events.
 
-    If one of them fails, or when the `async with` block ends, all are cancelled.
+    All choices are cancelled when one choice fails or the `async with` block ends.
 
-    wait_s            the predicted seconds until the last choice begins, once all were accepted
-    prompt_tokens     tokens of the prompt, once it was accepted
-    generated_tokens  tokens of all finished choices together
+    wait_s            the predicted seconds until the last choice begins; 0 until all choices are accepted
+    prompt_tokens     the number of prompt tokens; 0 until a choice is accepted
+    generated_tokens  the total number of tokens in all finished choices
     """
 
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
@@ -135,7 +135,7 @@ class Choices:
         self._asked_at = time.perf_counter()
         self._asked: list[Asked] = []
         self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
-        self._last_tokens = [0.0] * len(requests)  # when they arrived; 0 before the first one
+        self._last_tokens = [0.0] * len(requests)  # when each choice's last token arrived; 0 before the first token
         self._unfinished = len(requests)
         self._arrived: deque[tuple[int, Event]] = deque()
         self._news = asyncio.Event()
@@ -145,12 +145,12 @@ class Choices:
 
     @property
     def is_long(self) -> bool:
-        """Whether writing all finished choices takes so long that it must not hold up other clients."""
+        """True if writing the finished choices takes so long that other clients would be held up."""
         return self.generated_tokens > _MANY_TOKENS
 
     async def accepted(self) -> None:
-        """Send the requests and wait until the engine has accepted all of them. Raises the error of the first that
-        it refuses."""
+        """Send the requests and wait until the engine has accepted all of them. If the engine refuses a request, the
+        error of the first refused request is raised."""
         for request in self._requests:
             self._asked.append(self._model.ask(request, self._news))
         for asked in self._asked:
@@ -160,14 +160,14 @@ class Choices:
         self.wait_s = max(self._waits, default=0.0)
 
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
-        """Wait for events and return those that have arrived, each with the number of its choice.
+        """Wait for events and return the events that have arrived, each with the number of its choice.
 
-        Returns None after the last event of the last choice, and an empty list if nothing has arrived until the time
-        `until` of the event loop's clock. Raises the error of a choice that failed. If many events have arrived, each
-        call returns some of them.
+        Returns None after the last event of the last choice, and an empty list if nothing has arrived by `until`, a
+        time of the event loop's clock. Raises the error of a failed choice. If many events have arrived, each call
+        returns some of them.
         """
         if self._arrived:
-            await asyncio.sleep(0)  # a client that could not read for a while must not hold up the others
+            await asyncio.sleep(0)  # a client with many collected events must not hold up other clients
         elif not self._unfinished:
             return None
         else:
@@ -179,7 +179,7 @@ class Choices:
         return [self._arrived.popleft() for _ in range(min(len(self._arrived), _MOST_EVENTS))]
 
     async def _wait(self, until: float | None) -> None:
-        # This runs for every token of every client, and asyncio.timeout_at does more: it cancels the task.
+        # This method runs for every token of every client, and asyncio.timeout_at would be slower: it cancels the task.
         timer = None if until is None else asyncio.get_running_loop().call_at(until, self._news.set)
         try:
             await self._news.wait()
@@ -227,7 +227,7 @@ _HEADERS = {
 class Stream:
     """The form of one stream.
 
-    large   whether the request is large. The first and last events of some APIs repeat much of it
+    large   True if the request is large; the first and last events of some APIs repeat much of the request
     ping_s  the longest silence in seconds
     """
 
@@ -238,9 +238,9 @@ class Stream:
     ping_s: float
 
     async def send(self, send: Send, choices: Choices, answer: Answer) -> bool:
-        """Send an answer whose requests have been accepted. Returns False if it failed.
+        """Send an answer whose requests have been accepted, and return False if the answer failed.
 
-        The error is then the last event of the stream. Bugs are raised as well.
+        If the answer fails, the last event of the stream reports the error. Bugs are raised as well.
         """
         headers = {"content-type": self.wire.media_type, **_HEADERS, **self.headers}
         fields = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
@@ -267,7 +267,7 @@ class Stream:
             try:
                 for choice, event in events:
                     chunks += answer.feed(choice, event)
-            finally:  # what arrived together with an error is sent, too
+            finally:  # events that arrived before an error are sent, too
                 is_first = not self.numbers.last
                 data = await off_the_loop(self.large and is_first, partial(self._framed, chunks))
                 if data or clock() >= ping_at:

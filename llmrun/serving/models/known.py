@@ -1,6 +1,6 @@
-"""The models that requests may name: those given at start, and those in the store.
+"""The models that requests may name: models given at start, and models in the store.
 
-Facts about models that are not loaded are read from their files.
+Facts about unloaded models are read from the models' files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from llmrun.hub.upkeep import inventory
 from llmrun.model.tokenizers.control_tokens import fill_tokens_of
 from llmrun.options.presets import Preset
 
-_FRESH_S: Final = 2.0  # how long a list of the store's models is used; reading the folders takes time
-_MOST_NAMED: Final = 5  # names in a hint
+_FRESH_S: Final = 2.0  # the list of the store's models is cached for this time, because reading folders is slow
+_MOST_NAMED: Final = 5  # model names in a hint
 _LONGEST_NAME: Final = 200  # characters; looking up a very long name takes seconds
 _LATEST: Final = ":latest"  # the tag that Ollama adds to names without a tag
 
@@ -40,12 +40,12 @@ class KnownModel:
 
     name       the name that clients use
     path       the model's file
-    reference  the name by which the hub finds it; "" for a model that was given at start
-    size       of its files in bytes
-    modified   when its file was last written, in seconds since 1970
-    preset     what the name adds to requests, or None
-    adapters   the scales of LoRA adapters, by name, for requests that choose none; None for those of --lora
-    parent     the name of the model, if this is the name of one of its adapters
+    reference  the name by which the hub finds the model; "" for models given at start
+    size       the total size of the model's files in bytes
+    modified   when the model's file was last written, in seconds since 1970
+    preset     the preset whose settings the name adds to requests, or None
+    adapters   the default scales of LoRA adapters, by name; None for the scales of --lora
+    parent     the name of the base model, if `name` is the name of an adapter; otherwise ""
     """
 
     name: str
@@ -59,7 +59,7 @@ class KnownModel:
 
     @property
     def is_given(self) -> bool:
-        """Whether the model was given at start."""
+        """True if the model was given at start."""
         return not self.reference
 
     def under(self, preset: Preset) -> Self:
@@ -68,17 +68,17 @@ class KnownModel:
         return replace(self, name=preset.name, preset=preset, adapters=chosen or self.adapters)
 
     def with_adapter(self, option: LoraOption) -> Self:
-        """Return the model under the name of an adapter. A scale of 0 only keeps others from using the adapter."""
+        """Return the model under the name of an adapter. A scale of 0 applies only to requests by other names."""
         return replace(self, name=option.name, parent=self.name, adapters={option.name: option.scale or 1.0})
 
 
 class KnownModels:
-    """Models that were given at start, and all models in the store of this machine. Nothing is ever downloaded.
+    """The models given at start, and all models in the store of this machine. Nothing is ever downloaded.
 
-    Requests name models by the names in the list, or by a catalogue name or an alias that means one of them. Paths,
-    URLs and names that begin with `hf:` are never looked up.
+    Requests use the names in the list, or a catalogue name or alias of a model in the list. Paths, URLs and names that
+    begin with `hf:` are never looked up.
 
-    given  those that were given at start; the first one is the default
+    given  the models given at start; the first model is the default
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class KnownModels:
         catalogue_name: Callable[[str], str | None] = lambda name: None,
         presets: Sequence[Preset] = (),
     ) -> None:
-        """Create the list. Presets whose models are not in it are left out.
+        """Create the list. Presets for models that are not in the list are left out.
 
-        in_store        reads the store, which is empty by default; called in a thread
+        in_store        called in a thread to read the store; by default, the store is empty
         catalogue_name  returns the full name of a model for an alias or a short form, or None
         """
         self.given = tuple(given)
@@ -116,7 +116,7 @@ class KnownModels:
             raise
 
     async def listed(self) -> Sequence[KnownModel]:
-        """Return all models, first those that were given."""
+        """Return all models, beginning with the models given at start."""
         async with self._reading:
             if time.monotonic() - self._read_at > _FRESH_S:
                 self._stored = await asyncio.to_thread(self._read)
@@ -128,11 +128,11 @@ class KnownModels:
         models = _distinct([*self.given, *(model for model in self._in_store() if model.path not in paths)])
         bases = [(preset, self._base(preset, models)) for preset in self._presets]
         presets = [base.under(preset) for preset, base in bases if base is not None]
-        # A preset hides a model with the same name, as everywhere else.
+        # A preset hides a model with the same name, as in all llmrun commands.
         return _distinct([*self.given, *presets, *models])
 
     def _base(self, preset: Preset, models: Sequence[KnownModel]) -> KnownModel | None:
-        """Return the model of a preset, or None if it is not on this machine."""
+        """Return the model of a preset, or None if the model is not on this machine."""
         names = {name.lower() for name in (preset.model, self._catalogue_name(preset.model)) if name}
         path = Path(os.path.abspath(os.path.expanduser(preset.model)))  # noqa: PTH100, PTH111  as for all model names
         for model in models:
@@ -142,7 +142,7 @@ class KnownModels:
 
 
 def found_among(name: str, models: Sequence[KnownModel]) -> KnownModel:
-    """Return the model with this name, without regard to case and with or without ":latest". Raises ModelNotFound."""
+    """Return the model with this name, ignoring case and a missing or extra ":latest". Raises ModelNotFound."""
     by_name = {model.name.lower(): model for model in reversed(models)}
     for candidate in spellings(name):
         if candidate in by_name:
@@ -154,7 +154,7 @@ def found_among(name: str, models: Sequence[KnownModel]) -> KnownModel:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return the names in lower case that a client may mean, the likeliest first."""
+    """Return the lower-case names that a client may mean, the likeliest first."""
     wanted = name.lower()
     return wanted, wanted.removesuffix(_LATEST), wanted + _LATEST
 
@@ -162,7 +162,7 @@ def spellings(name: str) -> tuple[str, ...]:
 def public_name(reference: str, path: Path) -> str:
     """Return the name that clients use for a model in the store: never a path, a URL or a name with `hf:`.
 
-    reference  the name by which the hub finds it
+    reference  the name by which the hub finds the model
     """
     if reference.lower().startswith("hf:"):
         return reference[3:].lstrip("/")
@@ -172,7 +172,7 @@ def public_name(reference: str, path: Path) -> str:
 
 
 def _may_be_catalogued(name: str) -> bool:
-    """Return whether a name can be in the catalogue, whose names are short and never paths or URLs."""
+    """Return whether a name can be in the catalogue. Names in the catalogue are short and never paths or URLs."""
     is_location = "/" in name or "\\" in name or name.lower().endswith(".gguf")
     return not is_location and len(name) <= _LONGEST_NAME
 
@@ -182,7 +182,7 @@ def _is_path(reference: str) -> bool:
 
 
 def _distinct(models: Iterable[KnownModel]) -> Sequence[KnownModel]:
-    """Return the models whose names are unique. Of several with the same name, the first is kept."""
+    """Return the models with unique names. If several models have the same name, only the first is returned."""
     found: dict[str, KnownModel] = {}
     for model in models:
         found.setdefault(model.name.lower(), model)
@@ -198,7 +198,7 @@ def models_in_store() -> Iterator[KnownModel]:
 
 
 def given_model(name: str, path: Path, preset: Preset | None) -> KnownModel:
-    """Return a model that was given at start. The file of a stand-in may be missing."""
+    """Return a model given at start. The file of a stand-in may be missing."""
     known = KnownModel(name, path)
     if path.is_file():
         model = inventory.of_path(path)
@@ -224,9 +224,9 @@ _MOST_FILES: Final = 256  # facts of this many files are cached
 class Header:
     """The header of a model's file.
 
-    values    the keys whose values are not lists, except for the chat template
+    values    all keys whose values are not lists, except the chat template
     template  the source of the chat template; "" if there is none
-    fills     whether the vocabulary has tokens for filling in the middle
+    fills     True if the vocabulary contains the tokens for filling in the middle
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -235,30 +235,30 @@ class Header:
 
     @property
     def mentions_tools(self) -> bool:
-        """Whether the template mentions tools, so that the model can probably call them."""
+        """True if the template mentions tools, so that the model can probably call tools."""
         return _TOOLS.search(self.template) is not None
 
     @property
     def mentions_thinking(self) -> bool:
-        """Whether the template mentions thinking, so that the model can probably think."""
+        """True if the template mentions thinking, so that the model can probably think."""
         return _THINKING.search(self.template) is not None
 
 
 def glance_at(known: KnownModel) -> Glance:
-    """Read a few facts at the beginning of a model's file. They are empty if the file is not readable.
+    """Read a few facts at the beginning of a model's file. The facts are empty if the file is not readable.
 
-    Call this in a thread, like the other functions here. The file is read again only after it has changed.
+    Call this function in a thread, like `header_of` and `digest_of`. The file is read again only after a change.
     """
     return _glance(known.path, known.size, known.modified)
 
 
 def header_of(known: KnownModel) -> Header:
-    """Read the header of a model's file, which may take a second. It is empty if the file is not readable."""
+    """Read the header of a model's file, which may take a second. An unreadable file has an empty header."""
     return _header(known.path, known.size, known.modified)
 
 
 def digest_of(known: KnownModel) -> str:
-    """Return the sha256 of a model's first file if it is known, and otherwise another hash that changes with the file.
+    """Return the sha256 of a model's first file if known, or another hash that changes with the file.
 
     Hashing the file would take minutes.
     """

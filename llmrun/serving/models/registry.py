@@ -1,4 +1,4 @@
-"""The models of a server: loaded on demand, and unloaded when they are idle or when another one needs their memory."""
+"""The models of a server: loaded on demand, and unloaded when idle or when another model needs the memory."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from llmrun.serving.processes.served_model import ServedModel, State
 
 @dataclass(slots=True, eq=False)
 class ManagedModel:
-    """A model, whether it is loaded or not.
+    """A model of the server, loaded or unloaded.
 
-    process   the process that runs it, or None if it is not loaded
-    memory    bytes that it may take at most while it is loaded; as long as it has never been loaded, its file's size
-    users     requests that use it
-    waiting   requests that wait until it is loaded
-    leaving   whether it makes room for another model: new requests wait until it is loaded again
+    process   the process that runs the model, or None while the model is unloaded
+    memory    the most bytes that the loaded model may use; until the model is first loaded, the size of its file
+    users     the number of requests that use the model
+    waiting   the requests that wait until the model is loaded
+    leaving   True while the model makes room for another model; new requests wait until the model is loaded again
     used      when a request last ended, in seconds of the loop's clock
-    keep_s    seconds without requests after which it is unloaded
-    held      what is freed when it is unloaded, such as the lock that keeps its file from being removed
-    too_large the error of a model that did not fit although it was the only one, which counts until `too_large_until`
-    idle      an event that is set while no request uses it
+    keep_s    the seconds without requests after which the model is unloaded
+    held      resources that are freed when the model is unloaded, such as the lock that protects the model's file
+    too_large the error of a model that did not fit even with no other model loaded, valid until `too_large_until`
+    idle      an event that is set while no request uses the model
     """
 
     known: KnownModel
@@ -53,30 +53,30 @@ class ManagedModel:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a request waits for it."""
+        """True if a request is waiting for the model."""
         return any(not future.done() for future in self.waiting)
 
     def acquire(self) -> None:
-        """Count one more request that uses it."""
+        """Count one more request that uses the model."""
         self.users += 1
         self.idle.clear()
         self.stop_timer()
 
     def stop_timer(self) -> None:
-        """Stay loaded for now: cancel the timer that would unload the model."""
+        """Cancel the timer that would unload the model."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def release(self, now: float) -> None:
-        """Count one request less. `now` is the time of the loop's clock."""
+        """Count one request fewer. `now` is the time of the loop's clock."""
         self.users -= 1
         self.used = now
         if not self.users:
             self.idle.set()
 
     def admit(self) -> None:
-        """Let all waiting requests use it."""
+        """Let all waiting requests use the model."""
         waiting, self.waiting = self.waiting, []
         for future in waiting:
             if not future.done():
@@ -91,7 +91,7 @@ class ManagedModel:
                 future.set_exception(error)
 
 
-RETRY_S: Final = 5.0  # when to ask again for a model that is loading
+RETRY_S: Final = 5.0  # seconds after which clients should retry while a model is loading
 _SYSTEM: Final = "system"
 _NO_LIMIT: Final = -1
 
@@ -101,8 +101,8 @@ class Ready:
     """A loaded model, for one call.
 
     facts     the facts about the model, with the name and the sampling defaults of the preset, if there is one
-    preset    what the name that the client used adds to requests, or None
-    adapters  the scales of LoRA adapters, by name, for requests that choose none; None for those of --lora
+    preset    the preset that the client named, or None
+    adapters  the default scales of LoRA adapters, by name; None for the scales of --lora
     """
 
     model: ServedModel
@@ -112,7 +112,7 @@ class Ready:
 
     @classmethod
     def under(cls, known: KnownModel, model: ServedModel) -> Self:
-        """Return a model under one of its names. Raises Unavailable if it is not open."""
+        """Return a model under one of its names. Raises Unavailable if the model is not open."""
         facts = replace(facts_of(model), name=known.name)
         if known.preset is not None:
             facts = replace(facts, default_sampling=replace(facts.default_sampling, **known.preset.sampling))
@@ -120,17 +120,17 @@ class Ready:
 
     @property
     def signature(self) -> str:
-        """A text that changes if the same request could get another answer."""
+        """A string that changes whenever the same request could get a different answer."""
         facts = self.facts
         own = f"{facts.default_sampling} {self.preset} {self.adapters}"
         return f"{facts.name} {facts.fingerprint} {facts.info.context_size} {own}"
 
     def seed(self, otherwise: int) -> int:
-        """Return the seed of requests that set none."""
+        """Return the default seed: the preset's seed, or `otherwise` if the preset sets no seed."""
         return int(self._values.get("seed", otherwise))
 
     def completed(self, request: Request) -> Request:
-        """Return a request with the values of the preset and the adapters in place of those that it does not set."""
+        """Return a request with all unset values filled in from the preset and the default adapters."""
         if request.adapters is None and self.adapters is not None:
             request = replace(request, adapters=self.adapters)
         if self.preset is None:
@@ -152,7 +152,7 @@ class Ready:
 
 
 def facts_of(model: ServedModel) -> ModelFacts:
-    """Return the facts about a model. Raises Unavailable if it is not open or the server is shutting down."""
+    """Return the facts about a model. Raises Unavailable if the model is not open or the server is shutting down."""
     facts = model.facts
     if facts is None or model.state is State.DRAINING:
         raise Unavailable(f"the model is not available: {model.state}", state=model.state.value, retry_after=RETRY_S)
@@ -168,9 +168,9 @@ def _completed(prompt: ChatPrompt, preset: Preset) -> ChatPrompt:
 
 FOREVER: Final = math.inf
 STUCK: Final = "stuck"
-TRY_AGAIN_S: Final = 60.0  # how long a model that does not fit is refused; other programs may free memory meanwhile
+TRY_AGAIN_S: Final = 60.0  # a model that did not fit is refused for this time; other programs may free memory meanwhile
 
-# Returns a model that is not open yet. Arguments: the model, and the bytes that it may take, or None for no limit.
+# Returns an unopened model, given the known model and the bytes that the model may use, or None for no limit.
 Opener = Callable[[KnownModel, int | None], Awaitable[ServedModel]]
 
 
@@ -178,9 +178,9 @@ Opener = Callable[[KnownModel, int | None], Awaitable[ServedModel]]
 class ModelLimits:
     """The limits of a server's models.
 
-    memory        bytes that all loaded models together may take, or None for no limit
-    keep_s        seconds without requests after which a model from the store is unloaded
-    keep_given_s  the same for models that were given at start
+    memory        the bytes that all loaded models together may use, or None for no limit
+    keep_s        the seconds without requests after which a model from the store is unloaded
+    keep_given_s  the seconds without requests after which a model given at start is unloaded
     most_waiting  the maximum number of requests that wait for models to be loaded
     """
 
@@ -191,7 +191,7 @@ class ModelLimits:
 
 
 class Lease:
-    """A claim of one call on a model, which is not unloaded before the claim ends."""
+    """A claim of one call on a model. The model is not unloaded before the claim ends."""
 
     def __init__(self, models: Models, managed: ManagedModel, known: KnownModel) -> None:
         self._models, self._managed, self._known = models, managed, known
@@ -200,8 +200,8 @@ class Lease:
     async def ready(self) -> Ready:
         """Wait until the model is loaded.
 
-        Raises the error of a model that cannot be loaded, Overloaded if too many requests wait, and Unavailable if the
-        server is starting or shutting down.
+        If the model cannot be loaded, its error is raised. Raises Overloaded if too many requests are waiting, and
+        Unavailable if the server is starting or shutting down.
         """
         if not self._holds:
             await self._models.claim(self._managed)
@@ -215,7 +215,7 @@ class Lease:
 
 
 class Models:
-    """All models of a server. Its methods must be called on one event loop."""
+    """All models of a server. All methods must be called on the same event loop."""
 
     def __init__(
         self,
@@ -226,14 +226,14 @@ class Models:
         created: int,
         note: Callable[[str], None],
     ) -> None:
-        """Create the registry; nothing is loaded yet.
+        """Create the registry without loading any model.
 
-        created  when the server was started, in seconds since 1970
-        note     called with messages for the log, such as that a model was unloaded
+        created  the start time of the server, in seconds since 1970
+        note     called with messages for the log, such as the unloading of a model
         """
         self.known, self.created = known, created
         self._opener, self._limits, self._note = opener, limits, note
-        self._managed: dict[str, ManagedModel] = {}  # by the paths of their files
+        self._managed: dict[str, ManagedModel] = {}  # the models by the paths of their files
         self._wanted: list[ManagedModel] = []  # models that requests wait for, in order
         self._working: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()  # held while a model is loaded or unloaded
@@ -242,10 +242,10 @@ class Models:
 
     @asynccontextmanager
     async def lease(self, name: object, keep_s: float | None = None) -> AsyncIterator[Lease]:
-        """Claim the model that a request names in its field `model`, until the block ends. Raises ModelNotFound.
+        """Claim the model that a request names in the field `model`, until the block ends. Raises ModelNotFound.
 
-        name    a missing or empty name means the default model
-        keep_s  how long the model stays loaded after this request; None for the server's own setting
+        name    the value of the field; a missing or empty name selects the default model
+        keep_s  the seconds that the model stays loaded after this request, or None for the server's own setting
         """
         known = await self.find(name)
         managed = self._managed_of(known)
@@ -265,19 +265,19 @@ class Models:
         return self.known.given[0]  # parsing the request refuses names of other types
 
     def loaded(self) -> list[ManagedModel]:
-        """Return the models in memory, the most recently used one first."""
+        """Return the models in memory, the most recently used model first."""
         found = [managed for managed in self._managed.values() if managed.process is not None]
         return sorted(found, key=lambda managed: (managed.users == 0, -managed.used))
 
     def process_of(self, known: KnownModel) -> ServedModel | None:
-        """Return the process that runs a model, or None if it is not loaded."""
+        """Return the process that runs a model, or None if the model is not loaded."""
         managed = self._managed.get(str(known.path))
         return None if managed is None else managed.process
 
     def state(self, stale_s: float) -> str:
-        """Return "ready" if requests can be answered, and otherwise the state of the server or of its model.
+        """Return "ready" if requests can be answered, and otherwise the state of the server or its model.
 
-        stale_s  seconds without progress after which a model counts as stuck
+        stale_s  the seconds without progress after which a model counts as stuck
         """
         if self._state is not State.READY:
             return self._state
@@ -286,13 +286,13 @@ class Models:
 
     @property
     def open_requests(self) -> int:
-        """The number of requests that run or wait."""
+        """The number of running and waiting requests."""
         loads = [managed.process.load for managed in self.loaded() if managed.process is not None]
         waiting = sum(len(managed.waiting) for managed in self._managed.values())
         return waiting + sum(load.running + load.waiting for load in loads)
 
     async def start(self) -> None:
-        """Load the models that were given at start, as far as they fit. Raises the errors of opening them."""
+        """Load the models given at start, as far as they fit. Raises the error of a model that cannot be opened."""
         for number, known in enumerate(self.known.given):
             managed = self._managed_of(known)
             try:
@@ -309,7 +309,7 @@ class Models:
         self._state = State.READY
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+        """Refuse new and waiting requests, let running requests finish, and end the rest after `seconds`."""
         self._state = State.DRAINING
         error = Unavailable("the server is shutting down", state=State.DRAINING.value)
         for managed in self._managed.values():
@@ -325,12 +325,12 @@ class Models:
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait({self._working})
-        while self._tasks:  # processes that are being closed; they would survive if their tasks were cancelled
+        while self._tasks:  # cancelling these tasks would leave processes that are being closed running
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(managed.process.close() for managed in self.loaded() if managed.process))
 
     async def claim(self, managed: ManagedModel) -> None:
-        """Wait until a model is loaded, and count a request that uses it."""
+        """Wait until a model is loaded, and count one more request that uses the model."""
         if self._state is not State.READY:
             raise Unavailable("the server has no models yet", state=self._state.value, retry_after=RETRY_S)
         process = managed.process
@@ -354,18 +354,18 @@ class Models:
                 managed.waiting.remove(turn)
 
     def give_back(self, managed: ManagedModel) -> None:
-        """Count a request that no longer uses a model, and unload the model later if it stays idle."""
+        """Count one request fewer, and unload the model later if it stays idle."""
         managed.release(asyncio.get_running_loop().time())
         self._unload_later(managed)
 
     def expires_in(self, managed: ManagedModel) -> float:
-        """Return the seconds until a loaded model is unloaded if no request uses it until then."""
+        """Return the seconds until a loaded model is unloaded if no more requests arrive."""
         if managed.timer is None:
             return managed.keep_s
         return max(0.0, managed.timer.when() - asyncio.get_running_loop().time())
 
     async def unload(self, name: object) -> KnownModel:
-        """Unload the model that a request names as soon as no request uses it, and return it. Raises ModelNotFound."""
+        """Unload the named model as soon as no request uses it, and return the model at once. Raises ModelNotFound."""
         known = await self.find(name)
         managed = self._managed_of(known)
         managed.keep_s = 0.0
@@ -384,7 +384,7 @@ class Models:
 
     async def _unload_if_idle(self, managed: ManagedModel) -> None:
         async with self._changing:
-            # Requests that came meanwhile may keep the model for longer.
+            # Requests that arrived meanwhile may keep the model loaded for longer.
             is_due = managed.timer is None and math.isfinite(managed.keep_s)
             if is_due and not managed.users and not managed.is_wanted:
                 await self._close(managed)
@@ -421,9 +421,9 @@ class Models:
                 self._wanted.remove(managed)
 
     async def _load(self, managed: ManagedModel) -> None:
-        """Load a model, after making room for it if necessary, and admit the requests that wait for it.
+        """Load a model, making room first if necessary, and admit the requests that wait for the model.
 
-        Raises DoesNotFit before unloading anything if the model has just turned out not to fit even without others.
+        Raises DoesNotFit before unloading any model if a recent attempt failed with no other model loaded.
         """
         now = asyncio.get_running_loop().time()
         if managed.too_large is not None and now < managed.too_large_until:
@@ -445,7 +445,7 @@ class Models:
         if managed.process is not None:
             managed.leaving = False
             managed.admit()
-            self._unload_later(managed)  # the clients may have left meanwhile
+            self._unload_later(managed)  # all waiting clients may have left meanwhile
 
     async def _open(self, managed: ManagedModel) -> None:
         room = self._room()
@@ -463,9 +463,9 @@ class Models:
         managed.memory = facts_of(process).memory_bytes
 
     async def _make_room(self, victim: ManagedModel, wanted: ManagedModel) -> None:
-        """Unload a model when its answers are complete. Its new requests wait meanwhile.
+        """Unload a model when its answers are complete. New requests for the model wait meanwhile.
 
-        If another model becomes idle first, it is unloaded instead.
+        If another model becomes idle first, that model is unloaded instead.
         """
         victim.leaving = True
         idle = await _first_idle(self.loaded()[::-1])
@@ -483,7 +483,7 @@ class Models:
             await self._end(process, managed.held)
 
     async def _end(self, process: ServedModel, held: ExitStack) -> None:
-        """Close a process and then free what was held for it, even if this is cancelled."""
+        """Close a process and then free the resources in `held`, even if this coroutine is cancelled."""
 
         async def end() -> None:
             with held:
@@ -492,11 +492,11 @@ class Models:
         await asyncio.shield(self._start(end()))
 
     def _least_recently_used(self) -> ManagedModel | None:
-        """Return the model to unload next: an idle one if possible."""
+        """Return the model to unload next, which is an idle model if possible."""
         return next(reversed(self.loaded()), None)
 
     def _room(self) -> float:
-        """Return the bytes that another model may take."""
+        """Return the bytes that another model may use."""
         if self._limits.memory is None:
             return math.inf
         return self._limits.memory - sum(managed.memory for managed in self.loaded())
@@ -509,7 +509,7 @@ class Models:
 
 
 async def _first_idle(models: Sequence[ManagedModel]) -> ManagedModel:
-    """Wait until no request uses one of the models, and return it. If there are several, return the first of them."""
+    """Wait until at least one of the models is idle, and return the first idle model."""
     while not (idle := [managed for managed in models if not managed.users]):
         waits = [asyncio.ensure_future(managed.idle.wait()) for managed in models]
         try:

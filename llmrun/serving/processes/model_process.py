@@ -1,4 +1,4 @@
-"""A served model whose engine runs in a process of its own."""
+"""A served model whose engine runs in a separate process."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 class _Call:
     """A call that has no answer yet.
 
-    is_sent  whether the process that runs now has it
-    deaths   how often a process ended that had it
+    is_sent  True if the call was sent to the current process
+    deaths   the number of processes that ended after receiving the call
     """
 
     tenant: str
@@ -67,9 +67,9 @@ class _Call:
 
 
 class Calls:
-    """The calls that have no answer yet. While the process restarts, they wait, as requests do.
+    """The calls that have no answer yet. While the process restarts, calls wait, as requests do.
 
-    Those whose clients have left count until the process has forgotten them, too.
+    A call whose client has left still counts until the process has dropped the call.
 
     on_over  called when a call is over
     """
@@ -92,17 +92,17 @@ class Calls:
         try:
             return await call.result
         finally:
-            if not call.is_sent:  # the client has left, and no process has the call
+            if not call.is_sent:  # the client has left, and no process received the call
                 self._pop(call_id)
 
     def send_held(self) -> None:
-        """Send the oldest call that waits for a new process. They run one by one, because one of them may be deadly."""
+        """Send the oldest call that waits for a new process. One call runs at a time, because any call may be fatal."""
         held = next((call for call in self._calls.values() if not call.is_sent), None)
         if held is not None and self._supervisor.state is State.READY:
             self._send(held)
 
     def hold(self, reason: str) -> None:
-        """Keep all calls for the next process, except those during which processes have ended too often."""
+        """Keep all calls for the next process. Calls during which processes have ended too often fail."""
         for call_id, call in list(self._calls.items()):
             call.deaths += call.is_sent
             call.is_sent = False
@@ -110,7 +110,7 @@ class Calls:
                 self.fail(call_id, ended_repeatedly(reason))
 
     def end(self, call_id: int, result: Any) -> None:
-        """Give a call its result. Unknown calls are ignored."""
+        """Set the result of a call. Unknown calls are ignored."""
         if (waiting := self._pop(call_id)) is not None:
             waiting.set_result(result)
 
@@ -129,7 +129,7 @@ class Calls:
         self._supervisor.send(call.message)
 
     def _pop(self, call_id: int) -> asyncio.Future[Any] | None:
-        """Forget a call, and return its result if someone waits for it."""
+        """Remove a call, and return its future if the future has no result yet."""
         ended = self._calls.pop(call_id, None)
         self._on_over()
         self.send_held()
@@ -156,12 +156,12 @@ class ModelProcess:
         note: Callable[[str], None] = _ignore,
         detail: Callable[[str], None] = _ignore,
     ) -> None:
-        """Create a model that is not open yet.
+        """Create a served model without opening it.
 
         command  the command that starts the process, for tests
-        loading  called with the progress of opening the model, as `OpenOptions.progress`
-        note     called with messages for the log, such as the reason of a restart
-        detail   called with messages for users who want to know more, such as why a backend was chosen
+        loading  called with the progress of opening the model, like `OpenOptions.progress`
+        note     called with messages for the log, such as the reason for a restart
+        detail   called with details for the log, such as why a backend was chosen
         """
         self._name = model.name
         self._limits = limits or ServingLimits()
@@ -169,12 +169,12 @@ class ModelProcess:
             model, self._limits, self, command=command, loading=loading, note=note, detail=detail
         )
         self._ids = itertools.count(1)
-        self._requests: dict[int, ServedRequest] = {}  # all that are not over, or that the process still runs
-        self._parts: dict[int, list[Embedded]] = {}  # the results so far of calls of `embed`
+        self._requests: dict[int, ServedRequest] = {}  # requests that are not over, or that the process still runs
+        self._parts: dict[int, list[Embedded]] = {}  # the partial results of calls of `embed`
         self._alone: ServedRequest | None = None  # the request whose first step is running alone
-        self._preparing: ServedRequest | None = None  # the last one that the process has begun to prepare
+        self._preparing: ServedRequest | None = None  # the last request that the process began to prepare
         self._beat = Beat(busy=False)
-        self._past = Beat(busy=False)  # the counts of the processes that have ended
+        self._past = Beat(busy=False)  # the total counts of all ended processes
         self._draining = False
         self._some_over = asyncio.Event()
         self._calls = Calls(self._limits, self._supervisor, self._some_over.set)
@@ -196,7 +196,7 @@ class ModelProcess:
 
     @property
     def load(self) -> Load:
-        """See ServedModel. The counts do not start again after a restart."""
+        """See ServedModel. The counts continue after a restart of the process."""
         beat, supervisor = self._beat, self._supervisor
         phases = [request.phase for request in self._requests.values() if not request.over]
         return Load(
@@ -210,7 +210,7 @@ class ModelProcess:
         )
 
     def _counts(self) -> dict[str, int]:
-        """Return the counts of this process and of those that have ended."""
+        """Return the total counts of the current process and all ended processes."""
         return {name: getattr(self._past, name) + getattr(self._beat, name) for name in _COUNTS}
 
     @property
@@ -223,7 +223,7 @@ class ModelProcess:
         await self._supervisor.start()
 
     def ask(self, request: Request, news: asyncio.Event) -> AskedRequest:
-        """See ServedModel. Raises UsageError for a request that JSON cannot represent."""
+        """See ServedModel. Raises UsageError if JSON cannot represent the request."""
         self._check_available()
         request_id, received = next(self._ids), time.perf_counter()
         try:
@@ -301,7 +301,7 @@ class ModelProcess:
         await self._supervisor.close()
 
     def take(self, message: FromChild) -> None:
-        """Handle a message of the process. Called by the supervisor."""
+        """Handle a message of the process. The supervisor calls this method."""
         match message:
             case Preparing(id=request_id):
                 self._preparing = self._requests.get(request_id)
@@ -331,7 +331,7 @@ class ModelProcess:
                     self._calls.end(call, None)
 
     def process_ended(self, reason: str) -> None:
-        """Prepare all requests for the next process. Called by the supervisor."""
+        """Prepare all requests for the next process. The supervisor calls this method."""
         self._past = Beat(busy=False, **self._counts())
         self._beat = Beat(busy=False)
         invariant = self.facts is not None and self.facts.info.batch_invariant
@@ -340,11 +340,11 @@ class ModelProcess:
         self._alone = self._preparing = None
         self._requests = {key: request for key, request in self._requests.items() if not request.over}
         for parts in self._parts.values():
-            parts.clear()  # the next process computes them again
+            parts.clear()  # the next process computes all parts again
         self._calls.hold(reason)
 
     def process_ready(self) -> None:
-        """Send all requests to the new process. Called by the supervisor."""
+        """Send all requests to the new process. The supervisor calls this method."""
         for request in replay_order(list(self._requests.values())):
             message = Ask(
                 request.id,
@@ -357,7 +357,7 @@ class ModelProcess:
         self._calls.send_held()
 
     def supervision_ended(self, error: BaseException) -> None:
-        """End all requests, because of a bug. Called by the supervisor."""
+        """End all requests because of a bug. The supervisor calls this method."""
         self._end_all(LlmrunError(f"bug in llmrun: {type(error).__name__}: {error}"))
 
     def _check_available(self) -> None:
@@ -411,7 +411,7 @@ class ModelProcess:
             request.fail(rejected.error)
 
     def _cancel(self, request: ServedRequest) -> None:
-        """Cancel a request, which then ends with Finished. Nothing happens if it is over."""
+        """Cancel a request, which then ends with Finished. Requests that are over are ignored."""
         if request.over or request.cancelled:
             return
         request.cancelled = True

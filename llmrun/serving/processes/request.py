@@ -1,7 +1,7 @@
-"""One request in the server: its events on their way to the client, and its replay if the process ends.
+"""One request in the server: collects its events for the client, and replays the request if the process ends.
 
-A replay runs the request again and skips what the client already has. `sort_out` decides which requests of a process
-that has ended are replayed, and which get an error.
+A replay runs the request again and skips the events that the client already has. `sort_out` decides which requests of
+an ended process are replayed, and which fail with an error.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from llmrun.engine.child.messages import Taken
     from llmrun.engine.requests import Request
 
-# All fields but the id, which is the same in a replay.
+# All fields except the ID, which does not change in a replay.
 _content = attrgetter("text", "tokens", "logprobs", "reasoning", "unopened", "tentative", "tool_calls")
-_DELTA_BYTES = 130  # of a delta without text
-_LOGPROB_BYTES = 80  # of each alternative of a token
+_DELTA_BYTES = 130  # the size of a delta without text
+_LOGPROB_BYTES = 80  # the size of each alternative of a token
 
 
 class ReplayDiffers(Exception):
-    """The repeated answer differs from the one that the client has."""
+    """The repeated answer differs from the part that the client already has."""
 
 
 class DeliveredDeltas:
-    """The deltas of an answer that the client has, as a count and a hash, and those that a replay has repeated."""
+    """The deltas that the client has and the deltas that a replay has repeated, each as a count and a hash."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,20 +44,20 @@ class DeliveredDeltas:
 
     @property
     def behind(self) -> bool:
-        """True while a replay has not yet reached the end of what the client has."""
+        """True while a replay has not yet repeated all deltas that the client has."""
         return self._repeated < self.count
 
     def start_again(self) -> None:
-        """Expect the answer from its beginning."""
+        """Expect the answer to be repeated from its beginning."""
         self._repeated = 0
         self._repeated_hash = 0
 
     def new_bytes(self, delta: TextDelta) -> int:
         """Return the approximate size of a delta in bytes, or 0 if the client already has it.
 
-        Raises ReplayDiffers once the repeated deltas are complete but not the same.
+        Raises ReplayDiffers if all deltas have been repeated but their hash differs.
         """
-        # Python's own hash takes a tenth of the time of a cryptographic digest, and nobody chooses what is compared.
+        # Python's hash takes a tenth of the time of a cryptographic digest, and no attacker can choose the input.
         if not self.behind:
             self.count += 1
             self._hash = hash((self._hash, _content(delta)))
@@ -77,26 +77,26 @@ def _bytes_of(delta: TextDelta) -> int:
 
 
 class Phase(Enum):
-    """The place of a request, as far as the server knows."""
+    """The phase of a request, as far as the server knows."""
 
-    HELD = auto()  # in the server, until the engine's process is ready
-    SENT = auto()  # sent to the process, which has not yet prepared it
-    QUEUED = auto()  # prepared, in the engine's queue
-    BEGUN = auto()  # has been in a step of the process that is running now
+    HELD = auto()  # waiting in the server until the engine's process is ready
+    SENT = auto()  # sent to the process, but not yet prepared
+    QUEUED = auto()  # prepared, and waiting in the engine's queue
+    BEGUN = auto()  # included in at least one step of the current process
 
 
 @dataclass(slots=True, eq=False)
 class ServedRequest:
     """One request, from its receipt to its last event.
 
-    received     when the server received it, in seconds of `time.perf_counter`
-    n_bytes      the size of its message to the process
-    unread_bytes the maximum size of the events that the client has not read, once it has begun to read
-    news         set when the request is accepted, when events arrive and when it fails
+    received     when the server received the request, in seconds of `time.perf_counter`
+    n_bytes      the size of the request's message to the process
+    unread_bytes the maximum size of unread events once the client has begun to read
+    news         an event that is set when the request is accepted, receives events or fails
     on_over      called when the request is over
-    has_begun    whether it was in a step of any process
-    deaths       how often a process ended after the request had begun
-    unprepared   how often a process ended while it was preparing the request
+    has_begun    True if the request was in a step of any process
+    deaths       the number of processes that ended after the request had begun
+    unprepared   the number of processes that ended while preparing the request
     """
 
     id: int
@@ -122,16 +122,16 @@ class ServedRequest:
 
     @property
     def waits(self) -> bool:
-        """True until the first step, if the request is not over."""
+        """True if the request is not over and was not in any step yet."""
         return not self.over and not self.has_begun
 
     def accept(self, accepted: Taken) -> None:
-        """Note that the engine has accepted the request."""
+        """Record that the engine has accepted the request."""
         self.accepted = self.accepted or accepted
         self.news.set()
 
     async def acceptance(self) -> Taken:
-        """Wait until the engine has accepted the request. Raises its error, and Cancelled if it was cancelled."""
+        """Wait until the engine has accepted the request. Raises the request's error, or Cancelled."""
         while self.accepted is None:
             if self.over:
                 raise self._error or Cancelled("the request was cancelled")
@@ -174,7 +174,7 @@ class ServedRequest:
         self.news.set()
 
     def fail(self, error: LlmrunError) -> None:
-        """End the request with an error, which the client gets after the events before it."""
+        """End the request with an error, which the client receives after all earlier events."""
         if not self.over:
             self._error = error
             self._end()
@@ -221,7 +221,7 @@ class AskedRequest:
 
 
 MOST_DEATHS: Final = 2
-_MOST_UNPREPARED: Final = 3  # one more, because a process that is killed from outside is always preparing something
+_MOST_UNPREPARED: Final = 3  # more than MOST_DEATHS, because a killed process is always preparing some request
 
 
 def sort_out(
@@ -232,15 +232,15 @@ def sort_out(
     batch_invariant: bool,
     reason: str,
 ) -> None:
-    """End the requests that cannot be replayed, and return the others to the server's own queue.
+    """End the requests that cannot be replayed, and return all other requests to the server's own queue.
 
     alone      the request whose first step was running alone when the process ended, or None
     preparing  the last request that the process has begun to prepare, or None
-    reason     how the process ended, for error messages
+    reason     the cause of the process's end, for error messages
 
-    Requests that had not begun are replayed any number of times. Requests that had begun are replayed once, but a death
-    counts only against `alone` if there is such a request. Without batch invariance, a repeated answer could differ
-    from the text that the client already has.
+    Requests that had not begun are replayed any number of times. Requests that had begun are replayed once. If `alone`
+    is given, the process's end counts only against this request. Without batch invariance, a repeated answer could
+    differ from the text that the client already has.
     """
     for request in requests:
         if request.cancelled:
@@ -263,5 +263,5 @@ def ended_repeatedly(reason: str) -> BackendCrashed:
 
 
 def replay_order(requests: Sequence[ServedRequest]) -> list[ServedRequest]:
-    """Return the requests in the order in which to send them again: first those that had begun, then by age."""
+    """Return the requests in the order of their replay: requests that had begun come first, then the oldest."""
     return sorted(requests, key=lambda request: (not request.has_begun, request.id))

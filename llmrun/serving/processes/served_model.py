@@ -18,22 +18,22 @@ class State(StrEnum):
 
     LOADING = "loading"
     READY = "ready"
-    RESTARTING = "restarting"  # its process ended or was stuck
+    RESTARTING = "restarting"  # the process ended or was stuck
     DRAINING = "draining"  # running requests finish, new ones are refused
-    FAILED = "failed"  # it could not be opened
+    FAILED = "failed"  # the model could not be opened
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a served model, as of its last heartbeat.
+    """The load of a served model, as of its last heartbeat. All counts begin when the server starts.
 
-    beat_age_s     seconds since the last heartbeat that showed progress
-    steps          forward passes since the server started
-    free_tokens    tokens that fit in the KV cache if it drops all prefixes that no running request uses
-    cached_tokens  prompt tokens that were not computed, because a prefix was cached, since the server started
-    preemptions    how often a running request had to return to the queue, since the server started
+    beat_age_s     the seconds since the last heartbeat that showed progress
+    steps          the number of forward passes
+    free_tokens    the number of tokens that fit in the KV cache if all unused prefixes are dropped
+    cached_tokens  the number of prompt tokens that were read from cached prefixes
+    preemptions    the number of times that a running request returned to the queue
     wait_s         the predicted wait of a new request in seconds
-    restarts       how often the process was restarted
+    restarts       the number of restarts of the process
     """
 
     beat_age_s: float
@@ -60,27 +60,27 @@ class Asked(Protocol):
     """One request in progress."""
 
     async def accepted(self) -> Taken:
-        """Wait until the engine has accepted the request, which may still wait in the queue.
+        """Wait until the engine has accepted the request. An accepted request may still wait in the queue.
 
-        Raises its error if it is invalid, and Overloaded or Unavailable if the server cannot take it now.
+        Raises the request's error if the request is invalid, and Overloaded or Unavailable if the server is busy.
         """
 
     def take(self) -> list[Arrival]:
-        """Return the events that have arrived since the last call, in order. The last event of all is Finished.
+        """Return the events that have arrived since the last call, in order. The final event is Finished.
 
-        The error of a failed request is raised instead of returning Failed, after the events before it.
+        After the last events of a failed request, the request's error is raised, and Failed is never returned.
         """
 
     def cancel(self) -> None:
-        """Stop the request, at the latest after the step that is running. Idempotent; does nothing after the end."""
+        """Stop the request after the current step at the latest. Requests that are over are ignored. Idempotent."""
 
 
 class ServedModel(Protocol):
-    """A model whose engine runs in a child process, which is restarted if it ends."""
+    """A model whose engine runs in a child process. A process that ends is restarted."""
 
     @property
     def facts(self) -> ModelFacts | None:
-        """Facts about the model, or None until it has been opened for the first time."""
+        """Facts about the model, or None until the model has been opened for the first time."""
 
     @property
     def state(self) -> State: ...
@@ -93,10 +93,10 @@ class ServedModel(Protocol):
         """The maximum number of requests that one tenant can have in the queue."""
 
     async def start(self) -> None:
-        """Open the model. Raises its error, such as ModelFileError, if it cannot be opened."""
+        """Open the model. Raises an error such as ModelFileError if the model cannot be opened."""
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+        """Refuse new and waiting requests, let running requests finish, and end the rest after `seconds`."""
 
     async def close(self) -> None:
         """End all requests with an error, and free all resources. Idempotent."""
@@ -104,11 +104,11 @@ class ServedModel(Protocol):
     def ask(self, request: Request, news: asyncio.Event) -> Asked:
         """Send a request to the engine. Raises Overloaded and Unavailable.
 
-        news  set when the request is accepted, when events arrive and when it fails; several requests can share it
+        news  an event that is set when a request is accepted, receives events or fails; requests can share one event
         """
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:
-        """Return the token IDs of a text. `tenant` is whose call it is. Raises LlmrunError."""
+        """Return the token IDs of a text. `tenant` is the owner of the call. Raises LlmrunError."""
 
     async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """Return the bytes of these tokens. Raises UsageError for IDs outside the vocabulary."""
@@ -116,7 +116,7 @@ class ServedModel(Protocol):
     async def embed(self, wanted: Embed) -> Embedded:
         """Compute vectors or scores. Raises LlmrunError, such as ContextExceeded for inputs that are too long.
 
-        The ID of `wanted` has no meaning. If the engine's process ends meanwhile, the error is Unavailable.
+        The ID of `wanted` is ignored. If the engine's process ends during the call, Unavailable is raised.
         """
 
     async def count_prompt(self, request: Request) -> int:

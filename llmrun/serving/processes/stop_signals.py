@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into asyncio events."""
+"""Converts SIGINT and SIGTERM to asyncio events."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llmrun.base.child_processes import TERMINATING
 
 
 class StopSignals:
-    """SIGINT and SIGTERM. A server drains after the first one, and stops at once after the second one.
+    """The events of SIGINT and SIGTERM. A server drains after the first signal, and stops at once after the second.
 
-    number  the last signal
+    number  the number of the last signal
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class StopSignals:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Receive the process's signals while the block runs, which must be in the main thread."""
+        """Receive the process's signals while the block runs. The block must run in the main thread."""
         loop = asyncio.get_running_loop()
 
         def handle(number: int, frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(self.receive, number)
 
-        # The loop wakes up for signals only if it knows of them; Windows has no such function, and needs none.
+        # The loop wakes up only for signals with a handler of the loop. Windows has no such handlers and needs none.
         numbers = (signal.SIGINT, *TERMINATING)
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:

@@ -1,6 +1,6 @@
-"""Keeps a process with an open model running: starts it, watches its steps, and restarts it when it has ended.
+"""Keeps a process with an open model running: starts the process, watches its steps, and restarts it when it ends.
 
-RestartPauses and StepProgress do not look at a clock: their callers pass the times.
+RestartPauses and StepProgress do not read a clock: their callers pass the times.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Limits that keep one client from harming the others.
+    """Limits that keep one client from harming other clients.
 
     max_queue      the maximum number of requests that wait for their first step, and of other calls
-    tenants        the number of tenants; if there are several, one can have at most half of the queue
+    tenants        the number of tenants; if there are several, each tenant can use at most half of the queue
     queue_bytes    the maximum size of the messages of a tenant's waiting requests; a single request may be larger
-    unread_bytes   the maximum size of an answer's events that its client has not read
+    unread_bytes   the maximum size of an answer's unread events
     stuck_s        the time without a step after which the engine is restarted, if its steps are short
-    first_pause_s  the pause before the second restart in a row, which doubles with each further one
-    max_pause_s    the longest pause
-    healthy_s      how long the engine must run until the next restart counts as the first one again
+    first_pause_s  the pause before the second restart in a row, which doubles with each further restart
+    max_pause_s    the longest pause before a restart
+    healthy_s      the uptime of the engine after which the next restart counts as the first one again
     """
 
     max_queue: int = 256
@@ -65,7 +65,7 @@ class ServingLimits:
     def check_room(self, waiting: Sequence[tuple[str, int]], tenant: str, n_bytes: int, retry_after: float) -> None:
         """Raise Overloaded if a tenant may not send another message of this size.
 
-        waiting  the tenant and the size of each message that waits
+        waiting  the tenant and the size of each waiting message
         """
         own = [size for owner, size in waiting if owner == tenant]
         if len(waiting) >= self.max_queue:
@@ -81,23 +81,23 @@ class ServingLimits:
         raise Overloaded(f"the queue is full: {reason}", retry_after=retry_after)
 
     def share_of(self, limit: int) -> int:
-        """Return the part of a limit that one tenant may use."""
+        """Return the share of a limit that one tenant may use."""
         return limit if self.tenants == 1 else -(-limit // 2)
 
 
-_LONGEST_STEPS: Final = 20  # times the longest recent step
-_BEFORE_FIRST_STEP: Final = 6  # times `stuck_s`; the first step may have to read the weights from a slow disk
+_LONGEST_STEPS: Final = 20  # a multiple of the longest recent step
+_BEFORE_FIRST_STEP: Final = 6  # a multiple of `stuck_s`; the first step may have to read the weights from a slow disk
 
 
 class RestartPauses:
-    """The pauses before restarts: none before the first one, then growing ones."""
+    """The pauses before restarts: no pause before the first restart, then growing pauses."""
 
     def __init__(self, limits: ServingLimits) -> None:
         self._limits = limits
         self._next = 0.0
 
     def after(self, lived_s: float) -> float:
-        """Return the pause in seconds after a process that was ready for `lived_s`."""
+        """Return the pause in seconds before the restart of a process that was ready for `lived_s` seconds."""
         limits = self._limits
         pause = 0.0 if lived_s >= limits.healthy_s else self._next
         self._next = min(max(2 * pause, limits.first_pause_s), limits.max_pause_s)
@@ -118,11 +118,11 @@ class StepProgress:
         self._patience = 1.0
 
     def stepped(self, now: float) -> None:
-        """Note that a step has ended, or that the time until now does not count."""
+        """Record that a step has ended, or that the time until now does not count."""
         self._last = now
 
     def beat(self, beat: Beat, now: float) -> None:
-        """Note a beat."""
+        """Record a beat."""
         if not beat.busy or beat.steps != self._steps:
             self._last = now
         self._steps = beat.steps
@@ -134,7 +134,7 @@ class StepProgress:
         return now - self._last
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the engine has made no progress for so long that it never will."""
+        """Return whether the engine has made no progress for so long that it is considered stuck."""
         limit = max(self._stuck_s, _LONGEST_STEPS * self._longest_step_s)
         if not self._steps:
             limit = max(limit, _BEFORE_FIRST_STEP * self._stuck_s)
@@ -152,14 +152,14 @@ class ChildProcess:
         assert process.stdout is not None
         self._process = process
         self._reader, self._writer = process.stdout, process.stdin
-        self._reading = asyncio.Lock()  # only one coroutine may read at a time, and `end` also does
+        self._reading = asyncio.Lock()  # only one coroutine may read at a time, and `end` also reads
 
     @classmethod
     async def start(cls, command: Sequence[str] | None = None) -> ChildProcess:
         """Start the process, or `command`, which must send the same messages. Raises LlmrunError.
 
-        It has its own session, so that Ctrl-C in the terminal reaches only the server. It ends when the server ends,
-        because the pipes are then closed.
+        The process runs in its own session, so that Ctrl-C in the terminal reaches only the server. When the server
+        ends, the process ends as well, because its pipes are closed.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -180,7 +180,7 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, message: bytes) -> None:
-        """Send an encoded message without waiting. Nothing happens if the process has ended.
+        """Send an encoded message without waiting. If the process has ended, the message is dropped.
 
         The process reads messages at once, so few bytes are buffered here.
         """
@@ -208,7 +208,7 @@ class ChildProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
     async def end(self, patience_s: float = 0.0) -> str:
-        """Wait for the end of the process, kill it after `patience_s`, and return how it ended, such as "SIGKILL"."""
+        """Wait for the process to end, kill it after `patience_s` seconds, and return its ending, such as "SIGKILL"."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._ended()
@@ -219,10 +219,10 @@ class ChildProcess:
         return child_processes.ending(status)
 
     async def _ended(self) -> int:
-        """Wait for the end of the process, and return its exit status.
+        """Wait for the process to end, and return its exit status.
 
-        The rest of its output is discarded. Otherwise, a process could not end while the pipe is full, and `wait` of
-        older Pythons, such as 3.11.7, returns only after the pipes are closed.
+        The rest of the output is discarded, because a process cannot end while its pipe is full. Moreover, `wait` in
+        older versions of Python, such as 3.11.7, returns only after the pipes are closed.
         """
         async with self._reading:
             with contextlib.suppress(OSError):
@@ -233,7 +233,7 @@ class ChildProcess:
 
 _SILENCE_S: Final = 60.0  # the longest time without a beat while the model is being opened
 _WATCH_S: Final = 0.5
-_HELD_UP_S: Final = 1.0  # a check that is this late says nothing about the engine
+_HELD_UP_S: Final = 1.0  # a check that is this late gives no information about the engine
 _EXIT_S: Final = 5.0
 _LEAST_SOON_S: Final = 5.0
 
@@ -242,23 +242,23 @@ class Handlers(Protocol):
     """The callbacks of a supervisor."""
 
     def take(self, message: FromChild) -> None:
-        """Handle a message of the open model."""
+        """Handle a message of the process that runs the open model."""
 
     def process_ready(self) -> None:
-        """The model is open again."""
+        """Handle the event that the model is open again."""
 
     def process_ended(self, reason: str) -> None:
-        """The process has ended, and will be restarted."""
+        """Handle the end of the process, which the supervisor will restart."""
 
     def supervision_ended(self, error: BaseException) -> None:
-        """A bug has ended the supervision."""
+        """Handle a bug that has ended the supervision."""
 
 
 class Supervisor:
-    """One model whose process is restarted whenever it ends.
+    """Runs one model in a process, and restarts the process whenever it ends.
 
-    facts     the facts about the open model, or None before the first time
-    restarts  how often the process was restarted
+    facts     the facts about the open model, or None until the model has been opened
+    restarts  the number of restarts of the process
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Supervisor:
 
     @property
     def beat_age_s(self) -> float:
-        """Seconds since the last beat that showed progress."""
+        """The seconds since the last beat that showed progress."""
         return self._progress.age(time.monotonic())
 
     @property
@@ -307,12 +307,12 @@ class Supervisor:
 
     @property
     def ready_soon(self) -> bool:
-        """Whether a restart will probably be over in little more than the time that opening the model takes."""
+        """True if a restart will probably take little longer than opening the model takes."""
         soon = self._load_s + _LEAST_SOON_S
         return self.state is State.RESTARTING and -soon < self._ready_at - time.monotonic() < self._load_s + soon
 
     async def start(self) -> None:
-        """Open the model. Raises its error if it cannot be opened."""
+        """Open the model. Raises an error if the model cannot be opened."""
         began = time.monotonic()
         try:
             child = await self._open()
@@ -390,7 +390,7 @@ class Supervisor:
             raise
 
     async def _reopen(self, pause: float) -> ChildProcess:
-        """Open the model again, as often as necessary."""
+        """Open the model again, and retry until this succeeds."""
         while True:
             await asyncio.sleep(pause)
             try:
@@ -404,7 +404,7 @@ class Supervisor:
         self._ready_at = time.monotonic() + pause + self._load_s
 
     async def _run(self, child: ChildProcess) -> str:
-        """Handle a process's messages until it ends, and return how it ended, in a few words."""
+        """Handle a process's messages until the process ends, and return a short description of its ending."""
         self._progress = StepProgress(self._limits, time.monotonic())
         self._stuck = False
         reason = ""
@@ -443,7 +443,7 @@ class Supervisor:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
             if now - due > _HELD_UP_S:
-                self._progress.stepped(now)  # this process was held up, and messages may be waiting
+                self._progress.stepped(now)  # the server's own process was held up, and messages may be waiting
             elif self._progress.is_stuck(now):
                 self._stuck = True
                 child.kill()

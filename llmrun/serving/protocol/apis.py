@@ -1,4 +1,4 @@
-"""The APIs of the server, by the paths of their routes."""
+"""Maps the paths of routes to APIs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmrun.serving.protocol.ollama.answers import OLLAMA, PREFIX
 from llmrun.serving.protocol.openai_responses.answers import RESPONSES
 from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
 
-# The beginnings of the paths of APIs whose form is not that of chat completions
+# Path prefixes of the APIs with a wire format other than OPENAI
 _PREFIXES: Final[Mapping[str, WireFormat]] = {
     "/v1/messages": ANTHROPIC,
     "/infill": LLAMA_SERVER,
@@ -21,5 +21,5 @@ _PREFIXES: Final[Mapping[str, WireFormat]] = {
 
 
 def wire_of(path: str) -> WireFormat:
-    """Return the form of the API to which a path belongs. All errors have it, even those of unknown routes."""
+    """Return the wire format of the API that a path belongs to. Unknown routes also report errors in this format."""
     return next((wire for prefix, wire in _PREFIXES.items() if path.startswith(prefix)), OPENAI)

@@ -16,7 +16,7 @@ from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.fields import Fields, needed, seen
 from llmrun.serving.protocol.openai.messages import text_prompts
 
-# The paths of the routes. Those without /v1 and some other names are llama-server's.
+# The paths of the routes. Paths without /v1 and the name "reranking" come from llama-server.
 EMBEDDING_PATHS: Final = ("/v1/embeddings", "/embeddings")
 RERANK_PATHS: Final = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH = "/api/embed", "/api/embeddings"
@@ -27,12 +27,12 @@ FLOAT, BASE64 = "float", "base64"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """One call, and what its answer needs.
+    """One parsed call, with the options for writing the answer.
 
-    encoding          how vectors are written, FLOAT or BASE64
-    top_n             the number of documents in the answer, or None for all
-    return_documents  whether the answer repeats the documents
-    ignored           the names of fields that have no effect, with their places
+    encoding          the encoding of vectors, FLOAT or BASE64
+    top_n             the number of documents in the answer, or None for all documents
+    return_documents  True if the answer repeats the documents
+    ignored           the ignored fields of the request, with their places
     """
 
     wanted: Embed
@@ -67,7 +67,7 @@ def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> Embedd
 
 
 def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Read a body of Ollama's /api/embed, which truncates inputs unless it is told not to. Raises InvalidField."""
+    """Read a body of Ollama's /api/embed, where `truncate` is true by default. Raises InvalidField."""
     fields = _ollama_fields(body)
     inputs = _limited(text_prompts(fields, "input", facts), "input")
     truncates = fields.boolean("truncate") is not False
@@ -77,7 +77,7 @@ def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> 
 
 
 def parse_ollama_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Read a body of Ollama's older /api/embeddings, whose vector is not normalized. Raises InvalidField."""
+    """Read a body of Ollama's older /api/embeddings, which returns unnormalized vectors. Raises InvalidField."""
     fields = _ollama_fields(body)
     prompt = TextPrompt(fields.needed_text("prompt"))
     wanted = Embed((prompt,), normalize=False, truncate=True, tenant=tenant)
@@ -92,7 +92,7 @@ def _ollama_fields(body: dict[str, Any]) -> Fields:
 
 
 def _document(item: Any, number: int) -> TextPrompt:
-    """Return a document, which is a string or an object with its text."""
+    """Return a document from a string, or from an object with a field `text`."""
     text = item.get("text") if type(item) is dict else item
     if type(text) is not str:
         place = f"documents[{number}]"
@@ -103,7 +103,7 @@ def _document(item: Any, number: int) -> TextPrompt:
 def _limited(
     inputs: tuple[TextPrompt | TokenPrompt, ...] | tuple[TextPrompt, ...], name: str
 ) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the inputs if there are not too many of them.
+    """Return the inputs. Raises InvalidField if there are too many inputs or tokens.
 
     Too many tokens are refused here, because sending millions of numbers to the engine's process would hold up all
     other requests.
@@ -122,14 +122,14 @@ Write = Callable[[EmbeddingCall, Embedded, str, float], dict[str, Any]]
 
 
 def embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
-    """Return the answer of /v1/embeddings. `model` is the name that the client used. `seconds` is not needed."""
+    """Return the answer of /v1/embeddings. `model` is the name that the client used. `seconds` is ignored."""
     vectors: list[Any] = [_encoded(vector) if call.encoding == BASE64 else [*vector] for vector in _rows(found)]
     data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     return {"object": "list", "model": model, "data": data, "usage": _usage(found)}
 
 
 def rerank_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
-    """Return the answer of /v1/rerank: the best documents first. Documents with equal scores keep their order."""
+    """Return the answer of /v1/rerank, best documents first. Documents with equal scores keep their order."""
     scores = [score for [score] in _rows(found)]
     results: list[dict[str, Any]] = []
     for index in sorted(range(len(scores)), key=lambda index: -scores[index])[: call.top_n]:
@@ -141,7 +141,7 @@ def rerank_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float
 
 
 def ollama_embed_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
-    """Return the answer of Ollama's /api/embed. `seconds` is how long the call took."""
+    """Return the answer of Ollama's /api/embed. `seconds` is the duration of the call."""
     return {
         "model": model,
         "embeddings": [[*vector] for vector in _rows(found)],
@@ -176,14 +176,14 @@ def _usage(found: Embedded) -> dict[str, int]:
 
 
 EMBEDDING_SCHEMAS: Final = """
-default_model = string // A model's name. If it is missing, the server's first model answers.
+default_model = string // The name of a model. By default, the server's first model answers.
 dimensions = integer(1..) // Keep only the first dimensions, for models trained for this.
 EmbeddingRequest = {
   model?: default_model
-  input: string | string[](..MOST_INPUTS) | count[] | count[][] // A text, texts, a list of token IDs, or such lists.
-  encoding_format?: FLOAT | BASE64 // Numbers, or little-endian float32 in Base64.
+  input: string | string[](..MOST_INPUTS) | count[] | count[][] // One or more texts, or one or more lists of token IDs.
+  encoding_format?: FLOAT | BASE64 // Return vectors as numbers, or as little-endian float32 values in Base64.
   dimensions?: dimensions
-  truncate?: boolean // Leave out the end of inputs that are too long, instead of an error.
+  truncate?: boolean // Cut off the end of inputs that are too long, instead of returning an error.
 }
 RerankRequest = {
   model?: default_model
@@ -191,12 +191,12 @@ RerankRequest = {
   documents: (string | {text: string})[](1..MOST_INPUTS)
   top_n?: integer(1..) // Return only the best documents.
   return_documents?: boolean // Repeat the documents in the answer.
-  truncate?: boolean // Leave out the end of documents that are too long, instead of an error.
+  truncate?: boolean // Cut off the end of documents that are too long, instead of returning an error.
 }
 OllamaEmbedRequest = {
   model?: default_model
   input: string | string[](..MOST_INPUTS)
-  truncate?: boolean // Leave out the end of inputs that are too long. On by default.
+  truncate?: boolean // Cut off the end of inputs that are too long. The default is true.
   dimensions?: dimensions
 }
 OllamaEmbeddingsRequest = {model?: default_model; prompt: string}

@@ -1,4 +1,4 @@
-"""Errors as servers report them, with a status and a body, and the parser of JSON bodies that may be hostile."""
+"""Converts errors to HTTP responses, and parses JSON bodies that may be hostile."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from llmrun.engine.constraint.strict_json import parse_unique
 
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
-# Many programs, such as LiteLLM, recognize this error by OpenAI's words and not by its code.
+# Many programs, such as LiteLLM, recognize this error by OpenAI's message and not by the error's code.
 _TOO_LONG: Final = "This model's maximum context length is exceeded"
 _LONGEST_WAIT_S: Final = 120  # OpenAI's clients do not retry at all if the server asks for a longer wait
-# The names that begin the engine's messages about formats and tools.
+# The field names at the beginning of the engine's messages about formats and tools.
 _ORIGINS: Final = ("response_format", "json_schema", "grammar", "structured_outputs", "text", "tools")
 _ORIGIN_PREFIX: Final = "guided_"
 
-# The messages about our own problems are fixed, because the originals may name files of the server.
+# The messages about the server's own problems are fixed, because the original messages may name files of the server.
 _OWN_PROBLEMS: Final[tuple[tuple[type[LlmrunError], str, str], ...]] = (
     (BackendCrashed, "backend_crashed", "the model's process crashed while it worked on this request"),
     (DoesNotFit, "out_of_memory", "the server ran out of memory"),
@@ -51,14 +51,14 @@ _LLAMA_SERVER_TYPES: Final = {
     404: "not_found_error",
     503: "unavailable_error",
 }
-_NO_TEMPLATE: Final = "no chat template:"  # the message that begins like this also has the file's path
+_NO_TEMPLATE: Final = "no chat template:"  # the beginning of a message that also contains the file's path
 
 
 class InvalidField(UsageError):
     """A field of a request is invalid or not supported.
 
     param  the field's name, such as "messages[0].content"; None if the body as a whole is invalid
-    code   OpenAI's word for the kind of problem
+    code   OpenAI's code for the kind of problem
     """
 
     def __init__(self, param: str | None, problem: str, *, code: str = "invalid_value", hint: str = "") -> None:
@@ -68,7 +68,7 @@ class InvalidField(UsageError):
 
 
 def unsupported(param: str, problem: str = "not supported", *, hint: str = "") -> InvalidField:
-    """Return the error for a field that the server understands but cannot honor."""
+    """Return the error for a field that the server knows but does not support."""
     return InvalidField(param, problem, code="unsupported_parameter", hint=hint)
 
 
@@ -76,8 +76,8 @@ def unsupported(param: str, problem: str = "not supported", *, hint: str = "") -
 class ApiError:
     """An error as an HTTP response.
 
-    type, code, param  as in OpenAI's API
-    headers            names in lower case, such as retry-after
+    type, code, param  the error's fields of the same names in OpenAI's API
+    headers            the response headers, with names in lower case, such as retry-after
     """
 
     status: int
@@ -89,7 +89,7 @@ class ApiError:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Convert an error to an HTTP response. Errors that are no LlmrunError are bugs, whose details stay private."""
+    """Convert an error to an HTTP response. Errors other than LlmrunError are bugs, and their details stay private."""
     if isinstance(error, InvalidField):
         return ApiError(400, _words(error), _INVALID, error.code, error.param)
     if isinstance(error, UsageError):
@@ -101,7 +101,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ModelNotFound):
         return ApiError(404, _words(error), _INVALID, "model_not_found", "model")
     if isinstance(error, InvalidAnswer):
-        # Not a 500, because clients would retry it, and the same seed gives the same answer.
+        # Clients would retry a status 500, but the same seed produces the same answer.
         return ApiError(422, _words(error), _SERVER, "invalid_answer")
     if isinstance(error, Overloaded):
         headers = {**_retry_headers(error.retry_after), "x-should-retry": "true"}
@@ -112,12 +112,12 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def openai_body(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in the form of OpenAI's API, which is also the data of an error in a stream."""
+    """Return the body of an error response in OpenAI's form, which is also the data of an error event."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def llama_server_body(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in llama-server's own form, in which `code` is the HTTP status."""
+    """Return the body of an error response in llama-server's own form, where `code` is the HTTP status."""
     kind = _LLAMA_SERVER_TYPES.get(error.status, error.type)
     if error.code == "context_length_exceeded":
         kind = "exceed_context_size_error"
@@ -135,7 +135,7 @@ def _unavailable(error: Unavailable) -> ApiError:
 def _own_problem(error: BaseException) -> ApiError:
     for kind, code, words in _OWN_PROBLEMS:
         if isinstance(error, kind):
-            # OpenAI's clients retry a 500 twice, and each crash also costs the other requests one of their replays.
+            # OpenAI's clients retry a status 500 twice, and each crash would use up one replay of all other requests.
             headers = {"x-should-retry": "false"} if kind is BackendCrashed else {}
             return ApiError(500, words, _SERVER, code, None, headers)
     known = isinstance(error, LlmrunError)
@@ -153,30 +153,30 @@ def _template_words(error: TemplateRefused) -> str:
 
 
 def _origin(message: str) -> str | None:
-    """Return the field that the engine's message about a response format or a tool begins with, or None."""
+    """Return the field name at the beginning of the engine's message about a format or tool, or None."""
     place, colon, _ = message.partition(":")
     name = place.partition(".")[0]
     return place if colon and (name in _ORIGINS or name.startswith(_ORIGIN_PREFIX)) else None
 
 
 def _retry_headers(wait_s: float) -> dict[str, str]:
-    """Return the headers that tell a client when to try again. OpenAI's clients prefer the milliseconds."""
+    """Return the headers with the time after which to retry. OpenAI's clients prefer `retry-after-ms`."""
     wait_s = wait_s if math.isfinite(wait_s) else _LONGEST_WAIT_S
     wait_s = min(max(wait_s, 0.001), float(_LONGEST_WAIT_S))
     return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(math.ceil(wait_s * 1000))}
 
 
-MOST_DEPTH: Final = 128  # levels; a schema of 100 levels, the most that the engine accepts, still fits into a request
-# Empty lists take 40 times as much memory as their text. No context has room for a text with this many commas.
+MOST_DEPTH: Final = 128  # levels; a request can contain a schema of 100 levels, which is the engine's limit
+# Empty lists use 40 times as much memory as their text. No model's context could hold a text with this many commas.
 _MOST_MARKS: Final = 2_000_000
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """Parse a body that must be a JSON object, in time proportional to its length.
+    """Parse a body that must be a JSON object, in time proportional to the body's length.
 
-    The result contains only what can be encoded as JSON again: text without unpaired surrogates, and finite numbers.
-    Raises InvalidField if the body is not UTF-8, is not strict JSON, has a key twice in one object, is nested more than
-    MOST_DEPTH levels deep, or has too many values. The largest body of 16 MiB takes 1 s, so call this in a thread.
+    The result can be encoded as JSON again, because it contains no unpaired surrogates and no infinite numbers.
+    Raises InvalidField if the body is not UTF-8, is not strict JSON, repeats a key in one object, is nested more than
+    MOST_DEPTH levels deep, or has too many values. Parsing 16 MiB takes 1 s, so call this function in a thread.
     """
     if not data:
         raise InvalidField(None, "the request body is empty", hint="send a JSON object")
@@ -200,7 +200,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
 
 
 def _check(value: dict[str, Any]) -> None:
-    """Raise InvalidField for a value that cannot be encoded again, or that is nested too deeply."""
+    """Raise InvalidField if a value cannot be encoded again or is nested too deeply."""
     level: list[Any] = [value]
     depth = 0
     while level:

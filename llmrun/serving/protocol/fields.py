@@ -1,4 +1,4 @@
-"""Reads the fields of a JSON object with strict types, and keeps track of those that nothing reads."""
+"""Reads the fields of a JSON object with strict types, and keeps track of unread fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.serving.protocol.errors import InvalidField
 
 T = TypeVar("T")
 
-MOST_INTEGER: Final = (1 << 31) - 1  # larger values have no use, and kernels have 32-bit parameters
+MOST_INTEGER: Final = (1 << 31) - 1  # larger values are useless, and kernels have 32-bit parameters
 _LONGEST_SHOWN: Final = 60  # characters of a value in a message
 _INDEX: Final = re.compile(r"\[\d+\]")
 
@@ -20,12 +20,12 @@ _INDEX: Final = re.compile(r"\[\d+\]")
 class Fields:
     """The fields of one JSON object. A field that is null counts as missing.
 
-    Every method marks its field as read and raises InvalidField if the value has another type or is out of range. The
-    errors name the field with its place in the body, such as "stream_options.include_usage".
+    Every method except `peek` marks its field as read. The typed methods raise InvalidField if the value has another
+    type or is out of range. Errors name the field with its place in the body, such as "stream_options.include_usage".
     """
 
     def __init__(self, body: Mapping[str, Any], place: str = "") -> None:
-        """Store a parsed JSON object, and its place in the body, which is "" for the body itself."""
+        """Store a parsed JSON object and the object's place in the body, which is "" for the body itself."""
         self._body = body
         self._place = place
         self._read: set[str] = set()
@@ -56,7 +56,7 @@ class Fields:
         return found
 
     def given(self, names: Collection[str] | None = None) -> dict[str, Any]:
-        """Return the fields that are set, or those with these names, in the client's order. Mark them as read."""
+        """Return the set fields, or only fields with the given names, in the client's order. Mark them as read."""
         found = {
             name: value for name, value in self._body.items() if value is not None and (names is None or name in names)
         }
@@ -80,7 +80,7 @@ class Fields:
         return tuple(found)
 
     def boolean(self, name: str) -> bool | None:
-        """Return a field that is true or false, or None."""
+        """Return a field that is a boolean, or None."""
         value = self.value(name)
         if value is not None and type(value) is not bool:
             raise self._wrong_type(name, "true or false")
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def integer(self, name: str, minimum: int, maximum: int = MOST_INTEGER) -> int | None:
-        """Return a field that is an integer within these limits, which are inclusive, or None."""
+        """Return a field that is an integer within these inclusive limits, or None."""
         value = self.value(name)
         words = f"an integer from {minimum} to {maximum}"
         if maximum == MOST_INTEGER:
@@ -113,7 +113,7 @@ class Fields:
         return value
 
     def number(self, name: str, minimum: float, maximum: float) -> float | None:
-        """Return a field that is a finite number within these limits, which are inclusive, or None."""
+        """Return a field that is a finite number within these inclusive limits, or None."""
         value = self.value(name)
         words = f"a number from {minimum:g} to {maximum:g}"
         if value is None:
@@ -139,14 +139,14 @@ class Fields:
         return value
 
     def fields(self, name: str) -> Fields | None:
-        """Return the fields of a field that is an object, or None."""
+        """Return the fields of an object in a field, or None."""
         value = self.object(name)
         if value is None:
             return None
         return self._with_inner(value, self.path(name))
 
     def item_fields(self, name: str) -> list[Fields] | None:
-        """Return the fields of each item of a list of objects, or None."""
+        """Return the fields of each object in a list, or None."""
         items = self.items(name)
         if items is None:
             return None
@@ -157,7 +157,7 @@ class Fields:
         return [self._with_inner(item, f"{self.path(name)}[{number}]") for number, item in enumerate(items)]
 
     def needed_text(self, name: str) -> str:
-        """Return a field that is a string and must not be missing."""
+        """Return a required field that is a string."""
         return needed(self, name, self.text(name))
 
     def _with_inner(self, body: Mapping[str, Any], place: str) -> Fields:
@@ -166,7 +166,7 @@ class Fields:
         return found
 
     def wrong(self, name: str, wanted: str) -> InvalidField:
-        """Return the error for a value that is not what the API expects."""
+        """Return the error for a value that the API does not accept."""
         return InvalidField(self.path(name), f"expected {wanted}, got {seen(self._body.get(name))}")
 
     def _wrong_type(self, name: str, wanted: str) -> InvalidField:
@@ -175,9 +175,9 @@ class Fields:
 
 
 def agreed(given: Mapping[str, T]) -> T | None:
-    """Return the value on which all these fields agree, or None if there are none. Raises InvalidField.
+    """Return the common value of several fields, or None if there are no fields. Raises InvalidField if values differ.
 
-    given  field -> value, for fields that mean the same
+    given  maps fields with the same meaning to their values
     """
     names = [*given]
     for name in names[1:]:
@@ -187,7 +187,7 @@ def agreed(given: Mapping[str, T]) -> T | None:
 
 
 def needed(fields: Fields, name: str, value: T | None) -> T:
-    """Return the value of a field that must not be missing. Raises InvalidField if the value is None."""
+    """Return the value of a required field. Raises InvalidField if the value is None."""
     if value is None:
         raise missing(fields.path(name))
     return value

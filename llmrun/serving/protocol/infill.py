@@ -1,6 +1,6 @@
 """The bodies and answers of /infill, /tokenize and /detokenize, with the fields of llama-server.
 
-/tokenize and /detokenize also have the fields of vLLM.
+/tokenize and /detokenize also support the fields of vLLM.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from llmrun.serving.protocol.parsed import Parsed, checked
 class TokenizeCall:
     """A text to tokenize.
 
-    add_special    whether the model's special tokens, such as a BOS, are added
-    parse_special  whether control strings in the text become control tokens
-    with_pieces    whether the text of each token is wanted
+    add_special    True to add the model's special tokens, such as a BOS
+    parse_special  True to convert control strings in the text to control tokens
+    with_pieces    True to return the text of each token
     """
 
     text: str
@@ -47,7 +47,7 @@ class TokenizeCall:
 
 
 def parse_tokenize(body: dict[str, Any]) -> TokenizeCall:
-    """Read `content` (llama-server) or `prompt` (vLLM), which differ in their defaults. Raises InvalidField."""
+    """Read `content` (llama-server) or `prompt` (vLLM), each with its own defaults. Raises InvalidField."""
     fields = Fields(body)
     content, prompt = fields.text("content"), fields.text("prompt")
     if content is None and prompt is None:
@@ -68,10 +68,10 @@ def parse_tokenize(body: dict[str, Any]) -> TokenizeCall:
 
 
 def tokenize_body(tokens: Sequence[int], facts: ModelFacts, pieces: Sequence[bytes] | None = None) -> dict[str, Any]:
-    """Return the answer of /tokenize. `pieces` are the bytes of each token, if they are wanted.
+    """Return the answer of /tokenize. `pieces` are the bytes of each token, or None to omit the pieces.
 
-    A piece is a string or, if it is not UTF-8 text, a list of bytes, as in llama-server. `count` and `max_model_len`
-    are vLLM's.
+    A piece is a string or, if the bytes are not UTF-8 text, a list of bytes, as in llama-server. `count` and
+    `max_model_len` are vLLM's fields.
     """
     listed: list[Any] = [*tokens]
     if pieces is not None:
@@ -102,7 +102,7 @@ MOST_RESPONSE_FIELDS: Final = 64
 _ONLY_PROMPT: Final = 0  # the value of n_predict for processing the prompt without generating anything
 _UNNAMED_FILE: Final = "tmp"  # llama-server's default for `filename`
 
-# Unsupported fields that would change the answer -> the values that are accepted, and advice
+# Maps unsupported fields that would change the answer to the accepted values and advice
 REFUSED_IN_INFILL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "min_keep": ((0,), ""),
     "post_sampling_probs": ((False,), "n_probs returns the probabilities before sampling"),
@@ -113,9 +113,9 @@ REFUSED_IN_INFILL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
 class ParsedInfill(Parsed):
     """The requests of one call of /infill.
 
-    only_prompt      whether the call only processes the prompt, so the answer is empty
-    returns_tokens   whether the answer contains the ids of its tokens
-    response_fields  paths of the fields to return, such as "timings/prompt_n"; None for all
+    only_prompt      True if the call only processes the prompt, and the answer is empty
+    returns_tokens   True if the answer contains its token IDs
+    response_fields  the paths of the fields to return, such as "timings/prompt_n"; None for all fields
     """
 
     only_prompt: bool
@@ -124,10 +124,10 @@ class ParsedInfill(Parsed):
 
 
 def parse_infill(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedInfill:
-    """Convert the body of a call. Raises InvalidField. `seed` is used if the body has none."""
+    """Convert the body of a call. `seed` is the default seed. Raises InvalidField."""
     only_prompt = type(body.get("n_predict")) is int and body["n_predict"] == _ONLY_PROMPT
     if only_prompt:
-        # The engine cannot generate nothing, and editors that ask for this send an empty list of samplers.
+        # The engine generates at least one token. Editors that only process a prompt send an empty list of samplers.
         body = {**body, "n_predict": 1, "samplers": body.get("samplers") or None}
     fields = Fields(body)
     options = read_options(fields, facts, seed)
@@ -176,7 +176,7 @@ def _read_response_fields(fields: Fields) -> tuple[str, ...] | None:
 class InfillAnswer:
     """The answer to a call of /infill: one object or, for several choices, a list of objects.
 
-    Unlike llama-server's, it has no `prompt` (the text of the prompt's tokens) and no `id_slot`.
+    Unlike llama-server's answer, this answer has no `prompt` (the text of the prompt's tokens) and no `id_slot`.
     """
 
     def __init__(self, parsed: ParsedInfill, facts: ModelFacts, answer_id: str, created: int) -> None:
@@ -230,7 +230,7 @@ class InfillAnswer:
 
 
 class _Choice:
-    """One choice so far."""
+    """The state of one choice."""
 
     def __init__(self, index: int, request: Request) -> None:
         self.index, self.request = index, request
@@ -246,7 +246,7 @@ class _Choice:
         self.logprobs += map(_probabilities, delta.logprobs)
 
     def chunk(self, delta: TextDelta) -> dict[str, Any]:
-        """Return the event for a piece that `take` has added."""
+        """Return the stream's chunk for a delta that `take` has added."""
         chunk = {
             "index": self.index,
             "content": delta.text,
@@ -272,7 +272,7 @@ def _stop_type(finished: Finished) -> str:
 
 
 def _settings(request: Request, parsed: ParsedInfill) -> dict[str, Any]:
-    """Return the settings that were used for the answer, by llama-server's names."""
+    """Return the settings used for the answer, under llama-server's names."""
     sampling = request.sampling
     limit = 0 if parsed.only_prompt else -1 if request.max_tokens is None else request.max_tokens
     return {
@@ -287,7 +287,7 @@ def _settings(request: Request, parsed: ParsedInfill) -> dict[str, Any]:
 
 
 def _selected(body: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Return the values at these paths, by path. Missing ones are left out."""
+    """Return a mapping from paths to the values at these paths. Paths that do not exist are left out."""
     found = {}
     for path in paths:
         value: Any = body

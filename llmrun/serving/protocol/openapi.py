@@ -20,7 +20,7 @@ from llmrun.serving.protocol.openai_responses import requests as responses_reque
 from llmrun.serving.protocol.openai_responses.schemas import RESPONSES_SCHEMAS
 from llmrun.serving.protocol.schema_notation import Schema, read_schemas
 
-# The errors of routes that use the model
+# The errors of routes that use a model
 _ERRORS: Final = {
     "400": "The request is invalid. `param` names the field.",
     "401": "The API key is missing or wrong.",
@@ -39,23 +39,23 @@ _ERRORS: Final = {
 }
 _RETRY: Final = {
     "retry-after": {"schema": {"type": "integer"}, "description": "Seconds until the server expects to have room."},
-    "retry-after-ms": {"schema": {"type": "integer"}, "description": "The same in milliseconds."},
+    "retry-after-ms": {"schema": {"type": "integer"}, "description": "The wait in milliseconds."},
 }
 _LAST_EVENT: Final = {
     "name": "Last-Event-ID",
     "in": "header",
     "schema": {"type": "string"},
-    "description": "Continue a stream after the event with this ID. The body must be the same.",
+    "description": "Resume a stream after the event with this ID. Send the same body again.",
 }
 _ANSWERED: Final = {
     "x-llmrun-ignored": {"schema": {"type": "string"}, "description": "The fields of the request that have no effect."},
     "x-llmrun-wait": {"schema": {"type": "number"}, "description": "The predicted seconds in the queue."},
 }
 _OLLAMA_ERROR: Final = (
-    "An error. 501 means that this server does not have the route, and the text says what to do instead."
+    "An error. Status 501 means that this server does not support the route. The message suggests an alternative."
 )
 _PULL: Final = "run `llmrun pull NAME` on the server's machine"
-# The routes of Ollama's API that the server does not have -> the error, and what to do instead
+# Maps unsupported routes of Ollama's API to the error message, which suggests an alternative
 MISSING: Final[Mapping[str, str]] = {
     "/api/pull": f"models cannot be downloaded over HTTP: {_PULL}",
     "/api/create": "models cannot be created over HTTP: add a preset to models.toml on the server's machine",
@@ -86,7 +86,7 @@ def document(version: str) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Schema]:
-    """Return the schemas by name. The later texts use types of the earlier ones, and the constants of parsers."""
+    """Return the schemas by name. Later schema texts use types of earlier texts, and the constants of parsers."""
     known: dict[str, Any] = {
         "parameters": {"properties": sampling_parameters()},
         "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}},
@@ -108,7 +108,7 @@ def _schemas() -> dict[str, Schema]:
     return found
 
 
-# The routes whose answers are JSON, with their requests, their answers, and the chunks of their streams
+# The routes with JSON answers: each line lists a request schema, an answer schema, and a schema for stream chunks
 _ROUTES: Final = """
 POST /v1/chat/completions (ChatRequest): ChatCompletion, ChatCompletionChunk // Answer a conversation
 POST /v1/completions (CompletionRequest): Completion, CompletionChunk // Continue a text
@@ -190,10 +190,10 @@ def _in_path(name: str) -> dict[str, Any]:
 
 
 def _json(name: str, anthropic: str = "") -> dict[str, Any]:
-    """Return the content of JSON with this schema, or with the second one if the client asks for Anthropic's form."""
+    """Return the JSON content with schema `name`, or with schema `anthropic` for clients of Anthropic's API."""
     schema: dict[str, Any] = _ref(name)
     if anthropic:
-        words = "Requests with a header anthropic-version get the second form."
+        words = "Requests with the header anthropic-version receive the second form."
         schema = {"anyOf": [schema, _ref(anthropic)], "description": words}
     return {"application/json": {"schema": schema}}
 

@@ -1,4 +1,4 @@
-"""The result of reading a call of any API: requests to the engine, and how to answer."""
+"""The result of parsing a call of any API, and the interface of answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta
 from llmrun.serving.protocol.errors import ApiError
 
-_MOST_IGNORED: Final = 32  # names in the header
+_MOST_IGNORED: Final = 32  # field names in the header
 _LONGEST_NAME: Final = 60
 
 
@@ -20,10 +20,10 @@ _LONGEST_NAME: Final = 60
 class Parsed:
     """The requests of one call.
 
-    requests  one for each choice of the answer
-    stream    whether the client wants a stream
+    requests  one request for each choice of the answer
+    stream    True if the client wants a stream
     seed      the seed of the first choice
-    ignored   the names of fields that have no effect, with their places
+    ignored   the ignored fields of the body, with their places
     """
 
     requests: tuple[Request, ...]
@@ -38,10 +38,10 @@ class Parsed:
 
 
 def ignored_names(ignored: Sequence[str]) -> str:
-    """Return the names of fields without effect as the value of the header x-llmrun-ignored; "" if there are none.
+    """Return the ignored fields as the value of the header x-llmrun-ignored, or "" if no field was ignored.
 
-    The names come from the client, so everything but printable ASCII is escaped. A header may not begin or end with
-    spaces, so they are removed, and empty names are quoted.
+    The names come from the client, so all characters except printable ASCII are escaped. A header may not begin or end
+    with spaces, so surrounding spaces are removed, and empty names are quoted.
     """
     names = [_in_header(name) for name in islice(ignored, _MOST_IGNORED)]
     more = len(ignored) - len(names)
@@ -55,8 +55,8 @@ def _in_header(name: str) -> str:
 class Answer(Protocol):
     """The answer to one call, which has one or more choices.
 
-    It gets the events of every choice, in any interleaving, until each has finished. Then, the client gets what
-    `finish` returns if it wants a stream, or `whole` if not.
+    The answer receives the events of all choices, in any interleaving, until every choice has finished. Then the client
+    receives the chunks of `finish` in a stream, or the body of `whole` without a stream.
     """
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
@@ -71,17 +71,17 @@ class Answer(Protocol):
 
 @runtime_checkable
 class FailingAnswer(Answer, Protocol):
-    """An answer whose stream reports failures with events of its own, instead of the error chunk of its API."""
+    """An answer that reports failures with special events in its stream, instead of the error chunk of its API."""
 
     def failed(self, error: ApiError) -> list[dict[str, Any]]:
         """Return the last chunks of a stream that failed."""
 
 
 def checked(event: Event) -> PrefillProgress | TextDelta | Finished:
-    """Return an event of an answer that has not failed.
+    """Return the event unless the event is a failure or a cancellation.
 
-    Raises the error of Failed, and Unavailable if the request was cancelled. While the client is there, that happens
-    only at shutdown.
+    Raises the error of Failed, and Unavailable if the request was cancelled. While the client is connected, requests
+    are cancelled only at shutdown.
     """
     if isinstance(event, Failed):
         raise event.error

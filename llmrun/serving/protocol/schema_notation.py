@@ -1,4 +1,4 @@
-"""Reads JSON schemas that are written as types, in a notation similar to that of TypeScript.
+"""Reads JSON schemas that are written as types, in a notation similar to TypeScript.
 
     count = integer(0..)
     Usage = {
@@ -7,11 +7,11 @@
         // The tokens that were not computed.
     }
 
-A name stands for a schema of the document if it begins with a capital, and otherwise for the type itself. The other
-types are string, number, integer, boolean, null, object, array, any, and literals. `(a..b)` limits a number, the
-length of a string or the items of an array, and `string(NAME)` has a pattern. `...name` adds the fields of another
-object, and `{[string]: type}` has any fields of one type. A comment is the description of the type before it. Commas
-and semicolons are as good as spaces.
+A name that begins with a capital refers to a schema of the document, and any other name is replaced by its type. The
+basic types are string, number, integer, boolean, null, object, array, any, and literals. `(a..b)` limits a number, the
+length of a string or the number of items in an array, and `string(NAME)` sets a pattern. `...name` adds the fields of
+another object, and `{[string]: type}` allows any fields of one type. A comment is the description of the preceding
+type. Commas and semicolons are treated like spaces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BASIC: Final[Mapping[str, Schema]] = {
     **{word: {"const": json.loads(word)} for word in ("true", "false")},
     "any": {},
 }
-# The keywords of limits for each type
+# The JSON schema keywords for the limits of each type
 _LIMITS: Final[Mapping[str, tuple[str, str]]] = {
     "integer": ("minimum", "maximum"),
     "number": ("minimum", "maximum"),
@@ -39,9 +39,9 @@ _LIMITS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def read_schemas(text: str, known: dict[str, Any]) -> dict[str, Schema]:
-    """Return the schemas that a text defines by names with capitals, and add its other types to `known`.
+    """Return the schemas in a text whose names begin with a capital, and add the text's other types to `known`.
 
-    known  the values of names in the text: a schema, a literal, a tuple of literals, a number in limits, or a pattern
+    known  maps names in the text to values: a schema, a literal, a tuple of literals, a number in limits, or a pattern
     """
     reader = _Reader(text.strip(), known)
     found = dict[str, Schema]()

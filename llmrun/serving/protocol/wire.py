@@ -1,4 +1,4 @@
-"""How an API writes JSON, frames the chunks of a stream, and reports errors."""
+"""The wire formats of APIs: encodes JSON, frames the chunks of streams, and reports errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.serving.protocol.errors import ApiError, llama_server_body, openai_b
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
-PING: Final = b": ping\n\n"  # a comment, which clients of server-sent events skip
+PING: Final = b": ping\n\n"  # a comment, which clients of server-sent events ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class WireFormat:
     """The form of an API's streams and errors.
 
     media_type   the content type of streams
-    frame        encodes a chunk of a stream. The second argument is the ID of the event, or "" if it has none
-    ping         the bytes that keep a silent stream alive; b"" if there are none that clients ignore
-    end          the last bytes of a stream that did not fail
+    frame        encodes a chunk of a stream; the second argument is the event's ID, or "" for events without an ID
+    ping         the bytes that keep a silent stream alive, or b"" if the format has no bytes that clients ignore
+    end          the last bytes of a successful stream
     error        returns the body of an error response
-    error_chunk  returns the last chunk of a stream that failed
+    error_chunk  returns the last chunk of a failed stream
     """
 
     media_type: str
@@ -46,16 +46,16 @@ def data_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
 
 
 def typed_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
-    """Return a server-sent event whose type is the chunk's field `type`."""
+    """Return a server-sent event with the chunk's field `type` as the event type."""
     kind = str(chunk["type"]).encode("ascii")
     return b"event: " + kind + b"\n" + data_event(chunk, event_id)
 
 
 def json_line(chunk: Mapping[str, Any], event_id: str) -> bytes:
-    """Return a chunk as a line of JSON, which has no place for the ID of an event."""
+    """Return a chunk as a line of JSON. The event ID is ignored, because JSON lines have no IDs."""
     return json_bytes(chunk) + b"\n"
 
 
 OPENAI: Final = WireFormat(EVENT_STREAM, data_event, PING, b"data: [DONE]\n\n", openai_body, openai_body)
-# llama-server's own routes, whose streams have no end mark
+# The format of llama-server's own routes. Streams have no end marker.
 LLAMA_SERVER: Final = WireFormat(EVENT_STREAM, data_event, PING, b"", llama_server_body, llama_server_body)

@@ -1,7 +1,7 @@
-"""The routes that generate text, whichever API they belong to, and the lists of models.
+"""The routes that generate text, for every API, and the lists of models.
 
-Requests for models that this server does not have are forwarded to its upstreams. This server stores no responses of
-the Responses API.
+Requests for models that this server does not have are forwarded to upstreams. The server stores no responses of the
+Responses API.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class OrForwarded:
-    """The ASGI endpoint of a route whose requests name a model. `own` answers those for models of this server."""
+    """The ASGI endpoint of a route whose requests name a model. `own` answers requests for this server's models."""
 
     def __init__(self, own: ASGIApp, service: Service, upstreams: Upstreams) -> None:
         self._own, self._service, self._upstreams = own, service, upstreams
@@ -87,12 +87,12 @@ P = TypeVar("P", bound=Parsed)
 class Call(Generic[P]):
     """One kind of call that generates text.
 
-    prefix   the beginning of the ids of its answers
-    parse    turns a body into requests to the engine; the last argument is the seed of a call that sets none
-    answer   returns the object that turns the engine's events into chunks or a body, from the parsed call, the model's
-             facts, the answer's ID, and the Unix time in seconds
-    keep_s   returns for how many seconds the model stays loaded after a call, or None for the server's own setting
-    instead  returns the body of the answer to a call that needs no loaded model, or None for other calls
+    prefix   the beginning of the answers' IDs
+    parse    parses a body into requests to the engine; the last argument is the default seed
+    answer   takes the parsed call, the model's facts, the answer's ID and the Unix time in seconds, and returns an
+             object that converts the engine's events into chunks or a body
+    keep_s   returns the seconds that the model stays loaded after a call, or None for the server's own setting
+    instead  returns the response body of a call that needs no loaded model, or None for other calls
     """
 
     prefix: str
@@ -205,11 +205,11 @@ class ModelRoutes:
 
 
 RESPONSE: Final = Call(PREFIX, parse_response, ResponseAnswer, RESPONSES)
-_LONGEST_ID: Final = 100  # characters in a message
+_LONGEST_ID: Final = 100  # characters of an ID that an error message repeats
 
 
 async def no_stored_response(request: HttpRequest) -> Response:
-    """Refuse what clients do with stored responses."""
+    """Refuse requests for stored responses."""
     name = request.path_params["id"][:_LONGEST_ID]
     raise Refused(404, f"no such response: {name!r}; this server stores no responses", code="not_found")
 

@@ -50,7 +50,7 @@ from llmrun.serving.service import Service
 async def _unloaded(
     write: Write, only_unloads: Callable[[Mapping[str, Any]], bool], models: Models, body: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Unload a model and return the answer, if a call only does that; return None for other calls."""
+    """Unload a model and return the answer if a call only unloads the model; return None for other calls."""
     if not only_unloads(body):
         return None
     known = await models.unload(body.get("model"))
@@ -140,5 +140,5 @@ async def version(request: HttpRequest) -> Response:
 
 
 async def missing(request: HttpRequest) -> Response:
-    """Refuse a call that this server does not have."""
+    """Refuse a call that this server does not support."""
     raise Refused(501, MISSING[exchange_of(request.scope).route], code="not_implemented")

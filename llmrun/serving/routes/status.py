@@ -1,7 +1,7 @@
 """The routes about the server itself: /health, /metrics, /openapi.json and the chat page.
 
-The chat page is one file without secrets. Answers of models are untrusted, and the page may hold an API key. So its
-policy lets the browser run only the page's own scripts, send requests only to this server, and load nothing.
+The chat page is one file without secrets. Models' answers are untrusted, and the page may store an API key. So the
+page's policy lets the browser run only the page's own scripts, send requests only to this server, and load nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StatusRoutes:
         self._page_headers = {**_HEADERS, "content-security-policy": policy_of(self._html)}
 
     async def health(self, request: HttpRequest) -> Response:
-        """Return 200 only if the server takes requests and the engine's heartbeat is recent.
+        """Return status 200 only if the server accepts requests and the engine's heartbeat is recent.
 
-        The response needs no key, so it says nothing but the state.
+        The request requires no key, so the response contains only the state.
         """
         state = self._state()
         if state == State.READY:
@@ -89,9 +89,9 @@ _HEADERS: Final = {
 
 
 def policy_of(html: str) -> str:
-    """Return the Content-Security-Policy of a page, which allows its inline scripts and styles and nothing else.
+    """Return a Content-Security-Policy that allows only the inline scripts and styles of a page.
 
-    `trusted-types 'none'` turns innerHTML and similar functions off.
+    `trusted-types 'none'` disables innerHTML and similar functions.
     """
     directives = {
         "default-src": "'none'",
@@ -109,7 +109,7 @@ def policy_of(html: str) -> str:
 
 
 def _hashes(html: str, tag: str) -> str:
-    """Return the sources that allow the contents of all elements with this tag."""
+    """Return the hash sources that allow the contents of all elements with this tag."""
     contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     digests = (hashlib.sha256(content.encode()).digest() for content in contents)
     return " ".join(f"'sha256-{b64encode(digest).decode('ascii')}'" for digest in digests)

@@ -1,6 +1,6 @@
 """The routes that tokenize text, compute embeddings, rank documents and list LoRA adapters.
 
-An EmbeddingRoute serves every API that has embeddings or ranks documents.
+The class EmbeddingRoute serves the embedding and ranking routes of every API.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from llmrun.serving.protocol.openai.options import adapters_body
 from llmrun.serving.refusals import ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 
-_MOST_PIECES = 10_000  # each takes a message to the engine's process and back
+_MOST_PIECES = 10_000  # each piece requires a message to the engine's process and a reply
 
 
 class TokenRoutes:
@@ -68,7 +68,7 @@ class TokenRoutes:
         return json_response(detokenize_body(text))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
-        """Return the number of tokens of the prompt that /v1/messages would make of the same body."""
+        """Return the number of prompt tokens that /v1/messages would compute for the same body."""
         body, large = await self._service.bodies.read_json(request.scope, request.receive)
         async with self._service.models.lease(body.get("model")) as lease:
             ready = await lease.ready()
@@ -78,25 +78,25 @@ class TokenRoutes:
         return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored))
 
     async def list_adapters(self, request: HttpRequest) -> Response:
-        """Return the LoRA adapters, as in llama-server. A query parameter can name the model."""
+        """Return the LoRA adapters in llama-server's form. The query parameter `model` can name the model."""
         async with self._service.models.lease(request.query_params.get("model")) as lease:
             ready = await lease.ready()
             return json_response(adapters_body(ready.facts))
 
 
 async def _pieces(model: ServedModel, tokens: list[int], tenant: str) -> list[bytes]:
-    """Return the bytes of each token. Raises InvalidField if there are too many."""
+    """Return the bytes of each token. Raises InvalidField if there are too many tokens."""
     if len(tokens) > _MOST_PIECES:
         raise InvalidField("with_pieces", f"the text has {len(tokens):,} tokens, the limit is {_MOST_PIECES:,}")
     return [await model.detokenize([token], tenant=tenant) for token in tokens]
 
 
-_MANY_BYTES: Final = 1 << 16  # of vectors; writing so many as JSON takes several milliseconds
+_MANY_BYTES: Final = 1 << 16  # vectors of this size take several milliseconds to write as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingKind:
-    """One kind of call: how to read its body, how to write its answer, and how long the model then stays loaded."""
+    """The functions of one kind of call: body parser, answer writer, and the seconds that the model stays loaded."""
 
     parse: Parse
     write: Write
@@ -110,7 +110,7 @@ OLLAMA_EMBEDDINGS: Final = EmbeddingKind(parse_ollama_embeddings, ollama_embeddi
 
 
 class EmbeddingRoute:
-    """The ASGI endpoint of one kind of call."""
+    """The ASGI endpoint of one EmbeddingKind."""
 
     def __init__(self, service: Service, kind: EmbeddingKind) -> None:
         self._service, self._kind = service, kind

@@ -1,11 +1,11 @@
-"""Forwards one request: to an upstream, and to another one if the first one fails.
+"""Forwards one request to an upstream, or to another upstream if the first one fails.
 
 Until the first token of an answer, nothing has been sent to the client, so any other upstream can take over. Later,
-only another llmrun can, because it continues a stream whose events have IDs with the same bytes.
+only another llmrun server can take over, because llmrun resumes a stream with event IDs and repeats the same bytes.
 
 Upstreams are not trusted: the length of an event is limited, and events that are not JSON are errors. The streams of
-all APIs are split into events to find out how far an answer has come, but the bytes of events are passed on unchanged.
-While an upstream is silent, the client gets comments.
+all APIs are split into events to track the progress of the answer, but the bytes of events are passed on unchanged.
+While an upstream is silent, the client receives comments.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from llmrun.serving.refusals import INVALID, SERVER, Refused
 from llmrun.serving.upstreams.pool import Pool
 from llmrun.serving.upstreams.upstream import MOST_ERROR, Answering, Cut, Misbehaved, Upstream
 
-MOST_BYTES: Final = 4 << 20  # the limit of one event; the last one of a response contains the whole answer
+MOST_BYTES: Final = 4 << 20  # the size limit of one event; the last event of a response contains the whole answer
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _NEWLINE: Final = re.compile(rb"\n")
 _DONE: Final = b"[DONE]"
 _PING: Final = "ping"
-# Events of the Responses API and of Anthropic's that come before anything is generated.
+# Event types of the Responses API and Anthropic's API that precede the first generated token.
 _EARLY_TYPES: Final = (
     "response.created",
     "response.queued",
@@ -58,7 +58,7 @@ class BadStream(ValueError):
 
 
 class Progress(IntEnum):
-    """How far an event takes an answer.
+    """The progress of an answer after an event.
 
     EARLY   nothing has been generated yet, so another upstream can still take over
     TOKEN   something has been generated
@@ -76,12 +76,12 @@ class Progress(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event.
+    """One event of a stream.
 
-    raw       its bytes, including the blank line or newline at the end
-    id        the value for `Last-Event-ID`; "" if it has none, or none of llmrun
-    progress  how far the answer has come
-    data      its JSON object; empty for `[DONE]`
+    raw       the event's bytes, including the blank line or newline at the end
+    id        the value for `Last-Event-ID`; "" if the event has no ID in llmrun's form
+    progress  the progress of the answer after the event
+    data      the event's JSON object; empty for `[DONE]`
     """
 
     raw: bytes
@@ -93,7 +93,7 @@ class StreamEvent:
 class EventSplitter:
     """Splits a stream of server-sent events, or of JSON lines as in Ollama's API.
 
-    Comments and Anthropic's pings are dropped, because this server sends its own.
+    Comments and Anthropic's pings are dropped, because this server sends its own comments.
     """
 
     def __init__(self, *, json_lines: bool) -> None:
@@ -102,8 +102,8 @@ class EventSplitter:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[StreamEvent]:
-        """Return the events that are complete now. Raises BadStream."""
-        searched = max(0, len(self._held) - 2)  # the last two bytes may be the beginning of the end
+        """Return the events that the new data completes. Raises BadStream."""
+        searched = max(0, len(self._held) - 2)  # the last two bytes may belong to the separator
         self._held += data
         events, start = [], 0
         while found := self._end.search(self._held, max(start, searched)):
@@ -132,7 +132,7 @@ def _parsed(raw: bytes, event_id: str, data: bytes) -> StreamEvent:
         return StreamEvent(raw, event_id, Progress.LAST, {})
     try:
         value = json.loads(data)
-    except (ValueError, RecursionError):  # invalid, too deeply nested, or a number that is too long
+    except (ValueError, RecursionError):  # invalid JSON, deep nesting, or a very long number
         raise BadStream("an event that is not valid JSON") from None
     if not isinstance(value, dict):
         raise BadStream("an event that is not a JSON object")
@@ -145,7 +145,7 @@ def _progress(data: Mapping[str, Any]) -> Progress:
         return Progress.ERROR
     if kind in _LAST_TYPES or data.get("done") is True:
         return Progress.LAST
-    if data.get("stop") is True:  # in llama-server's own API
+    if data.get("stop") is True:  # llama-server's own API
         return Progress.FINISH
     if isinstance(choices := data.get("choices"), list):
         parts = [choice for choice in choices if isinstance(choice, dict)]
@@ -159,12 +159,12 @@ def _progress(data: Mapping[str, Any]) -> Progress:
 
 
 def _has_text(part: Mapping[str, Any]) -> bool:
-    """Return whether a choice, or the message in it, contains something that was generated."""
+    """Return whether a choice, or the message in the choice, contains generated text."""
     inner = part.get("delta") or part.get("message")
     return any(part.get(name) for name in _TEXTS) or (isinstance(inner, dict) and _has_text(inner))
 
 
-# The headers of an upstream's response that are passed on. All others may be about its connection or its own keys.
+# The headers of an upstream's response that are passed on. Other headers may concern the upstream's connection or keys.
 _PASSED_ON: Final = (
     "content-type",
     "retry-after",
@@ -177,28 +177,28 @@ _OF_STREAMS: Final = {"x-accel-buffering": "no"}  # nginx would collect events b
 
 
 class Reply:
-    """One response.
+    """One response to the client.
 
-    started  whether its header has been sent
-    begun    whether a part of the answer has been sent
+    started  True if the response's header has been sent
+    begun    True if a part of the answer has been sent
     """
 
     def __init__(self, send: Send, wire: WireFormat, *, streamed: bool) -> None:
-        """Wrap `send` of ASGI."""
+        """Wrap an ASGI `send` callable."""
         self._send, self._wire, self._streamed = send, wire, streamed
-        self._lock = asyncio.Lock()  # two tasks send: the one that forwards, and the one that sends comments
+        self._lock = asyncio.Lock()  # two tasks send: one forwards the answer, and one sends comments
         self._sent_at = asyncio.get_running_loop().time()
         self.started = False
         self.begun = False
 
     async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Send a whole response with the headers of an upstream's."""
+        """Send a whole response, with headers from the upstream's response."""
         async with self._lock:
             await self._start(status, headers, {"content-length": str(len(body))})
             await self._body(body, more=False)
 
     async def events(self, headers: Mapping[str, str], raw: bytes) -> None:
-        """Send a part of a stream. `headers` are those of the upstream."""
+        """Send a part of a stream. `headers` are the headers of the upstream's response."""
         async with self._lock:
             if not self.started:
                 await self._start(200, headers, _OF_STREAMS)
@@ -206,14 +206,14 @@ class Reply:
             await self._body(raw, more=True)
 
     async def end(self, error: ApiError | None = None) -> None:
-        """End a stream, with an error event if there is an error."""
+        """End a stream, and send an error event first if `error` is given."""
         async with self._lock:
             last = b"" if error is None else self._wire.frame(self._wire.error_chunk(error), "")
             await self._body(last, more=False)
 
     @asynccontextmanager
     async def pinging(self, ping_s: float) -> AsyncIterator[None]:
-        """Send a comment whenever a stream has been silent for `ping_s` seconds, if the API has comments."""
+        """Send a comment whenever a stream has been silent for `ping_s` seconds, if the wire format has comments."""
         if not self._streamed or not self._wire.ping:
             yield
             return
@@ -248,22 +248,22 @@ class Reply:
 
 WHOLE: Final = "application/json"
 _EVENT_STREAM: Final = "text/event-stream"
-_MOVES: Final = 3  # a request that crashes its upstream must not crash all others as well
-_PATIENCE_S: Final = 10.0  # how long a request that has lost its upstream waits for another one
+_MOVES: Final = 3  # a request that crashes its upstream must not crash all other upstreams
+_PATIENCE_S: Final = 10.0  # seconds that a request waits for another upstream after losing its own
 _MOST_WHOLE: Final = 64 << 20  # bytes of an answer that is not streamed
 _MOST_HELD: Final = 1 << 20  # bytes of the events before the first token
-_AFTER_LAST_S: Final = 0.1  # how long to wait for the end of the body after the last event
+_AFTER_LAST_S: Final = 0.1  # seconds to wait for the end of the body after the last event
 _DENIED: Final = (401, 403)  # the upstream refuses this server's key, which is not the client's fault
 _FULL: Final = 429
 _UNREADY: Final = 503
-_OTHERS_MAY: Final = (404, 405, 409, _FULL)  # with these and all from 500 on, another upstream may answer
-_NOT_BEGUN: Final = (_UNREADY, 508)  # the upstream did not begin to work on the request, so the request cannot harm it
+_OTHERS_MAY: Final = (404, 405, 409, _FULL)  # after these statuses, or 500 and above, another upstream may answer
+_NOT_BEGUN: Final = (_UNREADY, 508)  # a request that was never begun cannot have harmed the upstream
 _RETRY: Final = {"retry-after": "5"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """A response with an error that an upstream gave."""
+    """An upstream's error response."""
 
     status: int
     headers: Mapping[str, str]
@@ -298,16 +298,16 @@ class _Failed(Exception):
 
 @dataclass(slots=True)
 class Forwarding:
-    """One request on its way.
+    """One request that is being forwarded.
 
-    path      the path of the route, which is the same at the upstream
+    path      the path of the route, which is the same on this server and the upstream
     model     the name of the model
     content   the JSON body
-    headers   the only headers to send
+    headers   the headers to send, and no others
     expected  the content type of the answer, without parameters
-    hashes    the hashes of its prefixes, see `prefix_hashes`
-    choices   the number of answers that it asks for
-    last_id   the ID of the last event that the client has seen; "" before the first one
+    hashes    the hashes of the request's prefixes; see `prefix_hashes`
+    choices   the number of answers that the request asks for
+    last_id   the ID of the last event that the client has seen; "" before the first event
     """
 
     pool: Pool
@@ -322,16 +322,16 @@ class Forwarding:
     choices: int = 1
     last_id: str = ""
     _moves: int = _MOVES
-    _is_lost: bool = False  # whether the last attempt failed in a way that may be over in a few seconds
-    _problem: str = ""  # why the last attempt failed
+    _is_lost: bool = False  # True if the last problem may be over in a few seconds
+    _problem: str = ""  # the reason why the last attempt failed
     _unready: set[int] = field(default_factory=set)  # upstreams that have answered with 503 once
     _excluded: set[int] = field(default_factory=set)
     _refusals: list[_Refusal] = field(default_factory=list)
     _told: StreamEvent | None = None  # the error event of an upstream
-    _begun_by: Mapping[str, Any] | None = None  # the model that began the answer, as it was listed
+    _begun_by: Mapping[str, Any] | None = None  # the listed model that began the answer
 
     async def run(self) -> None:
-        """Forward the request until it is answered. Raises Refused if nothing was sent to the client so far."""
+        """Forward the request until it is answered. Raises Refused if this fails before anything is sent."""
         previous: Upstream | None = None
         while (upstream := await self._next()) is not None:
             if previous is not None:
@@ -344,7 +344,7 @@ class Forwarding:
         await self._give_up()
 
     async def _next(self) -> Upstream | None:
-        """Return the upstream to try next, or None if there is none. Waits for one if the last attempt was lost."""
+        """Return the next upstream to try, or None if there is none. After a lost attempt, wait for an upstream."""
         is_full = any(refusal.status == _FULL for refusal in self._refusals)
         until = asyncio.get_running_loop().time() + (_PATIENCE_S if self._is_lost and not is_full else 0.0)
         while self._moves >= 0:
@@ -356,16 +356,16 @@ class Forwarding:
         return None
 
     def _can_go_on(self) -> bool:
-        """Return whether another upstream might answer. Only answers of llmrun can be continued."""
+        """Return whether another upstream might answer. Only answers of llmrun servers can be resumed."""
         if not self.reply.begun:
             return True
         return bool(self.last_id) and self._begun_by is not None and self._begun_by.get("owned_by") == OWNER
 
     def _can_answer(self, upstream: Upstream) -> bool:
-        """Return whether an upstream can answer the request, or continue the answer if the client has seen a part.
+        """Return whether an upstream can answer the request, or resume the answer if the client has seen a part.
 
-        The upstream itself checks whether it has the same model, and lists the fingerprint only after loading it.
-        Comparing fingerprints here only saves a request.
+        The upstream itself checks whether its model is the same, and lists the model's fingerprint only after loading
+        the model. Comparing fingerprints here only saves a request.
         """
         listed = upstream.models[self.model]
         if upstream.number in self._excluded or not self._can_go_on():
@@ -376,7 +376,7 @@ class Forwarding:
         return listed.get("owned_by") == OWNER and all(one == known[0] for one in known)
 
     async def _try(self, upstream: Upstream) -> bool:
-        """Send the request to an upstream. Returns whether the response to the client is complete."""
+        """Send the request to an upstream, and return whether the response to the client is complete."""
         self._is_lost = False
         try:
             with upstream.carrying():
@@ -418,7 +418,7 @@ class Forwarding:
             return True
 
     async def _pass_events(self, upstream: Upstream, answering: Answering) -> None:
-        """Pass on the events of a stream. Raises Cut if it ends before the answer does."""
+        """Pass on the events of a stream. Raises Cut if the stream ends before the answer is complete."""
         splitter = EventSplitter(json_lines=self.expected != _EVENT_STREAM)
         held, progress, continues, finished = _Held(), Progress.EARLY, bool(self.last_id), 0
         while (piece := await self._piece(answering, progress)) is not None:
@@ -445,7 +445,7 @@ class Forwarding:
         await self.reply.end()
 
     async def _piece(self, answering: Answering, progress: Progress) -> bytes | None:
-        """Return the next part of a stream, or None if there is none. After the last event, nothing more matters."""
+        """Return the next part of a stream, or None at its end. After the last event, ignore lost connections."""
         if progress is not Progress.LAST:
             return await answering.piece()
         answering.expect(_AFTER_LAST_S)
@@ -459,11 +459,11 @@ class Forwarding:
         if held.raw and (self.reply.begun or held.progress > Progress.EARLY or len(held.raw) > _MOST_HELD):
             await self.reply.events(answering.headers, bytes(held.raw))
             self.last_id = held.last_id or self.last_id
-            self._moves = _MOVES  # the answer makes progress, so this request does not crash its upstreams
+            self._moves = _MOVES  # an answer that makes progress does not crash upstreams
             held.raw.clear()
 
     async def _refused(self, upstream: Upstream, answering: Answering) -> bool:
-        """Handle a response with an error. Returns whether it is the answer to the client."""
+        """Handle an error response, and return whether the error was passed on to the client."""
         status = answering.status
         body = upstream.redacted(await answering.whole(MOST_ERROR))
         if status in _DENIED:
@@ -488,7 +488,7 @@ class Forwarding:
         return False
 
     async def _refuse(self, refusal: _Refusal) -> None:
-        """Pass on an error that an upstream gave."""
+        """Pass on an upstream's error response."""
         self.exchange.outcome = "failed"
         if self.reply.started:
             await self.reply.end(refusal.error)
@@ -503,7 +503,7 @@ class Forwarding:
         self._problem = problem
 
     async def _give_up(self) -> None:
-        """Tell the client that no upstream can answer. Raises Refused if nothing was sent to it so far."""
+        """Report to the client that no upstream can answer. Raises Refused if the client has received nothing yet."""
         self.exchange.outcome = "failed"
         if self._told is not None and not self.pool.is_stopped:
             await self.reply.events({"content-type": self.expected}, self._told.raw)
@@ -530,14 +530,14 @@ class Forwarding:
 
 
 def no_upstream(model: str) -> Refused:
-    """Return the error for a model that no upstream has now, although one that is down may have it."""
+    """Return the error for a model that no running upstream has. An upstream that is down may have the model."""
     words = f"no upstream with the model {model[:100]!r} is up; try again in a few seconds"
     return Refused(503, words, kind=SERVER, code="no_upstream", headers=_RETRY)
 
 
 @dataclass(slots=True)
 class _Held:
-    """Events that have arrived and have not been sent to the client."""
+    """Events that have arrived but have not yet been sent to the client."""
 
     raw: bytearray = field(default_factory=bytearray)
     last_id: str = ""
@@ -550,23 +550,23 @@ class _Held:
 
 
 def _problem_of(body: bytes) -> str:
-    """Return what is wrong with a whole answer, or "" if nothing is. Very long ones take too long to parse."""
+    """Return the problem with a whole answer, or "" if there is none. Very long answers are not parsed."""
     if len(body) > MOST_BYTES:
         return "" if body.rstrip().endswith((b"}", b"]")) else "the answer is not valid JSON"
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         return "the answer is not valid JSON"
-    answers = value if isinstance(value, list) else [value]  # /infill gives a list of several answers
+    answers = value if isinstance(value, list) else [value]  # /infill can return a list of several answers
     if not all(isinstance(each, dict) for each in answers):
         return "the answer is not a JSON object"
-    # Responses that failed are answers, too.
+    # Failed responses of the Responses API are answers, too.
     words = "".join(server_words(each) for each in answers if each.get("object") != "response")
     return f"an error with HTTP 200: {words}" if words else ""
 
 
 def _another_may_do_better(event: StreamEvent) -> bool:
-    """Return whether an error is about the upstream, and not about the request."""
+    """Return whether an error concerns the upstream and not the request."""
     response = event.data.get("response")
     error = event.data.get("error") or (response.get("error") if isinstance(response, dict) else None)
     if not isinstance(error, dict):

@@ -1,4 +1,4 @@
-"""The upstreams of a server as its routes see them."""
+"""The interface between a server's routes and its upstreams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STREAMED_BY_DEFAULT: Final = "/api/"
 class Upstreams:
     """All upstreams of a server.
 
-    note  called with a line for the user when an upstream goes up or down
+    note  called with a message for the user when an upstream goes up or down
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Upstreams:
         self._draining = False
 
     async def start(self) -> None:
-        """Ask all upstreams for their models, and keep asking. Does not fail if they are down."""
+        """Request the model lists of all upstreams, now and regularly. Upstreams that are down cause no error."""
         await self._pool.start()
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, let the others finish, and end those that still run after `seconds`."""
+        """Refuse new requests, let running requests finish, and end all requests that still run after `seconds`."""
         self._draining = True
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
@@ -69,17 +69,17 @@ class Upstreams:
 
     @property
     def is_up(self) -> bool:
-        """Whether at least one upstream is up and has a model.
+        """True if at least one upstream is up and has a model.
 
-        Two servers that are each other's upstreams would otherwise keep each other up without any.
+        Without the second condition, two servers that are each other's upstreams would keep each other up.
         """
         return any(upstream.models for upstream in self.all)
 
     def name_of(self, name: str) -> str:
-        """Return the full name of a model that a request names, if an upstream that is up has it.
+        """Return the full name of the model that a request names, if a running upstream has the model.
 
-        Otherwise, the name itself may be that of a model of an upstream that is down. Raises ModelNotFound if all
-        upstreams are up, and if the request names no model and there are several.
+        For other names, return the name itself if an upstream is down, because that upstream may have the model.
+        Raises ModelNotFound if all upstreams are up, or if the request names no model and there is not exactly one.
         """
         names = dict.fromkeys(each for upstream in self.all for each in upstream.models)
         if name in names:
@@ -98,9 +98,9 @@ class Upstreams:
         raise ModelNotFound("the request names no model", hint="set the field model; see /v1/models")
 
     def beside(self, own: Sequence[Mapping[str, Any]], headers: Headers) -> list[dict[str, Any]]:
-        """Return the models of this server, and those of upstreams that are up and have other names.
+        """Return this server's models, followed by the upstreams' models that have other names.
 
-        headers  of the request for the list
+        headers  the headers of the request for the list
         """
         found = {str(model["id"]): model for model in own}
         for upstream in self.all:
@@ -108,7 +108,7 @@ class Upstreams:
         return [self._hops.shown_to(headers, model) for model in found.values()]
 
     def model(self, name: str, headers: Headers) -> dict[str, Any]:
-        """Return a model of an upstream. Raises ModelNotFound, and Refused if no upstream that is up has it."""
+        """Return a model of an upstream. Raises ModelNotFound, and Refused if no running upstream has the model."""
         full = self.name_of(name)
         for upstream in self._pool.having(full):
             return self._hops.shown_to(headers, upstream.models[full])
@@ -127,16 +127,16 @@ class Upstreams:
         """Answer a request with the answer of an upstream.
 
         body   the request's body, which names a model
-        large  whether it is large, so that it should be written in a thread
-        hold   called with the number of bytes that stay in memory until the answer ends; raises Refused if that is
-               too much
+        large  True if the body is large and should be encoded in a thread
+        hold   called with the number of bytes that stay in memory until the answer ends; raises Refused if this
+               number is too large
 
         Raises Refused if no upstream answers, Unavailable if the server is shutting down, and ClientGone.
         """
         if self._draining:
             raise Unavailable("the server is shutting down", state=State.DRAINING.value)
         exchange, headers = exchange_of(scope), Headers(scope=scope)
-        read_last_event(headers)  # it must have the right form, because it is sent to upstreams
+        read_last_event(headers)  # raises Refused for an invalid ID, because the ID is sent to upstreams
         # No other headers are sent, because they may contain the client's secrets.
         fields = {"content-type": WHOLE, "via": self._hops.via(headers)}
         content, hashes = await off_the_loop(large, partial(_written, body))
@@ -180,7 +180,7 @@ def _wants_stream(path: str, body: Mapping[str, Any]) -> bool:
 
 
 def _choices(body: Mapping[str, Any]) -> int:
-    """Return how many answers a request asks for: `n` for each prompt. A list of numbers is one prompt."""
+    """Return the number of answers that a request asks for: `n` per prompt. A list of numbers is one prompt."""
     prompt, n = body.get("prompt"), body.get("n", body.get("n_cmpl"))
     prompts = prompt if isinstance(prompt, list) and not all(type(one) is int for one in prompt) else [prompt]
     return len(prompts) * (n if type(n) is int else 1)

@@ -1,13 +1,13 @@
-"""The upstreams of a server: asks each every few seconds whether it is up, and chooses one for a request.
+"""The upstreams of a server: checks every few seconds which upstreams are up, and chooses one for each request.
 
-The chosen upstream is the one that has probably cached the longest prefix of the conversation, unless it is too busy.
-The servers cache prefixes in tokens, which this server does not know. It compares the text of the request instead, at
-positions that grow by a quarter. So a conversation of any length takes at most 45 hashes, and the prefix that is found
-is at least 80 % of the common one.
+The pool chooses the upstream that has probably cached the longest prefix of the conversation, unless that upstream is
+too busy. Upstreams cache prefixes in tokens, which this server does not know. The pool compares the request's text
+instead, at positions that grow by a quarter. So a conversation of any length needs at most 45 hashes, and the
+prefix found is at least 80 % as long as the actual common prefix.
 
-`Hops` detects loops between servers that are each other's upstreams. Every server with upstreams has a random name. It
-adds the name to the header `Via` (RFC 9110, 7.6.3) of the requests that it sends, and to the models that it lists for
-other servers. It refuses requests that it has sent before, and ignores listed models that lead back to it.
+`Hops` detects loops between servers that are each other's upstreams. Every server with upstreams has a random name. The
+server adds this name to the `Via` header (RFC 9110, 7.6.3) of the requests that it sends, and to the models that it
+lists for other servers. A server refuses requests that return to it, and ignores listed models that lead back to it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from llmrun.serving.upstreams.upstream import UNASKED, Upstream
 
 MOST_HOPS: Final = 8
 _OURS: Final = re.compile(r"\bllmrun-[0-9a-f]{16}\b")
-_FIELD: Final = "via"  # the field of a model with the names of all servers on the way to it
+_FIELD: Final = "via"  # the field of a listed model with the names of all servers on the way to the model
 
 
 class Hops:
-    """The name of this server among the servers on a request's way."""
+    """The name of this server, with checks for requests and models that lead back to this server."""
 
     def __init__(self) -> None:
         self.name = f"llmrun-{secrets.token_hex(8)}"
 
     def via(self, headers: Headers) -> str:
-        """Return the header for a request that is forwarded. Raises Refused if it would go in circles."""
+        """Return the Via header for a forwarded request. Raises Refused if the request would loop."""
         passed = _OURS.findall(",".join(headers.getlist(_FIELD)))
         if self.name in passed:
             words = "the request came back to this server, because its upstreams forward to it"
@@ -54,16 +54,16 @@ class Hops:
         return ", ".join(f"1.1 {name}" for name in (*passed, self.name))
 
     def first_via(self) -> str:
-        """Return the header for a request of this server itself."""
+        """Return the Via header for a request that this server itself makes."""
         return f"1.1 {self.name}"
 
     def leads_back(self, model: Mapping[str, Any]) -> bool:
-        """Return whether a model that an upstream lists is reached through this server, or is too far away."""
+        """Return whether the way to a listed model passes through this server or has too many hops."""
         names = _names(model)
         return self.name in names or len(names) >= MOST_HOPS
 
     def shown_to(self, headers: Headers, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a model as this server lists it. Only other servers get the names on the way to it."""
+        """Return a model as this server lists it. Only other servers receive the names on the way to the model."""
         shown = {name: value for name, value in model.items() if name != _FIELD}
         if _OURS.search(",".join(headers.getlist(_FIELD))):
             shown[_FIELD] = [self.name, *_names(model)]
@@ -78,7 +78,7 @@ def _names(model: Mapping[str, Any]) -> list[str]:
 # The fields that determine a prompt, in the order in which templates place them.
 _FIELDS: Final = ("model", "instructions", "system", "tools", "input_prefix", "prompt", "input", "messages")
 _SHORTEST: Final = 64  # bytes
-_LONGEST: Final = 1 << 20  # bytes; hashing so many takes a millisecond
+_LONGEST: Final = 1 << 20  # bytes; hashing this many bytes takes a millisecond
 _SLACK: Final = 4  # requests; small differences in load do not matter
 _MOST_PREFIXES: Final = 8192  # per tenant, about 1 MB
 
@@ -106,10 +106,10 @@ def prefix_hashes(body: Mapping[str, Any]) -> list[bytes]:
 
 
 class SentPrefixes:
-    """Remembers which prefix was last sent to which upstream.
+    """Records the upstream to which each prefix was last sent.
 
-    Each tenant has a table of its own. Otherwise, the choice of an upstream, which shows in the time to the first
-    token, would tell one tenant what another one has asked.
+    Each tenant has a separate table. In a shared table, the choice of an upstream, which affects the time to the first
+    token, would reveal one tenant's requests to another tenant.
     """
 
     def __init__(self, most: int = _MOST_PREFIXES) -> None:
@@ -117,14 +117,14 @@ class SentPrefixes:
         self._tables: dict[str, OrderedDict[bytes, int]] = {}
 
     def longest(self, tenant: str, hashes: Sequence[bytes], among: Collection[int]) -> int | None:
-        """Return which of the upstreams in `among` was sent the longest prefix, or None if none was sent any."""
+        """Return the upstream in `among` that received the longest prefix, or None if no upstream received any."""
         table: Mapping[bytes, int] = self._tables.get(tenant, {})
         return next((table[one] for one in reversed(hashes) if table.get(one) in among), None)
 
     def remember(self, tenant: str, hashes: Sequence[bytes], upstream: int) -> None:
-        """Remember that these prefixes were sent to an upstream. The least recently sent ones are forgotten."""
+        """Record that prefixes were sent to an upstream. The least recently sent prefixes are forgotten."""
         table = self._tables.setdefault(tenant, OrderedDict())
-        for one in reversed(hashes):  # so that the longest prefixes are forgotten first
+        for one in reversed(hashes):  # this order makes the table forget the longest prefixes first
             table[one] = upstream
             table.move_to_end(one)
         while len(table) > self._most:
@@ -132,11 +132,11 @@ class SentPrefixes:
 
 
 def chosen_upstream(loads: Mapping[int, tuple[int, int]], preferred: int | None) -> int:
-    """Return the upstream to use.
+    """Return the number of the upstream to use.
 
-    loads      requests in progress, and all requests so far, for each upstream; among equally busy ones, the one with
-               the fewest so far is next
-    preferred  the upstream that has cached the prefix, if any does
+    loads      the requests in progress, and all requests so far, for each upstream; among equally busy upstreams, the
+               one with the fewest requests so far is chosen
+    preferred  the upstream that has cached the prefix, or None
     """
     least = min(loads, key=lambda one: (*loads[one], one))
     if preferred is not None and 2 * loads[preferred][0] <= 3 * loads[least][0] + 2 * _SLACK:
@@ -146,13 +146,13 @@ def chosen_upstream(loads: Mapping[int, tuple[int, int]], preferred: int | None)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often upstreams are asked whether they are up. All times are in seconds.
+    """The intervals between health checks of upstreams, and their time limits, in seconds.
 
-    every_s    the time between two questions to one that is up
-    first_s    the time until one that has just failed is asked again; it doubles with each further failure
-    longest_s  the longest time between two questions to one that is down
-    answer_s   how long the answer may take
-    silent_s   requests to an upstream that is down are cut if it has been silent for this long
+    every_s    the interval between health checks of an upstream that is up
+    first_s    the time until the first check after a failure, which doubles with each further failure
+    longest_s  the longest interval between health checks of an upstream that is down
+    answer_s   the time limit for the answer to a health check
+    silent_s   the silence after which all requests to an upstream that is down are cut
     """
 
     every_s: float = 5.0
@@ -166,9 +166,9 @@ PACE: Final = Pace()
 
 
 class Pool:
-    """The upstreams.
+    """The upstreams of a server.
 
-    note  called with a line for the user when an upstream goes up or down
+    note  called with a message for the user when an upstream goes up or down
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Pool:
         self.is_stopped = False
 
     async def start(self) -> None:
-        """Start asking all upstreams regularly, and wait until each has been asked once."""
+        """Start the regular health checks of all upstreams, and wait until each upstream has been checked once."""
         self._tasks = [asyncio.create_task(self._keep_asking(one)) for one in self.upstreams]
         await asyncio.gather(*(asked.wait() for asked in self._asked))
 
@@ -197,7 +197,7 @@ class Pool:
         self._announce()
 
     async def close(self) -> None:
-        """Stop asking, and close all connections. Idempotent."""
+        """Stop the health checks, and close all connections. Idempotent."""
         self.stop()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -207,13 +207,13 @@ class Pool:
             await upstream.client.aclose()
 
     def having(self, model: str) -> list[Upstream]:
-        """Return the upstreams that are up and list a model."""
+        """Return the upstreams that are up and list the model."""
         return [] if self.is_stopped else [upstream for upstream in self.upstreams if model in upstream.models]
 
     def choose(self, among: Collection[Upstream], tenant: str, hashes: Sequence[bytes]) -> Upstream | None:
-        """Return the upstream for a request, or None if there is none to choose from.
+        """Return the upstream for a request, or None if `among` is empty.
 
-        hashes  of the prefixes of the request
+        hashes  the hashes of the request's prefixes
         """
         if not among:
             return None
@@ -223,15 +223,15 @@ class Pool:
         return self.upstreams[number]
 
     def report(self, upstream: Upstream, problem: str) -> None:
-        """Record that a connection to an upstream failed. It counts as down until it has answered a question."""
+        """Record that a connection to an upstream failed. The upstream is down until it passes a health check."""
         self._failures[upstream.number] = 0
         self._set_down(upstream, problem)
         self._hurry[upstream.number].set()
 
     async def changed(self, until: float) -> bool:
-        """Wait until an upstream goes up, but only until the time `until` of the event loop's clock.
+        """Wait until an upstream goes up, or until the event loop's clock reaches `until`.
 
-        Returns False if the time is over or the pool is stopped.
+        Returns False after this time, or if the pool is stopped.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
@@ -250,13 +250,13 @@ class Pool:
             hurry.clear()
 
     def _pause_s(self, upstream: Upstream) -> float:
-        """Return the time until the next question, which is random so that many servers do not ask at once."""
+        """Return the random time until the next health check. Random times keep many servers from asking at once."""
         pace, failures = self._pace, self._failures[upstream.number]
         pause = pace.every_s if upstream.is_up else min(pace.first_s * 2 ** min(failures, 20), pace.longest_s)
         return pause * random.uniform(0.8, 1.2)
 
     async def _ask(self, upstream: Upstream) -> None:
-        """Ask an upstream for its models and its load."""
+        """Request the models and the load of an upstream."""
         pace, headers = self._pace, {"via": self._hops.first_via()}
         try:
             async with asyncio.timeout(pace.answer_s):
@@ -267,7 +267,7 @@ class Pool:
             self._failed(upstream, str(error))
         else:
             self._set_up(upstream, {name: model for name, model in models.items() if not self._hops.leads_back(model)})
-            with suppress(TimeoutError):  # only the list of models decides whether it is up
+            with suppress(TimeoutError):  # only the list of models decides whether the upstream is up
                 async with asyncio.timeout(pace.answer_s):
                     await upstream.ask_load(headers, pace.answer_s)
 

@@ -1,4 +1,4 @@
-"""One upstream: its client, its state, and requests to it."""
+"""One upstream: its client, its state, and the requests that this server sends."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOST_MODELS: Final = 4 << 20  # bytes of a list of models
 _MOST_METRICS: Final = 1 << 20  # bytes
 _DENIED: Final = (401, 403)
 _UNREADY: Final = 503
-# These routes are not part of /v1, in any API.
+# Paths of routes outside /v1.
 _AT_ROOT: Final = ("/api/", "/infill", "/tokenize", "/detokenize", "/health", "/metrics")
 
 
 class Cut(NetworkError):
     """The connection failed, or the upstream was silent for too long.
 
-    sent  whether the upstream may have begun to work on the request
+    sent  True if the upstream may have begun to work on the request
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -46,16 +46,16 @@ class Cut(NetworkError):
 
 
 class Misbehaved(NetworkError):
-    """The upstream sent something that is not an answer of an API."""
+    """The upstream's response is not a valid answer of any API."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers for /metrics.
+    """The counts of an upstream for /metrics.
 
-    requests  requests that were sent to the upstream
-    moved     requests of these that another upstream answered from the beginning
-    resumed   requests of these whose stream another upstream continued
+    requests  the number of requests that were sent to the upstream
+    moved     the number of sent requests that another upstream answered from the beginning
+    resumed   the number of sent requests that another upstream resumed in the middle of a stream
     """
 
     requests: int = 0
@@ -67,11 +67,11 @@ class Counts:
 class Upstream:
     """One upstream.
 
-    number     its place among the flags, from 0
-    models     what it lists, by name; empty while it is down
-    problem    why it is down; "" if it is up
-    in_flight  requests of this server that it is working on
-    others     requests of its other clients, when it was last asked
+    number     the position among the --upstream flags, from 0
+    models     the listed models by name; empty while the upstream is down
+    problem    the reason why the upstream is down; "" while the upstream is up
+    in_flight  the number of this server's requests in progress
+    others     the number of other clients' requests, as of the last health check
     """
 
     number: int
@@ -102,16 +102,16 @@ class Upstream:
 
     @property
     def load(self) -> int:
-        """The number of requests that it is working on, as far as this server knows."""
+        """The number of requests that the upstream is working on, as far as this server knows."""
         return self.in_flight + self.others
 
     def url(self, path: str) -> str:
-        """Return the URL of a route of this server at the upstream."""
+        """Return the upstream's URL for a path of this server."""
         base = self.endpoint.base
         return base.removesuffix("/v1") + path if path.startswith(_AT_ROOT) else base + path.removeprefix("/v1")
 
     def shown(self, text: str | bytes) -> str:
-        """Return untrusted text on one line, without the key."""
+        """Return untrusted text as one line, without the key."""
         return self._teller.shown(text, 200)
 
     def redacted(self, body: bytes) -> bytes:
@@ -129,7 +129,7 @@ class Upstream:
             self.in_flight -= 1
 
     def cut_all(self) -> None:
-        """Cut the requests that wait for this upstream."""
+        """Cut all requests that are waiting for this upstream."""
         now = asyncio.get_running_loop().time()
         for deadline in self._deadlines:
             if not deadline.expired():
@@ -139,9 +139,9 @@ class Upstream:
     async def answering(
         self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], *, first_s: float = FIRST_S
     ) -> AsyncIterator[Answering]:
-        """Send a request, and yield the response, whose body is read as it arrives.
+        """Send a request, and yield the response before its body has arrived.
 
-        first_s  how long the upstream may be silent before the body, in seconds
+        first_s  the longest silence of the upstream before the body, in seconds
 
         Raises Cut, and Misbehaved for a redirect or a compressed body.
         """
@@ -158,10 +158,10 @@ class Upstream:
             await response.aclose()
 
     async def _send(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> httpx2.Response:
-        """Send a request, on another connection if the one that was used before has just been closed.
+        """Send a request, and retry on another connection if a reused connection has just been closed.
 
-        Servers close connections that are idle, and may do so while the next request is on its way. That does not mean
-        that the server is down. The loop ends because it uses up the idle connections.
+        Servers may close an idle connection while the next request is on its way, which does not mean that the server
+        is down. The loop ends because each retry uses up one idle connection.
         """
         while True:
             connecting = False
@@ -181,7 +181,7 @@ class Upstream:
 
     @asynccontextmanager
     async def patient(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time for waiting for the upstream. `cut_all` ends it early."""
+        """Limit the time of waiting for the upstream. `cut_all` ends the wait early."""
         async with asyncio.timeout(seconds) as deadline:
             self._deadlines.add(deadline)
             try:
@@ -192,7 +192,7 @@ class Upstream:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the errors of a request into Cut, whose messages name neither the host nor the key."""
+        """Convert the errors of a request to Cut, with messages that contain neither the host nor the key."""
         try:
             yield
         except TimeoutError:
@@ -203,9 +203,9 @@ class Upstream:
             raise Cut(words, sent=not unsent) from None
 
     async def ask_models(self, headers: Mapping[str, str], seconds: float) -> dict[str, Mapping[str, Any]]:
-        """Return the models that it lists, by name, if it is ready. Raises Cut and Misbehaved."""
+        """Return the upstream's listed models by name. Raises Cut, and Misbehaved if the upstream is not ready."""
         status, body = await self._ask("/health", headers, seconds, MOST_ERROR)
-        if status == _UNREADY:  # other servers have no such path
+        if status == _UNREADY:  # servers without /health return another status
             raise Misbehaved(f"not ready: {self.shown(body)[:60]}")
         status, body = await self._ask("/v1/models", headers, seconds, _MOST_MODELS)
         if status in _DENIED:
@@ -223,12 +223,12 @@ class Upstream:
         return {name: {**model, "created": _time(model.get("created"))} for name, model in named.items()}
 
     async def ask_load(self, headers: Mapping[str, str], seconds: float) -> None:
-        """Find out how many requests of others it is working on. Most servers do not report this."""
+        """Update the number of other clients' requests, which most servers do not report."""
         in_flight = self.in_flight
         try:
             status, text = await self._ask("/metrics", headers, seconds, _MOST_METRICS)
         except LlmrunError:
-            return  # only /v1/models decides whether it is up
+            return  # only /v1/models decides whether the upstream is up
         told = unfinished_in_metrics(text.decode(errors="replace")) if status == 200 else None
         self.others = max(0, (told or 0) - in_flight)
 
@@ -238,7 +238,7 @@ class Upstream:
 
 
 def _time(value: object) -> int:
-    """Return a time in seconds since 1970, or 0 if it is not a valid time."""
+    """Return `value` if it is a valid time in seconds since 1970, and 0 otherwise."""
     return value if isinstance(value, int) and 0 <= value < 1 << 33 else 0
 
 
@@ -265,7 +265,7 @@ class Answering:
 
     @property
     def has_length(self) -> bool:
-        """Whether a body that was cut off is noticed. Otherwise, it ends when the connection closes."""
+        """True if a truncated body can be detected. Other bodies end when the connection closes."""
         return "content-length" in self.headers or "transfer-encoding" in self.headers
 
     async def piece(self) -> bytes | None:
@@ -277,11 +277,11 @@ class Answering:
         return piece
 
     def expect(self, seconds: float) -> None:
-        """Limit how long the upstream may be silent from now on."""
+        """Limit the upstream's silence to `seconds` from now on."""
         self._patience_s = seconds
 
     async def whole(self, most: int) -> bytes:
-        """Return the whole body. Raises Cut, and Misbehaved if it is longer than `most` bytes."""
+        """Return the whole body. Raises Cut, and Misbehaved if the body is longer than `most` bytes."""
         body = bytearray()
         while (piece := await self.piece()) is not None:
             body += piece
