@@ -1,4 +1,4 @@
-"""Reads what the model is given: the messages and tools of a chat, and the prompts of a completion."""
+"""Reads the model's input: the messages and tools of a chat, and the prompts of a completion."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from llmrun.serving.protocol.fields import Fields, needed, seen
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # the last two are the Responses API's names
 _REFUSAL: Final = "refusal"
-BETWEEN_PARTS: Final = "\n"  # as in llama.cpp and vLLM
+BETWEEN_PARTS: Final = "\n"  # the separator of llama.cpp and vLLM
 
 
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """Return the conversation of a ChatPrompt, with content as text. Raises InvalidField."""
+    """Return the conversation of a ChatPrompt, with each content as text. Raises InvalidField."""
     return tuple(map(read_message, needed_messages(fields)))
 
 
 def needed_messages(fields: Fields) -> list[Fields]:
-    """Return the fields of each message, of which there is at least one. Raises InvalidField."""
+    """Return the fields of each message. Raises InvalidField if there are no messages."""
     messages = needed(fields, "messages", fields.item_fields("messages"))
     if not messages:
         raise InvalidField("messages", "expected at least one message, got an empty list")
@@ -47,14 +47,14 @@ def call_ids(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def read_message(message: Fields) -> dict[str, Any]:
-    """Return a message of a ChatPrompt, with content as text. Raises InvalidField."""
+    """Return a message of a ChatPrompt, with its content as text. Raises InvalidField."""
     if message.peek("role") == "function":
         raise unsupported(message.path("role"), "this role is obsolete", hint="send results with the role tool")
     role = needed(message, "role", message.word("role", ROLES))
     for name, advice in (("function_call", "send `tool_calls` instead"), ("audio", "send text instead")):
         if message.value(name) is not None:
             raise unsupported(message.path(name), hint=advice)
-    # Few templates know the newer role.
+    # Few templates support the newer role "developer".
     found: dict[str, Any] = {"role": "system" if role == "developer" else role}
     if role == "assistant":
         found |= _read_answer(message)
@@ -68,14 +68,14 @@ def read_message(message: Fields) -> dict[str, Any]:
 
 
 def _read_answer(message: Fields) -> Mapping[str, Any]:
-    """Read the fields that only past answers have."""
+    """Read the fields that only assistant messages have."""
     content = read_content(message, "content", (*_TEXT_PARTS, _REFUSAL))
     refusal = message.text(_REFUSAL)
     found: dict[str, Any] = {"content": content or refusal or ""}
     calls = message.item_fields("tool_calls")
     if calls:
         found["tool_calls"] = [*map(_read_call, calls)]
-    leave_empty(message, "annotations")  # part of every answer of OpenAI's API
+    leave_empty(message, "annotations")  # every answer of OpenAI's API contains this field
     reasoning = [message.text(name) for name in ("reasoning_content", "reasoning")]
     text = next((text for text in reasoning if text is not None), None)
     if text is not None:
@@ -84,7 +84,7 @@ def _read_answer(message: Fields) -> Mapping[str, Any]:
 
 
 def read_content(message: Fields, name: str, kinds: tuple[str, ...] = _TEXT_PARTS) -> str | None:
-    """Return a field that is a string or a list of parts as text, or None if there is none. Raises InvalidField."""
+    """Return a field that is a string or a list of parts as text, or None if it is missing. Raises InvalidField."""
     content = message.value(name)
     if content is None or type(content) is str:
         return content
@@ -98,7 +98,7 @@ def _read_part(part: Fields, kinds: tuple[str, ...]) -> str:
     kind = part.needed_text("type")
     if kind not in kinds:
         raise unsupported(part.place, f"parts of the type {seen(kind)} are not supported", hint="send text only")
-    leave_empty(part, "annotations")  # part of every answer of the Responses API
+    leave_empty(part, "annotations")  # every answer of the Responses API contains this field
     leave_empty(part, "logprobs")
     return part.needed_text(_REFUSAL if kind == _REFUSAL else "text")
 
@@ -124,7 +124,7 @@ def _read_call(call: Fields) -> dict[str, Any]:
     return found if call_id is None else {"id": call_id, **found}
 
 
-MOST_TOOLS: Final = 128  # as in OpenAI's API
+MOST_TOOLS: Final = 128  # the limit of OpenAI's API
 NAME: Final = rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}"
 _WORDS: Final = (NONE, AUTO, REQUIRED)
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")
@@ -133,7 +133,7 @@ _FUNCTIONS_ONLY: Final = "only functions are supported"
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """The tools of a ChatPrompt, which describes the fields."""
+    """The tools of a ChatPrompt. The class ChatPrompt describes these fields."""
 
     tools: Sequence[Mapping[str, Any]] | None
     choice: str
@@ -147,7 +147,7 @@ class ToolOptions:
 def read_tools(fields: Fields, facts: ModelFacts, *, flat: bool = False) -> ToolOptions:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidField.
 
-    flat  whether they have the form of the Responses API, where a function is not an object inside the tool
+    flat  True for the form of the Responses API, where `tools` and `tool_choice` contain no inner object `function`
     """
     tools = _read_definitions(fields, flat)
     check_takes_tools(tools, facts)
@@ -158,7 +158,7 @@ def read_tools(fields: Fields, facts: ModelFacts, *, flat: bool = False) -> Tool
 
 
 def read_list(fields: Fields) -> Sequence[Fields]:
-    """Return the items of `tools`. Raises InvalidField."""
+    """Return the items of `tools`. Raises InvalidField if there are too many."""
     given = fields.item_fields("tools") or []
     if len(given) > MOST_TOOLS:
         raise InvalidField("tools", f"{len(given):,} tools are too many; the limit is {MOST_TOOLS}")
@@ -184,13 +184,13 @@ def read_definition(tool: Fields, schema: str, others: Container[str]) -> str:
 
 
 def check_takes_tools(tools: Mapping[str, object], facts: ModelFacts) -> None:
-    """Raise InvalidField if there are tools but the model does not support them."""
+    """Raise InvalidField if there are tools but the model does not support tools."""
     if tools and not facts.takes_tools:
         raise unsupported("tools", "this model does not support tools", hint="use a model that was trained for them")
 
 
 def read_reference(reference: Fields, tools: Container[str]) -> str:
-    """Return the name of the tool to which the field `name` refers. Raises InvalidField."""
+    """Return the name of the tool that the field `name` refers to. Raises InvalidField for unknown tools."""
     name = reference.needed_text("name")
     if name not in tools:
         raise InvalidField(reference.path("name"), f"no tool has the name {seen(name)}")
@@ -198,7 +198,7 @@ def read_reference(reference: Fields, tools: Container[str]) -> str:
 
 
 def read_chosen(choice: Fields, tools: Container[str]) -> str:
-    """Return the name of the tool that must be called, as `tool_choice` of a ChatPrompt. Raises InvalidField."""
+    """Return the name of the tool that must be called, for `tool_choice` of a ChatPrompt. Raises InvalidField."""
     name = read_reference(choice, tools)
     if name in _WORDS:
         raise unsupported(choice.path("name"), f"a tool with the name {name} cannot be chosen")
@@ -219,13 +219,13 @@ def _read_definitions(fields: Fields, flat: bool) -> dict[str, Mapping[str, Any]
             raise unsupported(tool.path("type"), _FUNCTIONS_ONLY)
         function = tool if flat else _nested(tool)
         name = read_definition(function, "parameters", tools)
-        # Templates also get the unknown fields of an object `function`, but not those of a tool.
+        # Templates also receive the unknown fields of an object `function`, but no unknown fields of a flat tool.
         tools[name] = {"type": "function", "function": function.given(_FUNCTION_FIELDS if flat else None)}
     return tools
 
 
 def _nested(tool: Fields) -> Fields:
-    """Return the fields of the object `function`."""
+    """Return the fields of the object `function` in a tool."""
     return needed(tool, "function", tool.fields("function"))
 
 
@@ -251,7 +251,7 @@ def _read_choice(fields: Fields, tools: Mapping[str, object], flat: bool) -> tup
 
 
 def _read_allowed(choice: Fields, tools: Mapping[str, object], flat: bool) -> tuple[str, frozenset[str]]:
-    """Read a choice among some of the tools."""
+    """Read a `tool_choice` of the type allowed_tools, which allows some of the tools."""
     allowed = needed(choice, "allowed_tools", choice if flat else choice.fields("allowed_tools"))
     mode = allowed.word("mode", (AUTO, REQUIRED)) or AUTO
     names = frozenset(read_reference(_function_of(item, flat), tools) for item in allowed.item_fields("tools") or ())
@@ -270,12 +270,12 @@ _WANTED: Final = "a string, a list of strings, a list of token IDs, or a list of
 
 
 def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt | FillPrompt, ...]:
-    """Return the prompts in `prompt`, of which there is at least one. Raises InvalidField and ContextExceeded.
+    """Return one or more prompts from `prompt`. Raises InvalidField and ContextExceeded.
 
-    If there is a `suffix`, the answer fills the gap between each prompt and the suffix.
+    If the request has a `suffix`, the answer fills the gap between each prompt and the suffix.
 
-    A list of tokens that cannot fit is refused here, because sending millions of numbers to the engine's process would
-    hold up all other requests.
+    Lists of tokens that exceed the context are refused here, because sending millions of numbers to the engine's
+    process would hold up all other requests.
     """
     prompts = text_prompts(fields, "prompt", facts)
     longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
@@ -286,7 +286,7 @@ def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenP
 
 
 def require_filling(facts: ModelFacts, param: str) -> None:
-    """Raise InvalidField for a field that asks to fill in the middle if the model cannot do so."""
+    """Raise InvalidField for the field `param` if the model cannot fill in the middle."""
     if not facts.fills:
         raise unsupported(param, "this model cannot fill in the middle", hint="its vocabulary has no tokens for it")
 
@@ -299,7 +299,7 @@ def _filled(prompt: TextPrompt | TokenPrompt, suffix: str, facts: ModelFacts) ->
 
 
 def text_prompts(fields: Fields, name: str, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the texts and lists of tokens in a required field. Raises InvalidField."""
+    """Return the text prompts and token prompts in a required field. Raises InvalidField."""
     value = needed(fields, name, fields.value(name))
     if type(value) is str:
         return (TextPrompt(value),)

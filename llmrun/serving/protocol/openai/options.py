@@ -1,7 +1,7 @@
-"""Reads the fields that chat completions and completions have in common, and refuses those without a counterpart.
+"""Reads the fields that chat completions and completions have in common, and refuses unsupported fields.
 
-These fields are the sampling parameters with logit_bias and the seed, the format of the answer in the notations of
-OpenAI, llama.cpp and vLLM, thinking, and the LoRA adapters, which have the form of llama-server's API.
+The common fields are the sampling parameters with logit_bias and the seed, the format of the answer in the notations of
+OpenAI, llama.cpp and vLLM, the thinking options, and the LoRA adapters in the notation of llama-server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmrun.serving.protocol.fields import MOST_INTEGER, Fields, agreed, needed,
 def read_adapters(fields: Fields, facts: ModelFacts) -> dict[str, float] | None:
     """Return the scales of adapters by name, or None if the request does not choose adapters. Raises InvalidField.
 
-    An item has the number of an adapter (`id`, as in llama-server) or its name. Adapters without an item are not used.
+    An item has an adapter's number (`id`, as in llama-server) or an adapter's name. Unlisted adapters are not used.
     """
     items = fields.item_fields("lora")
     if items is None:
@@ -50,7 +50,7 @@ def read_adapters(fields: Fields, facts: ModelFacts) -> dict[str, float] | None:
 
 
 def adapters_body(facts: ModelFacts) -> list[dict[str, Any]]:
-    """Return the body of GET /lora-adapters. The paths are left out, because clients must not learn them."""
+    """Return the body of GET /lora-adapters, without paths, because clients must not learn the adapters' paths."""
     return [
         {
             "id": number,
@@ -64,14 +64,14 @@ def adapters_body(facts: ModelFacts) -> list[dict[str, Any]]:
 
 _MOST_BIAS: Final = 100.0
 LARGEST_SEED: Final = 2**64 - 1
-_RANDOM_SEED: Final = -1  # as in llama.cpp
+_RANDOM_SEED: Final = -1  # llama.cpp's value
 _SEEDS: Final = 1 << 31  # JavaScript's numbers are exact up to 2**53, but some clients read 32 bits
-_LONGEST_TEXTS: Final = 10_000  # characters of a list of texts
+_LONGEST_TEXTS: Final = 10_000  # characters in a list of texts
 _SAMPLERS_JOINT: Final = ";"
 
 
 def read_sampling(fields: Fields, facts: ModelFacts) -> SamplingParams:
-    """Return the sampling of a request, apart from its seed. Raises InvalidField."""
+    """Return the sampling parameters of a request without the seed. Raises InvalidField."""
     changed: dict[str, Any] = {}
     for name, parameter in SAMPLING.items():
         value = _read_parameter(fields, name, parameter)
@@ -86,20 +86,20 @@ def read_sampling(fields: Fields, facts: ModelFacts) -> SamplingParams:
 
 
 def read_seed(fields: Fields, otherwise: int) -> int:
-    """Return the seed of a request, or `otherwise` if it sets none. Raises InvalidField."""
+    """Return the seed of a request, or `otherwise` if the request sets no seed. Raises InvalidField."""
     seed = fields.integer("seed", _RANDOM_SEED, LARGEST_SEED)
     return otherwise if seed in (None, _RANDOM_SEED) else seed
 
 
 def seed_from(text: str) -> int:
-    """Return a seed that is derived from a text, such as the random ID of a call."""
+    """Return a seed derived from a text, such as the random ID of a call."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) % _SEEDS
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """Return the seed of a choice: the request's seed for choice 0, and otherwise SplitMix64 of both.
+    """Return the seed of a choice: `seed` for choice 0, and a SplitMix64 output of `seed` and `choice` otherwise.
 
-    A later version must not change this, because clients rely on answers that can be repeated.
+    Later versions must not change this function, because clients rely on repeatable answers.
     """
     if choice == 0:
         return seed
@@ -110,7 +110,7 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def _read_parameter(fields: Fields, name: str, parameter: SamplingParameter) -> Any:
-    """Return the value of a parameter, or None. It may be given under several names if the values are equal."""
+    """Return the value of a parameter, or None. Several names of one parameter may be set if their values are equal."""
     found: dict[str, Any] = {}
     for field in parameter.wire or (name,):
         value = _read_value(fields, field, name, parameter)
@@ -125,13 +125,13 @@ def _read_value(fields: Fields, field: str, name: str, parameter: SamplingParame
     if parameter.kind is float:
         return fields.number(field, parameter.minimum, parameter.maximum)
     if name == "top_k" and fields.value(field) == -1:
-        return 0  # vLLM's way to disable it
+        return 0  # in vLLM, -1 disables top_k
     most = MOST_INTEGER if math.isinf(parameter.maximum) else int(parameter.maximum)
     return fields.integer(field, int(parameter.minimum), most)
 
 
 def _read_texts(fields: Fields, field: str, name: str, texts: ListOfTexts) -> str | None:
-    """Return a list of texts in the notation of SamplingParams. It may also be given in that notation."""
+    """Return a list of texts in the notation of SamplingParams. The field may be a list or a string."""
     value = fields.value(field)
     if value is None:
         return None
@@ -167,12 +167,12 @@ def _read_logit_bias(fields: Fields, facts: ModelFacts) -> Mapping[int, float]:
 
 
 _TYPES: Final = ("text", "json_object", "json_schema")
-# vLLM's fields, of which the older ones begin with "guided_" and the newer ones are in an object
+# vLLM's older fields begin with "guided_", and the newer fields are in the object "structured_outputs"
 _OLD, _NEW = "guided_", "structured_outputs"
 
 
 def read_format(fields: Fields) -> ResponseFormat | None:
-    """Return the format of the answer, or None for any text. Raises InvalidField, also for several formats."""
+    """Return the format of the answer, or None for any text. Raises InvalidField, for example for several formats."""
     return _only([*_openai(fields.fields("response_format")), *_others(fields)])
 
 
@@ -182,7 +182,7 @@ def read_text_format(fields: Fields, text: Fields) -> ResponseFormat | None:
 
 
 def _only(found: list[ResponseFormat]) -> ResponseFormat | None:
-    """Return the only format, or None. Raises InvalidField if there are several."""
+    """Return the only format, or None. Raises InvalidField if there are several formats."""
     if len(found) > 1:
         raise InvalidField(found[1].origin, f"cannot be combined with {found[0].origin}", hint="send only one format")
     return found[0] if found else None
@@ -200,14 +200,14 @@ def _others(fields: Fields) -> Iterator[ResponseFormat]:
 
 
 def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFormat]:
-    """Yield a format in OpenAI's notation. With `flat`, its schema is not inside an object `json_schema`."""
+    """Yield a format in OpenAI's notation. With `flat`, the schema is not inside an object `json_schema`."""
     if wanted is None:
         return
     kind = wanted.needed_text("type")
     if kind not in _TYPES:
         raise unsupported(wanted.path("type"), f"expected one of {', '.join(_TYPES)}, got {seen(kind)}")
     if kind == "json_object":
-        # llama.cpp's servers also take a schema here.
+        # llama.cpp's servers also accept a schema here.
         schema = wanted.value("schema")
         if schema is None:
             yield ResponseFormat(FormatKind.JSON_OBJECT, origin=wanted.place)
@@ -217,7 +217,7 @@ def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFo
         described = needed(wanted, "json_schema", wanted if flat else wanted.fields("json_schema"))
         described.text("name")
         described.text("description")
-        described.boolean("strict")  # every schema is enforced
+        described.boolean("strict")  # every schema is enforced anyway
         schema = needed(described, "schema", described.value("schema"))
         yield json_schema_format(schema, described.path("schema"))
 
@@ -244,7 +244,7 @@ def _vllm(fields: Fields, prefix: str) -> Iterator[ResponseFormat]:
 
 
 def json_schema_format(schema: Any, origin: str) -> ResponseFormat:
-    """Return the format for a schema, which may also be given as JSON text."""
+    """Return the format for a schema, which may be an object, a boolean or JSON text."""
     if type(schema) is str:
         return ResponseFormat(FormatKind.JSON_SCHEMA, schema, origin=origin)
     if type(schema) not in (dict, bool):
@@ -273,7 +273,7 @@ _SWITCHES: Final = ("enable_thinking", "thinking")  # the names that most templa
 class ThinkingOptions:
     """The thinking options of a Request, and the variables of its ChatPrompt.
 
-    without_effect  the names of the fields that have no effect because the model cannot think
+    without_effect  the names of fields that are ignored because the model cannot think
     """
 
     think: bool | None
@@ -283,16 +283,16 @@ class ThinkingOptions:
 
 
 def read_thinking(fields: Fields, facts: ModelFacts, reasoning: Fields | None = None) -> ThinkingOptions:
-    """Read the fields about thinking. Raises InvalidField, also if two of them contradict each other.
+    """Read the fields about thinking. Raises InvalidField, for example if two fields contradict each other.
 
-    reasoning  the object of the Responses API that has the effort, which is a field of its own in chat completions
+    reasoning  the object of the Responses API that contains the effort, or None to read the field `reasoning_effort`
     """
     variables = dict(fields.object(_VARIABLES) or {})
     if reasoning is None:
         effort_name, effort = "reasoning_effort", fields.word("reasoning_effort", EFFORTS)
     else:
         effort_name, effort = "reasoning.effort", reasoning.word("effort", EFFORTS)
-    wishes: dict[str, bool] = {}  # by the field that asks for thinking or for none
+    wishes: dict[str, bool] = {}  # maps a field's name to True if the field requests thinking
     if effort is not None:
         wishes[effort_name] = effort != _OFF
     switch = fields.boolean("enable_thinking")
@@ -316,11 +316,11 @@ def read_thinking(fields: Fields, facts: ModelFacts, reasoning: Fields | None = 
 
 MOST_CHOICES: Final = 128
 MOST_STOPS: Final = 32
-LONGEST_STOP: Final = 256  # characters; a long stop string takes time at every token
+LONGEST_STOP: Final = 256  # characters; a long stop string costs time at every token
 MOST_LOGPROBS: Final = 20
 _TO_LEGACY: Final = "use `tools` and `tool_choice` instead"
 
-# Fields that change the answer and are not supported, with the values that are harmless and advice.
+# Maps unsupported fields that would change the answer to harmless values and advice.
 REFUSED_IN_COMPLETIONS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "min_tokens": ((0,), "ban the end tokens with `ignore_eos`, and set `max_tokens`"),
     "use_beam_search": ((False,), "use `n` for several answers"),
@@ -335,8 +335,8 @@ REFUSED_IN_CHATS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "verbosity": (("medium",), "ask for a short or a long answer in a message"),
     "web_search_options": ((), "define a tool that searches"),
 }
-# Fields that never change an answer, according to OpenAI's documentation. Other values than these, if there are any,
-# ask for something that this server does not do, so that they count as ignored.
+# Fields that never change an answer, according to OpenAI's documentation. If a field has a tuple, all values outside
+# the tuple request an unsupported feature, and the field is reported as ignored.
 _QUIET: Final[Mapping[str, tuple[Any, ...] | None]] = {
     "user": None,
     "safety_identifier": None,
@@ -352,8 +352,8 @@ class Options:
     """The options of a request that do not depend on its prompt.
 
     n       the number of choices for each prompt
-    seed    the seed of the first choice, which `sampling` need not have
-    others  see Request
+    seed    the seed of the first choice, which replaces the seed in `sampling`
+    others  as in Request
     """
 
     stream: bool
@@ -383,8 +383,8 @@ class Options:
 
 
 def read_options(fields: Fields, facts: ModelFacts, seed: int) -> Options:
-    """Read the common fields. Raises InvalidField. `seed` is used if the request sets none."""
-    fields.text("model")  # already used to find the model
+    """Read the common fields. `seed` is the default seed. Raises InvalidField."""
+    fields.text("model")  # the route has already used this field
     leave_quiet(fields)
     stream = bool(fields.boolean("stream"))
     return Options(
@@ -400,14 +400,14 @@ def read_options(fields: Fields, facts: ModelFacts, seed: int) -> Options:
 
 
 def require_chats(facts: ModelFacts, field: str = "messages") -> None:
-    """Raise InvalidField for the field with the conversation if the model has no chat template."""
+    """Raise InvalidField for `field`, which contains the conversation, if the model has no chat template."""
     if not facts.takes_chats:
         hint = "send a prompt to /v1/completions instead"
         raise unsupported(field, "this model has no chat template", hint=hint)
 
 
 def leave_quiet(fields: Fields) -> None:
-    """Mark the fields as read that do not change the answer. Raises InvalidField if they have the wrong type."""
+    """Mark fields that do not change the answer as read. Raises InvalidField if a field has the wrong type."""
     for name, values in _QUIET.items():
         if values is None:
             if name == "metadata":
@@ -419,9 +419,9 @@ def leave_quiet(fields: Fields) -> None:
 
 
 def refuse_values(fields: Fields, refused: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
-    """Raise InvalidField for fields with values that are not supported.
+    """Raise InvalidField for fields with unsupported values.
 
-    refused  name -> the values that are accepted, and advice
+    refused  maps the names of fields to accepted values and advice
     """
     for name, (harmless, advice) in refused.items():
         value = fields.value(name)
@@ -438,13 +438,13 @@ def _includes_usage(fields: Fields) -> bool:
 
 
 def leave_obfuscation(stream_options: Fields) -> None:
-    """Mark `include_obfuscation` as read if it is off. OpenAI pads chunks to hide their lengths from eavesdroppers."""
+    """Mark `include_obfuscation` as read if false. OpenAI pads chunks to hide their lengths from eavesdroppers."""
     if stream_options.peek("include_obfuscation") is False:
         stream_options.value("include_obfuscation")
 
 
 def _read_token_limit(fields: Fields) -> int | None:
-    """Return the maximum length of the answer. `max_completion_tokens` is OpenAI's new name, and takes precedence."""
+    """Return the maximum length of the answer. OpenAI's newer field `max_completion_tokens` takes precedence."""
     limits = {name: fields.integer(name, _NO_LIMIT) for name in ("max_completion_tokens", "max_tokens", "n_predict")}
     for name, limit in limits.items():
         if limit == 0:
@@ -454,7 +454,7 @@ def _read_token_limit(fields: Fields) -> int | None:
 
 
 def read_stop(fields: Fields, name: str) -> tuple[str, ...]:
-    """Return the strings that end the answer, from the field with this name. Raises InvalidField."""
+    """Return the stop strings in a field. Raises InvalidField."""
     value, path = fields.value(name), fields.path(name)
     if value is None:
         return ()

@@ -29,11 +29,11 @@ from llmrun.serving.protocol.parsed import Parsed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCompletion(Parsed):
-    """The requests of one chat completion or completion: those of the first prompt, then those of the second one, etc.
+    """The requests of one chat completion or completion, in the order of their prompts.
 
     n       the number of choices for each prompt
     seed    the seed of the first choice of each prompt
-    echoed  the texts that precede the answers to each prompt; () if they are not wanted
+    echoed  the text that precedes the answers to each prompt, or () if the answers do not repeat prompts
     """
 
     n: int
@@ -42,7 +42,7 @@ class ParsedCompletion(Parsed):
 
 
 def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
-    """Convert the body of a chat completion. Raises InvalidField. `seed` is used if the body has none."""
+    """Convert the body of a chat completion. `seed` is the default seed. Raises InvalidField."""
     fields = Fields(body)
     options = read_options(fields, facts, seed)
     require_chats(facts)
@@ -63,9 +63,9 @@ def chat_request(
     *,
     continues: bool = False,
 ) -> Request:
-    """Return the request for one choice of a chat. Raises InvalidField for a format together with tools.
+    """Return the request for one choice of a chat. Raises InvalidField if a format is combined with tools.
 
-    continues  whether the model should continue the last message
+    continues  True if the model should continue the last message
     """
     wanted = options.response_format
     if wanted is not None and tools.may_be_called:
@@ -77,7 +77,7 @@ def chat_request(
 def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
     """Convert the body of a completion. Raises InvalidField and ContextExceeded.
 
-    `seed` is used if the body has none.
+    `seed` is the default seed.
     """
     fields = Fields(body)
     options = read_options(fields, facts, seed)
@@ -118,14 +118,14 @@ def parsed_completion(
 
 
 def choices_of(request: Request, options: Options) -> Iterator[Request]:
-    """Yield a request for each choice. They differ only in their seeds."""
+    """Yield a request for each choice. The requests differ only in their seeds."""
     for choice in range(options.n):
         seed = choice_seed(options.seed, choice)
         yield replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 def read_chat_logprobs(fields: Fields) -> int | None:
-    """Return how many of the likeliest tokens are wanted at each position, or None."""
+    """Return the requested number of likeliest tokens at each position, or None without log-probabilities."""
     wanted = fields.boolean("logprobs")
     most = fields.integer("top_logprobs", 0, MOST_LOGPROBS)
     if most and not wanted:
@@ -134,7 +134,7 @@ def read_chat_logprobs(fields: Fields) -> int | None:
 
 
 def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], tools: ToolOptions) -> bool:
-    """Return whether the model should continue the last message. The fields are vLLM's."""
+    """Return whether the model should continue the last message, according to vLLM's fields."""
     name = "continue_final_message"
     continues = bool(fields.boolean(name))
     if fields.boolean("add_generation_prompt") not in (None, not continues):

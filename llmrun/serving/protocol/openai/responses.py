@@ -1,7 +1,7 @@
 """Converts the events of the engine into the bodies and chunks of chat completions and completions.
 
-This includes log-probabilities in the two forms of OpenAI's API, token counts and timings. The list of models is
-written here, too.
+The bodies include log-probabilities in the two forms of OpenAI's API, token counts and timings. This module also writes
+the list of models.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from llmrun.serving.protocol.openai.messages import call_ids
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.parsed import checked
 
-_MOST: Final = 2_000_000  # the log-probabilities of one answer, 150 bytes each
+_MOST: Final = 2_000_000  # log-probabilities of one answer, 150 bytes each
 _NEVER: Final = -9999.0  # OpenAI's value for very unlikely tokens; JSON has no infinity
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """Return the `logprobs` of a chat completion's choice, for tokens in the order of the answer."""
+    """Return the `logprobs` of a chat completion's choice for tokens in the order of the answer."""
     content = [{**token_entry(token.chosen), "top_logprobs": [*map(token_entry, token.top)]} for token in tokens]
     return {"content": content, "refusal": None}
 
 
 class LogprobLimit:
-    """Limits the log-probabilities that are kept for one answer."""
+    """Limits the number of log-probabilities that are kept for one answer."""
 
     def __init__(self) -> None:
         self._n = 0
 
     def count(self, tokens: Sequence[TokenLogprobs]) -> None:
-        """Count the log-probabilities of the next tokens. Raises InvalidField if there are too many."""
+        """Count the log-probabilities of the next tokens. Raises InvalidField if the total is too large."""
         self._n += sum(1 + len(token.top) for token in tokens)
         if self._n > _MOST:
             words = f"the answer has more than {_MOST:,} log-probabilities"
@@ -60,8 +60,8 @@ class LogprobLimit:
 class CompletionLogprobs:
     """Writes the `logprobs` of one choice of a completion, piece by piece.
 
-    `text_offset` is where the text of a token begins in the text of all tokens. Only stop strings, which are not part
-    of the answer, make that text longer than the answer.
+    `text_offset` is the position of a token's text in the text of all tokens. The text of all tokens is longer than the
+    answer only if the answer ended with a stop string, which the answer does not contain.
     """
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ def token_entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _table(token: TokenLogprobs) -> dict[str, float]:
-    """Return text -> logprob for the likeliest tokens and the chosen one, as OpenAI's API does.
+    """Return the log-probabilities of the likeliest tokens and the chosen token by their texts, as in OpenAI's API.
 
-    If several tokens have the same text, the likeliest one is kept.
+    If several tokens have the same text, the likeliest token is kept.
     """
     table: dict[str, float] = {}
     for each in (*token.top, token.chosen):
@@ -112,10 +112,10 @@ def _finite(logprob: float) -> float:
 
 
 def usage(finished: Sequence[Finished], n: int) -> dict[str, Any]:
-    """Return `usage` for the choices of a call, of which each `n` have the same prompt.
+    """Return `usage` for the choices of a call. Each prompt has `n` consecutive choices.
 
-    A prompt counts once, however many choices it has. Its cached tokens are those of the choice that reused the
-    fewest, because the others also reuse what that one computed.
+    A prompt counts once, regardless of its number of choices. The number of cached tokens is the smallest number among
+    the prompt's choices, because the other choices also reuse tokens that the first choice computed.
     """
     timings = [each.timings for each in finished]
     firsts = timings[::n]
@@ -131,11 +131,11 @@ def usage(finished: Sequence[Finished], n: int) -> dict[str, Any]:
 
 
 def timings(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return `timings` as llama-server does. For several choices, tokens are added up, and times are the longest."""
+    """Return `timings` in llama-server's form. For several choices, tokens are summed, and times are maximums."""
     each = [one.timings for one in finished]
     prompt_n = sum(one.prompt_tokens - one.cached_tokens for one in each)
     predicted_n = sum(one.generated_tokens for one in each)
-    later_n = sum(max(0, one.generated_tokens - 1) for one in each)  # the first tokens belong to the prompts' time
+    later_n = sum(max(0, one.generated_tokens - 1) for one in each)  # first tokens count as prompt time
     prompt_s = max((one.prefill_s for one in each), default=0.0)
     predicted_s = max((one.decode_s for one in each), default=0.0)
     return {
@@ -153,7 +153,7 @@ def timings(finished: Sequence[Finished]) -> dict[str, Any]:
 
 
 def _drafts(timings: Sequence[Timings]) -> dict[str, int]:
-    """Return the counts of drafted tokens, if there are any."""
+    """Return the counts of drafted and accepted tokens, or an empty dictionary without drafts."""
     drafted = sum(one.drafted_tokens for one in timings)
     return {"draft_n": drafted, "draft_n_accepted": sum(one.accepted_tokens for one in timings)} if drafted else {}
 
@@ -166,35 +166,35 @@ def _rate(tokens: int, seconds: float) -> float:
     return round(tokens / seconds, 3) if seconds > 0 else 0.0
 
 
-_ID_LETTERS: Final = 24  # as in OpenAI's IDs
+_ID_LETTERS: Final = 24  # the length of OpenAI's IDs without the prefix
 
 Delta = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _Call:
-    index: int  # among the calls that the client knows
+    index: int  # the position among the calls that the client knows
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
 
 
 class ChatChoice:
-    """The message of one choice so far.
+    """Builds the message of one choice.
 
-    Text that may still turn out to be thinking is held back, because a client cannot take it back.
+    Text that may still turn out to be thinking is held back, because text that was sent cannot be withdrawn.
     """
 
     def __init__(self, known_ids: Iterable[str]) -> None:
-        """Create an empty message. `known_ids` are those of earlier tool calls in the conversation."""
+        """Create an empty message. `known_ids` are the IDs of earlier tool calls in the conversation."""
         self._answer: list[str] = []
         self._thoughts: list[str] = []
         self._held: list[str] = []
-        self._calls: dict[int, _Call] = {}  # by the engine's index
+        self._calls: dict[int, _Call] = {}  # the calls by the engine's index
         self._ids = set(known_ids)
 
     def take(self, delta: TextDelta) -> list[Delta]:
-        """Add the next piece of the answer, and return what to send, in order."""
+        """Add the next piece of the answer, and return the deltas to send, in order."""
         thought = delta.reasoning
         if delta.unopened:
             thought = "".join(self._held) + thought
@@ -211,7 +211,7 @@ class ChatChoice:
         return deltas
 
     def release(self) -> list[Delta]:
-        """Return the text that was held back. Called when it is certain to be part of the answer, or at its end."""
+        """Return the held-back text. Called when the text certainly belongs to the answer, or at the answer's end."""
         text = "".join(self._held)
         self._held = []
         if not text:
@@ -233,7 +233,7 @@ class ChatChoice:
         return message
 
     def _take_call(self, piece: ToolCallDelta) -> list[Delta]:
-        """Add a piece of a tool call. A call that is cut off keeps its incomplete arguments, as in OpenAI's API."""
+        """Add a piece of a tool call. Truncated calls keep their incomplete arguments, as in OpenAI's API."""
         call = self._calls.get(piece.index)
         if call is None:
             call = _Call(len(self._calls), self._unused_id(piece.id), piece.name, [piece.arguments])
@@ -245,10 +245,10 @@ class ChatChoice:
         return [{"tool_calls": [{"index": call.index, "function": {"arguments": piece.arguments}}]}]
 
     def _unused_id(self, given: str) -> str:
-        """Return this ID of a call, or another one if an earlier call has it.
+        """Return the given ID of a call, or a new ID if an earlier call has the given ID.
 
-        The engine's IDs are kept where possible. They are the same for the same seed, and some templates write them
-        into the prompt, where another ID would keep the next request from reusing the cached prefix.
+        The engine's IDs are kept where possible, because they depend only on the seed, and some templates write them
+        into the prompt. With another ID in the prompt, the next request could not reuse the cached prefix.
         """
         found = given
         for number in itertools.count():
@@ -264,7 +264,7 @@ def _written_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-Part = dict[str, Any]  # the field of a choice that has its text
+Part = dict[str, Any]  # the field of a choice that contains the choice's text
 
 
 class _Answer(ABC):
@@ -282,8 +282,8 @@ class _Answer(ABC):
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         """Create an answer without text.
 
-        answer_id  such as "chatcmpl-" and random letters
-        created    Unix time in seconds
+        answer_id  an ID such as "chatcmpl-" followed by random letters
+        created    the Unix time in seconds
         """
         self._parsed = parsed
         self._head = {
@@ -300,7 +300,7 @@ class _Answer(ABC):
         self._has_begun = False
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """See Answer. Also raises InvalidField for an answer with too many log-probabilities."""
+        """See Answer. Also raises InvalidField if the answer has too many log-probabilities."""
         event = checked(event)
         if isinstance(event, PrefillProgress):
             return []
@@ -318,7 +318,7 @@ class _Answer(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all choices have finished."""
+        """True if all choices have finished."""
         return None not in self._finished
 
     def finish(self) -> list[dict[str, Any]]:
@@ -379,7 +379,7 @@ class _Answer(ABC):
 
     @abstractmethod
     def _rest(self, choice: int) -> list[Part]:
-        """Return the parts of a choice that were held back."""
+        """Return the held-back parts of a choice."""
 
     @abstractmethod
     def _written(self, choice: int) -> Part:
@@ -387,7 +387,7 @@ class _Answer(ABC):
 
     @abstractmethod
     def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
-        """Return the `logprobs` of tokens: the next ones in the stream of a choice, or all of them."""
+        """Return the `logprobs` of tokens, which are the next tokens of a choice's stream, or all tokens."""
 
 
 class ChatAnswer(_Answer):
@@ -403,7 +403,7 @@ class ChatAnswer(_Answer):
         self._choices = [ChatChoice(known) for _ in parsed.requests]
 
     def _begin(self) -> list[tuple[int, Part]]:
-        # The order matters: OpenAI's client fails if the first chunk is not that of choice 0.
+        # The order matters, because OpenAI's client fails if the first chunk does not belong to choice 0.
         return [(index, {"delta": {"role": "assistant", "content": ""}}) for index in range(len(self._choices))]
 
     def _take(self, choice: int, delta: TextDelta) -> list[Part]:
@@ -454,18 +454,18 @@ class CompletionAnswer(_Answer):
         return (CompletionLogprobs() if choice is None else self._writers[choice]).written(tokens)
 
 
-# In the year 9999; not the last day, which other time zones could not show.
+# A time in the year 9999, before the last day, which overflows in other time zones.
 FOREVER_S: Final = 253_370_764_800.0
 
 
 def created_of(model: Mapping[str, Any]) -> int:
-    """Return the Unix time in an entry of /v1/models, or 0 if another server gives none that is valid."""
+    """Return the Unix time in an entry of /v1/models, or 0 if the entry has no valid time."""
     created = model.get("created")
     return created if type(created) is int and 0 <= created < FOREVER_S else 0
 
 
 def models_body(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the body of /v1/models, from the bodies of the models."""
+    """Return the body of /v1/models that lists the bodies of the models."""
     return {"object": "list", "data": [*models]}
 
 
@@ -477,8 +477,8 @@ def unloaded_model_body(name: str, created: int) -> dict[str, Any]:
 def model_body(facts: ModelFacts, created: int) -> dict[str, Any]:
     """Return the body of /v1/models/{id} for a loaded model.
 
-    `max_model_len` is vLLM's name for the size of the context. The last three fields are llmrun's own. Servers that
-    agree in them and in the context give the same answers.
+    `max_model_len` is vLLM's name for the size of the context. The last three fields are llmrun's own. Servers give the
+    same answers if these three fields and the size of the context are equal.
     """
     sampling = {name: getattr(facts.default_sampling, name) for name in SAMPLING}
     return {

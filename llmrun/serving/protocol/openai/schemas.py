@@ -1,6 +1,6 @@
 """The JSON schemas of OpenAI's API and of llama-server's routes, in the notation of schema_notation.py.
 
-Tests compare the schemas of requests with the parsers, and those of answers with the bodies.
+Tests compare the request schemas with the parsers, and the answer schemas with the bodies.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ OPENAI_SCHEMAS: Final = """
 count = integer(0..)
 optional = string | null
 fingerprint = string // Identifies everything that can change the bytes of an answer.
-unused = string // Accepted for compatibility. It has no effect on the answer.
+unused = string // Accepted for compatibility, without effect on the answer.
 schema = object | boolean | string
 strict = boolean // Refuse the tool if its schema cannot be enforced.
-effort = EFFORTS // none turns thinking off, and the others turn it on if the model can think.
+effort = EFFORTS // none turns thinking off. All other values turn thinking on if the model can think.
 
 choice = string(1..)[](1..)
 stop = string(1..LONGEST_STOP)
-stops = stop | stop[](..MOST_STOPS) // Texts that end the answer and are not part of it.
+stops = stop | stop[](..MOST_STOPS) // Texts that end the answer. The answer does not contain them.
 top_logprobs = integer(0..MOST_LOGPROBS) // The number of likeliest tokens to return at each position.
 sampling = {
   ...parameters
   seed?: integer(-1..LARGEST_SEED)
     // The same seed gives the same answer, as long as `system_fingerprint` is the same. Every answer contains its seed.
-    // -1 or nothing means a random seed. Choice 0 has this seed, and choice i the i-th output of the generator
-    // SplitMix64 that starts with this seed.
+    // -1 or a missing value means a random seed. Choice 0 uses this seed, and choice i uses the i-th output of a
+    // SplitMix64 generator that starts with this seed.
   logit_bias?: {[string]: number(-100..100)} // Numbers to add to the logits of tokens, by token ID. -100 bans a token.
   ignore_eos?: boolean // Ban the tokens that end an answer.
 }
 shared = {
-  model?: string // The name of the served model. It may be missing or empty; other names are an error.
+  model?: string // The name of a model or preset. A missing or empty name selects the default model.
   stream?: boolean // Send the answer as server-sent events while it is generated.
   lora?: {
     id?: integer(0..MOST_INTEGER) // The number of an adapter in /lora-adapters.
     name?: string
     scale: number(-LARGEST_SCALE..LARGEST_SCALE)
-  }[] // The LoRA adapters to use. By default, those of `--lora` with their scales.
+  }[] // The LoRA adapters to use. By default, the adapters and scales of `--lora` are used.
   stop?: stops
   ...sampling
   json_schema?: schema // A JSON schema for the answer, as in llama-server.
   grammar?: string // A grammar for the answer, in GBNF or llguidance's Lark dialect.
   structured_outputs?: {json?: schema; regex?: string; choice?: choice; grammar?: string; json_object?: boolean}
     // One format for the answer, as in vLLM.
-  guided_json?: schema // As in older versions of vLLM.
-  guided_regex?: string // As in older versions of vLLM.
-  guided_choice?: choice // As in older versions of vLLM.
-  guided_grammar?: string // As in older versions of vLLM.
+  guided_json?: schema // A JSON schema for the answer, as in older versions of vLLM.
+  guided_regex?: string // A regular expression for the answer, as in older versions of vLLM.
+  guided_choice?: choice // The possible answers, as in older versions of vLLM.
+  guided_grammar?: string // A grammar for the answer, as in older versions of vLLM.
   user?: unused; safety_identifier?: unused; prompt_cache_key?: unused
-  service_tier?: "auto" | "default" // Accepted for compatibility. It has no effect on the answer.
+  service_tier?: "auto" | "default" // Accepted for compatibility, without effect on the answer.
 }
 common = {
   ...shared
@@ -79,13 +79,13 @@ common = {
   }
   n?: integer(1..MOST_CHOICES) // The number of choices for each prompt.
   max_completion_tokens?: limit
-    // The maximum number of generated tokens, including thinking. Without it, or with -1, there is no limit. Takes
-    // precedence over `max_tokens`.
+    // The maximum number of generated tokens, including thinking. -1 means no limit, which is the default. This field
+    // takes precedence over `max_tokens`.
   max_tokens?: limit
-    // The maximum number of generated tokens, including thinking. Without it, or with -1, there is no limit.
+    // The maximum number of generated tokens, including thinking. -1 means no limit, which is the default.
   n_predict?: limit
-    // The maximum number of generated tokens, including thinking. Without it, or with -1, there is no limit.
-    // llama.cpp's name for `max_tokens`.
+    // llama.cpp's name for `max_tokens`: the maximum number of generated tokens, including thinking. -1 means no limit,
+    // which is the default.
   response_format?: {
     type: "text" | "json_object" | "json_schema"
     schema?: schema // A schema for json_object, as in llama-server.
@@ -93,17 +93,17 @@ common = {
       name?: string
       description?: string
       schema: schema
-      strict?: boolean // Every schema is enforced, also without `strict`.
+      strict?: boolean // Every schema is enforced, even without `strict`.
     }
-  } // The format that the answer must have. It cannot be combined with tools.
-  metadata?: object // Accepted for compatibility. It has no effect on the answer.
-  store?: false // Accepted for compatibility. It has no effect on the answer.
+  } // The format that the answer must have. A format cannot be combined with tools.
+  metadata?: object // Accepted for compatibility, without effect on the answer.
+  store?: false // Accepted for compatibility, without effect on the answer.
 }
 tools = {
   tools?: Tool[](..MOST_TOOLS)
   tool_choice?: "none" | "auto" | "required" | {type?: "function"; function?: {name?: string}}
     | {type?: "allowed_tools"; allowed_tools?: {mode?: "auto" | "required"; tools?: array}}
-  parallel_tool_calls?: boolean // Whether one answer may have several tool calls. On by default.
+  parallel_tool_calls?: boolean // Allow several tool calls in one answer. The default is true.
 }
 budget = integer(-1..) // The maximum number of thinking tokens; -1 means no limit.
 thinking = {
@@ -125,36 +125,36 @@ ChatRequest = {
 }
 CompletionRequest = {
   prompt: string | string[](1..) | count[](1..) | count[](1..)[](1..)
-    // One prompt or several. Control strings in a text become control tokens.
+    // One or more prompts. Control strings in a text become control tokens.
   suffix?: string
-    // The text after the answer, which then fills the gap after the prompt. Only for texts, not with `echo`, and only
-    // if the model can fill in the middle. Control strings in both texts remain text.
+    // The text after the answer, which then fills the gap after the prompt. A suffix requires text prompts and a model
+    // that can fill in the middle, and cannot be combined with `echo`. Control strings in both texts remain text.
   ...common
   logprobs?: integer(0..MOST_LOGPROBS)
-    // Return the log-probability of every token, and this many of the likeliest ones.
-  echo?: boolean // Return the prompt before the answer. Only for texts, and not with `logprobs`.
-  best_of?: integer(1..MOST_CHOICES) // Only the value of `n` is supported.
+    // Return the log-probability of every token and of this many likeliest tokens at each position.
+  echo?: boolean // Return the prompt before the answer. Requires text prompts, and cannot be combined with `logprobs`.
+  best_of?: integer(1..MOST_CHOICES) // The only supported value is the value of `n`.
 }
 InfillRequest = {
   input_prefix: string // The text before the gap.
   input_suffix: string // The text after the gap.
-  prompt?: string // Text between `input_prefix` and the gap. Control strings in it become control tokens.
+  prompt?: string // The text between `input_prefix` and the gap. Control strings in this text become control tokens.
   input_extra?: {filename?: string; text: string}[](..MOST_FILES) // Other files, the most important one last.
   ...common
   n_predict?: integer(-1..)
-    // llama.cpp's name for `max_tokens`. With 0, the answer is empty, but the prompt is cached.
+    // llama.cpp's name for `max_tokens`. With 0, the prompt is cached, and the answer is empty.
   n_cmpl?: integer(1..MOST_CHOICES) // llama.cpp's name for `n`.
-  n_probs?: integer(0..MOST_LOGPROBS) // Return this many of the likeliest tokens at each position.
-  return_tokens?: boolean // Return the IDs of the tokens, which streams always contain.
+  n_probs?: integer(0..MOST_LOGPROBS) // The number of likeliest tokens to return at each position.
+  return_tokens?: boolean // Return the IDs of the tokens. Streams always contain these IDs.
   response_fields?: string[](..MOST_RESPONSE_FIELDS)
-    // The fields to return, with a slash before those of inner objects, as in timings/prompt_n.
+    // The paths of the fields to return. The names in a path are separated by slashes, as in timings/prompt_n.
 }
 TokenizeRequest = {
   content?: string // The text, as in llama-server.
   prompt?: string // The text, as in vLLM.
-  add_special?: boolean // Add special tokens such as a BOS. On by default only with `prompt`.
+  add_special?: boolean // Add special tokens such as a BOS. The default is true with `prompt`, otherwise false.
   add_special_tokens?: boolean // Another name for `add_special`.
-  parse_special?: boolean // Turn control strings into control tokens. On by default.
+  parse_special?: boolean // Convert control strings to control tokens. The default is true.
   with_pieces?: boolean // Also return the text of each token.
 }
 DetokenizeRequest = {tokens: count[]}
@@ -162,13 +162,13 @@ DetokenizeRequest = {tokens: count[]}
 Message = {
   role: ROLES // developer means the same as system.
   content?: string | {type: "text" | "input_text" | "output_text" | "refusal"; text?: string}[] | null
-    // Text. The texts of several parts are joined by newlines.
+    // The text of the message. The texts of several parts are joined by newlines.
   name?: string
   refusal?: optional
   reasoning_content?: optional // The thinking before a past answer.
   reasoning?: optional // Another name for `reasoning_content`.
   tool_calls?: ToolCall[] | null
-  tool_call_id?: string // The call that a message with the role tool answers.
+  tool_call_id?: string // The ID of the call that a message with the role tool answers.
 }
 Tool = {
   type?: "function"
@@ -205,8 +205,8 @@ head = {
 }
 counts = {usage: Usage; timings: Timings}
 progress = {
-  usage?: Usage | null // Present only with stream_options.include_usage. Set only in the last chunk.
-  timings?: Timings // Those of one choice, in the chunk with its finish reason.
+  usage?: Usage | null // Present only with stream_options.include_usage, and null in all chunks except the last.
+  timings?: Timings // The timings of one choice, in the chunk with the choice's finish reason.
 }
 reason = "stop" | "length" | "tool_calls"
 open_reason = "stop" | "length" | "tool_calls" | null
@@ -260,9 +260,9 @@ infill_head = {
 infill = {
   ...infill_head
   stop: true; model: string; system_fingerprint: fingerprint
-  generation_settings: object // The settings that decided the answer, with its seed.
+  generation_settings: object // The settings that produced the answer, including the seed.
   has_new_line: boolean
-  truncated: boolean // Whether a part of the texts was left out because they are too long.
+  truncated: boolean // True if parts of the texts were left out because the texts were too long.
   stop_type: "eos" | "word" | "limit"
   stopping_word: string; tokens_cached: count; timings: Timings
 }
@@ -274,16 +274,16 @@ Text = {content: string; prompt: string}
 
 Model = {
   id: string; object: "model"; created: count; owned_by: string
-  parent?: string // The name of the model, if this is the name of a LoRA adapter.
+  parent?: string // The name of the base model, if `id` is the name of a LoRA adapter.
   max_model_len?: count
   system_fingerprint?: fingerprint
-  default_sampling?: object // The sampling of requests that do not set their own.
-  batch_invariant?: boolean // Whether an answer is the same in any company.
+  default_sampling?: object // The sampling parameters of requests that set none.
+  batch_invariant?: boolean // True if answers do not depend on the other requests in the batch.
 }
 Models = {object: "list"; data: Model[]}
 Adapters = {
   id: count; name: string; scale: number
-  alora_invocation_tokens?: count[] // The tokens that activate the adapter, if it has any.
+  alora_invocation_tokens?: count[] // The tokens that activate the adapter, for adapters with such tokens.
 }[]
 Error = {error: {message: string; type: string; param: optional; code: optional}}
 """

@@ -1,7 +1,7 @@
-"""Converts the events of the engine into a response of the Responses API, or into the events of its stream.
+"""Converts the events of the engine into a response of the Responses API, or into stream events.
 
-The items of an answer are written piece by piece as the events of a stream. Error responses are those of chat
-completions.
+The items of an answer are written piece by piece as the events of a stream. Error responses have the same form as in
+chat completions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from llmrun.serving.protocol.wire import OPENAI, typed_event
 
 
 def error_event(error: ApiError, number: int = 0) -> dict[str, Any]:
-    """Return the event for an error, with its number in the stream.
+    """Return the event for an error. `number` is the event's number in the stream.
 
-    OpenAI's client raises an error because of the field `error`; the other fields are those that the API documents.
+    OpenAI's client raises an error because of the field `error`. The API documents the other fields.
     """
     flat = {"code": error.code, "message": error.message, "param": error.param}
     return {"type": "error", "sequence_number": number, **flat, **openai_body(error)}
@@ -36,10 +36,10 @@ COMPLETED: Final = "completed"
 IN_PROGRESS: Final = "in_progress"
 INCOMPLETE: Final = "incomplete"
 
-StreamEvent = dict[str, Any]  # without `sequence_number`
+StreamEvent = dict[str, Any]  # an event without `sequence_number`
 
 
-# The beginnings of the IDs of items, and the names of their texts in events
+# The ID prefix of each kind of item, and the name of the item's text in events
 _KINDS: Final = {
     "message": ("msg", "output_text"),
     "reasoning": ("rs", "reasoning_text"),
@@ -48,20 +48,20 @@ _KINDS: Final = {
 
 
 class Item:
-    """One item of an answer: its text, the thinking before it as it is written, or a call of a tool.
+    """One item of an answer: a text, the thinking before a text, or a tool call.
 
-    The content of text and thinking is one part with a text. The arguments of a call that is cut off are incomplete.
+    The content of a text or of thinking is one part with a text. A truncated call has incomplete arguments.
 
-    kind    "message", "reasoning" or "function_call"
-    status  in_progress, completed or incomplete
+    kind    the type of the item: "message", "reasoning" or "function_call"
+    status  the status of the item: "in_progress", "completed" or "incomplete"
     """
 
     def __init__(self, kind: str, answer: str, index: int, call: Mapping[str, str] | None = None) -> None:
         """Create an empty item.
 
-        answer  the part of the answer's ID after its prefix; the item's ID follows from it
-        index   the place of the item in the answer
-        call    the ID and the name of a call
+        answer  the answer's ID without the prefix, from which the item's ID is derived
+        index   the position of the item in the answer
+        call    the ID and the name of a tool call, or None for other items
         """
         prefix, self._text_name = _KINDS[kind]
         self.kind, self.id = kind, f"{prefix}_{answer}_{index}"
@@ -76,7 +76,7 @@ class Item:
         return [added] if self._call else [added, self._inner_event("content_part.added", part=self._part())]
 
     def add(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> StreamEvent:
-        """Add text, or a piece of the JSON text of arguments, and return the event that sends it."""
+        """Add text, or a piece of the JSON text of arguments, and return the event with this text."""
         self._texts.append(text)
         fields: dict[str, Any] = {"delta": text}
         if self.kind == "message":
@@ -95,7 +95,7 @@ class Item:
         return [self._inner_event(done, **known), self._inner_event("content_part.done", part=part), last]
 
     def written(self) -> dict[str, Any]:
-        """Return the item so far. Its list of parts is empty until the item has text."""
+        """Return the item so far. The list of parts is empty until the item has text."""
         item = {"id": self.id, "type": self.kind, "status": self.status}
         if self._call:
             return {**item, **self._call, "arguments": "".join(self._texts)}
@@ -123,17 +123,17 @@ _CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
 class ResponseAnswer:
-    """The answer to one call. Its stream contains the same items as `whole`.
+    """The answer to one call. The stream contains the same items as `whole`.
 
-    Items follow one another, except that text may begin before the last pieces of a call. All IDs follow from that of
-    the answer, so that a repeated answer has the same bytes.
+    Items follow one another, except that text may begin before the last pieces of a call. All IDs are derived from the
+    answer's ID, so that a repeated answer has the same bytes.
     """
 
     def __init__(self, parsed: ParsedResponse, facts: ModelFacts, answer_id: str, created: int) -> None:
         """Create an answer without items.
 
-        answer_id  "resp_" and random letters
-        created    Unix time in seconds
+        answer_id  the ID, which consists of "resp_" and random letters
+        created    the Unix time in seconds
         """
         prompt = parsed.request.prompt
         assert isinstance(prompt, ChatPrompt)
@@ -153,7 +153,7 @@ class ResponseAnswer:
     def feed(self, choice: int, event: Event) -> list[StreamEvent]:
         """Add an event, and return the events to stream.
 
-        Raises what `checked` raises, and InvalidField for an answer with too many log-probabilities.
+        Raises the errors of `checked`, and InvalidField if the answer has too many log-probabilities.
         """
         event = checked(event)
         found = self._begin()
@@ -171,7 +171,7 @@ class ResponseAnswer:
         return self._numbered([*ends, {"type": f"response.{self._status}", "response": self.whole()}])
 
     def failed(self, error: ApiError) -> list[StreamEvent]:
-        """Return the last events of a stream that failed: the error, and the response so far."""
+        """Return the last events of a failed stream, which contain the error and the response so far."""
         told = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
         response = {**self._written(_FAILED), "error": told}
         return self._numbered(
@@ -224,7 +224,7 @@ class ResponseAnswer:
         }
 
     def _begin(self) -> list[StreamEvent]:
-        """Return the first events of a stream, the first time that this is called."""
+        """Return the first events of a stream if no event was sent yet."""
         if self._n_events:
             return []
         response = self._written(IN_PROGRESS)
@@ -235,7 +235,7 @@ class ResponseAnswer:
         return [{**event, "sequence_number": first + number} for number, event in enumerate(events)]
 
     def _keep(self, event: TextDelta) -> None:
-        """Keep the log-probabilities of tokens that are text, or may be. Those of thinking and calls are not wanted."""
+        """Keep the log-probabilities of text and possible text, and drop those of thinking and tool calls."""
         is_other = not event.text and bool(event.reasoning or event.tool_calls)
         if event.unopened or is_other:
             self._unsent = []
@@ -243,7 +243,7 @@ class ResponseAnswer:
             self._unsent += event.logprobs
 
     def _sent(self, deltas: Iterable[Delta]) -> list[StreamEvent]:
-        """Return the events for deltas of a chat."""
+        """Return the events for the deltas of a ChatChoice."""
         found: list[StreamEvent] = []
         for delta in deltas:
             if "reasoning_content" in delta:
@@ -258,7 +258,7 @@ class ResponseAnswer:
         return found
 
     def _add(self, kind: str, text: str, tokens: Sequence[TokenLogprobs]) -> list[StreamEvent]:
-        """Add text to the item that has not ended if it is of this kind, or else to a new one."""
+        """Add text to the open item if this item is of the given kind, or else to a new item."""
         found: list[StreamEvent] = []
         item = self._text
         if item is None or item.kind != kind:
@@ -268,7 +268,7 @@ class ResponseAnswer:
         return [*found, item.add(text, tokens)]
 
     def _add_to_call(self, piece: Delta) -> list[StreamEvent]:
-        """Add a piece of a call. The pieces of one call precede those of the next one."""
+        """Add a piece of a call. All pieces of one call precede the pieces of the next call."""
         found: list[StreamEvent] = []
         function = piece["function"]
         if "id" in piece:
@@ -281,7 +281,7 @@ class ResponseAnswer:
         return found
 
     def _end(self) -> list[StreamEvent]:
-        """End the items that have not ended. Of an answer that was cut off, only the last one is incomplete."""
+        """End all open items. If the answer was truncated, only the last item is incomplete."""
         found: list[StreamEvent] = []
         if self._status == COMPLETED and all(item.kind == "reasoning" for item in self._items):
             found += [*self._close_text(), *self._new("message").begin()]

@@ -35,7 +35,7 @@ _MESSAGE: Final = "message"
 _THINKING: Final = "reasoning_content"
 _TEXTS: Final = ("content", _THINKING)
 _BETWEEN_SYSTEM_MESSAGES: Final = "\n\n"
-_QUIET: Final = ("type", "id", "status")  # fields without meaning here, which items of past answers have
+_QUIET: Final = ("type", "id", "status")  # fields of past answers' items that are ignored
 
 
 def read_conversation(fields: Fields) -> tuple[Mapping[str, Any], ...]:
@@ -59,16 +59,16 @@ def read_conversation(fields: Fields) -> tuple[Mapping[str, Any], ...]:
 class _Conversation:
     """The messages so far.
 
-    An answer of the Responses API is several items: its thinking, its text, and its calls. In a chat, they are one
-    message. Texts that can grow are lists of parts until the end, because adding to a long text again and again takes
-    quadratic time.
+    An answer of the Responses API consists of several items: thinking, text, and tool calls. In a chat, these items
+    form one message. Texts that can grow are lists of parts until the end, because appending to a long string
+    repeatedly takes quadratic time.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
     def add(self, message: dict[str, Any]) -> None:
-        """Add a message. System messages at the beginning become one, because many templates allow only one."""
+        """Add a message. System messages at the beginning are merged, because many templates allow only one."""
         begins = len(self.messages) == 1 and self.messages[0]["role"] == message["role"] == "system"
         if begins:
             self.messages[0]["content"] += (_BETWEEN_SYSTEM_MESSAGES, message["content"])
@@ -78,7 +78,7 @@ class _Conversation:
             self.messages.append(message)
 
     def add_thinking(self, text: str) -> None:
-        """Add thinking, which begins an answer."""
+        """Add thinking, which always comes at the beginning of an answer."""
         answer = self._answer()
         if answer["content"] or "tool_calls" in answer:
             answer = self._new_answer()
@@ -99,11 +99,11 @@ class _Conversation:
         self._answer().setdefault("tool_calls", []).append(call.as_message())
 
     def joined(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the messages with whole texts."""
+        """Return the messages with joined texts."""
         return tuple(map(_joined, self.messages))
 
     def _answer(self) -> dict[str, Any]:
-        """Return the last message if it is an answer, or else a new one."""
+        """Return the last message if it is an answer, or else add and return a new answer."""
         if self.messages and self.messages[-1]["role"] == "assistant":
             return self.messages[-1]
         return self._new_answer()
@@ -134,7 +134,7 @@ def _add_message(conversation: _Conversation, item: Fields) -> None:
 
 
 def _add_reasoning(conversation: _Conversation, item: Fields) -> None:
-    """Add thinking. A summary and encrypted thinking, which only other servers write, have no effect."""
+    """Add thinking. Summaries and encrypted thinking, which only other servers write, are ignored."""
     leave_empty(item, "summary")
     text = read_content(item, "content", ("reasoning_text",))
     if text:
@@ -166,8 +166,8 @@ LOGPROBS: Final = "message.output_text.logprobs"
 _STATELESS: Final = "this server stores no responses: send the whole conversation in `input`"
 _TO_LIMIT: Final = "use `max_output_tokens`"
 _ONE: Final = "send several requests with different seeds"
-# Unsupported fields that would change the answer -> the values that are accepted, and advice. The last ones belong to
-# chat completions; a client that sends them here would not get what it wants.
+# Maps unsupported fields that would change the answer to accepted values and advice. The fields from `messages` on
+# belong to chat completions and would have no effect here.
 REFUSED_IN_RESPONSES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "min_tokens": ((0,), "ban the end tokens with `ignore_eos`, and set `max_output_tokens`"),
     "use_beam_search": ((False,), _ONE),
@@ -201,9 +201,9 @@ class ParsedResponse(Parsed):
 
 
 def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedResponse:
-    """Convert the body of a call. Raises InvalidField. `seed` is used if the body has none."""
+    """Convert the body of a call. `seed` is the default seed. Raises InvalidField."""
     fields = Fields(body)
-    fields.text("model")  # already used to find the model
+    fields.text("model")  # the route has already used this field
     refuse_values(fields, REFUSED_IN_RESPONSES)
     leave_quiet(fields)
     require_chats(facts, "input")
@@ -213,7 +213,7 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     thinking = read_thinking(fields, facts, reasoning)
     wanted = read_text_format(fields, text)
     refuse_values(text, _REFUSED_IN_TEXT)
-    # The optional parts of the answer. Most belong to tools that this server does not have.
+    # Most optional parts of the answer belong to tools that this server does not have.
     included = read_strings(fields, "include") or []
     options = Options(
         stream=_streams(fields),
@@ -247,7 +247,7 @@ def _streams(fields: Fields) -> bool:
 
 
 def _logprobs(fields: Fields, wanted: bool) -> int | None:
-    """Return how many of the likeliest tokens are wanted at each position, or None."""
+    """Return the requested number of likeliest tokens at each position, or None without log-probabilities."""
     most = fields.integer("top_logprobs", 0, MOST_LOGPROBS)
     if most and not wanted:
         raise InvalidField("top_logprobs", f'needs "{LOGPROBS}" in include')
@@ -255,13 +255,13 @@ def _logprobs(fields: Fields, wanted: bool) -> int | None:
 
 
 def _settings(fields: Fields, request: Request, tools: ToolOptions, reasoning: Fields, text: Fields) -> dict[str, Any]:
-    """Return the settings that every answer repeats. Raises InvalidField for those that nothing else reads."""
+    """Return the settings that every answer repeats. Raises InvalidField for invalid settings."""
     sampling = request.sampling
     return {
         "background": False,
         "instructions": fields.peek("instructions"),
         "max_output_tokens": request.max_tokens,
-        "max_tool_calls": fields.integer("max_tool_calls", 1),  # for hosted tools, of which there are none
+        "max_tool_calls": fields.integer("max_tool_calls", 1),  # limits hosted tools, which this server does not have
         "metadata": _metadata(fields),
         "parallel_tool_calls": tools.parallel,
         "temperature": sampling.temperature,

@@ -1,6 +1,6 @@
 """The JSON schemas of the Responses API, in the notation of schema_notation.py.
 
-Tests compare them with the parser and the bodies.
+Tests compare the schemas with the parser and the bodies.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ format = {
   name?: string
   description?: optional
   schema?: schema
-  strict?: boolean // Every schema is enforced, also without `strict`.
+  strict?: boolean // Every schema is enforced, even without `strict`.
 }
 
 ResponseRequest = {
   input: string | ResponseInputItem[](1..)
-    // A text, or the items of a conversation. The server stores none, so send all of them.
+    // A text, or all items of a conversation. The server stores no items.
   instructions?: string // The text of a system message before the conversation.
   ...shared
   ...thinking
   stream_options?: object
   metadata?: {[string]: string} // Repeated in the answer.
   max_output_tokens?: integer(1..)
-    // The maximum number of generated tokens, including thinking. Without it, there is no limit.
-  max_tool_calls?: integer(1..) // Limits calls of tools that run on the server, of which there are none.
+    // The maximum number of generated tokens, including thinking. By default, there is no limit.
+  max_tool_calls?: integer(1..) // A limit for tools that run on the server. This server has no such tools.
   text?: {format?: format; verbosity?: "medium"}
-    // The format that the answer must have. It cannot be combined with tools.
+    // The format that the answer must have. A format cannot be combined with tools.
   reasoning?: {effort?: effort}
   tools?: ResponseTool[](..MOST_TOOLS)
   tool_choice?: tool_choice
-  parallel_tool_calls?: boolean // On by default.
+  parallel_tool_calls?: boolean // Allow several tool calls in one answer. The default is true.
   include?: string[]
-    // message.output_text.logprobs adds the log-probabilities of the text's tokens. Other names have no effect.
+    // message.output_text.logprobs adds the log-probabilities of the text's tokens. Other names are ignored.
   top_logprobs?: top_logprobs
 }
 ResponseInputItem = {
-  type?: ITEM_TYPES // message by default.
+  type?: ITEM_TYPES // The default is message.
   role?: ROLES // developer means the same as system.
   content?: parts // The content of a message, or past thinking.
-  call_id?: string // The ID of a call.
-  name?: string // The name of the function that was called.
+  call_id?: string // The ID of a tool call.
+  name?: string // The name of the called function.
   arguments?: string // A JSON object.
-  output?: parts // The result of a call.
+  output?: parts // The result of a tool call.
 } // The items of past answers can be sent as they were received.
 ResponseTool = {
   type?: "function"
@@ -85,10 +85,10 @@ Response = {
     output_tokens_details: {reasoning_tokens: count}
     total_tokens: count
   } | null
-  seed: count // Send it again to get the same answer.
+  seed: count // The seed of the answer. Send the same seed again to get the same answer.
   system_fingerprint: fingerprint
   ...settings
-  timings?: Timings // Missing until the answer has finished.
+  timings?: Timings // Present only after the answer has finished.
 }
 text_part = {type: "output_text"; text: string; annotations: array(..0); logprobs: token_logprobs[]}
 reasoning_part = {type: "reasoning_text"; text: string}
