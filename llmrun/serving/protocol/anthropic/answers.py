@@ -1,6 +1,6 @@
 """Converts the events of the engine into the messages and streams of Anthropic's API.
 
-The list of models and the errors of this API are written here, too.
+This module also writes the list of models and the errors of this API.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from llmrun.serving.protocol.openai.responses import ChatChoice, created_of
 from llmrun.serving.protocol.parsed import checked
 from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, typed_event
 
-# A signature proves to Anthropic's servers that one of their models wrote the thinking. No proof is needed here, but
-# some clients drop blocks without a signature.
+# A signature proves to Anthropic's servers that one of Anthropic's models wrote the thinking. llmrun needs no proof,
+# but some clients drop blocks without a signature.
 SIGNATURE: Final = "unsigned"
 
 StreamEvent = dict[str, Any]
 
 
-# The type of the deltas of each kind of block, and the field of their text
+# The delta type of each kind of block, and the name of the delta's text field
 _DELTAS: Final[Mapping[str, tuple[str, str]]] = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -38,7 +38,7 @@ _DELTAS: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass(slots=True)
 class _Block:
-    """A block of content. `head` has everything but the text."""
+    """A block of content. `head` contains all fields except the text."""
 
     head: dict[str, Any]
     texts: list[str] = field(default_factory=list)
@@ -57,16 +57,16 @@ class _Block:
 
 
 class ContentBlocks:
-    """The blocks of one message, made from the deltas of a chat completion, in the order in which the model wrote them.
+    """Builds the blocks of one message from the deltas of a chat completion, in the order of the model's output.
 
-    One block is open at a time, because the model writes one call after the other.
+    Only one block is open at a time, because the model writes tool calls one after another.
     """
 
     def __init__(self, *, shows_thinking: bool) -> None:
-        """Create a message without content. Unless `shows_thinking` is set, blocks of thinking have no text."""
+        """Create a message without content. Unless `shows_thinking` is set, thinking blocks have no text."""
         self._shows_thinking = shows_thinking
         self._blocks: list[_Block] = []
-        self._calls: list[int] = []  # the numbers of the blocks of calls
+        self._calls: list[int] = []  # the block number of each tool call
         self._is_open = False
 
     def add(self, deltas: Iterable[Mapping[str, Any]]) -> list[StreamEvent]:
@@ -74,7 +74,7 @@ class ContentBlocks:
         return [event for delta in deltas for event in self._add(delta)]
 
     def close(self) -> list[StreamEvent]:
-        """End the block that is open, and return its last events."""
+        """End the open block, and return the block's last events."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -102,7 +102,7 @@ class ContentBlocks:
         return events
 
     def _text(self, kind: str, text: str) -> list[StreamEvent]:
-        """Add text to the open block if it is of this kind, or else to a new one."""
+        """Add text to the open block if this block is of the given kind, or else to a new block."""
         continues = self._is_open and self._blocks[-1].kind == kind
         unsigned = {"signature": ""} if kind == "thinking" else {}
         events = [] if continues else self._begin({"type": kind, **unsigned})
@@ -133,9 +133,9 @@ def _delta(number: int, delta: Mapping[str, Any]) -> StreamEvent:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object. It is empty if they are incomplete or invalid.
+    """Return the arguments of a call as an object, which is empty for incomplete or invalid arguments.
 
-    Incomplete arguments could do harm, such as the first half of a shell command.
+    Incomplete arguments, such as the first half of a shell command, could do harm.
     """
     try:
         found = json.loads(arguments)
@@ -144,7 +144,7 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-VERSION_HEADER: Final = "anthropic-version"  # only Anthropic's clients send it, with every request
+VERSION_HEADER: Final = "anthropic-version"  # only Anthropic's clients send this header, with every request
 
 
 def anthropic_models(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def anthropic_model(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessageAnswer:
-    """The answer to a request for a message. Its events contain the same blocks and IDs as `whole`."""
+    """The answer to a request for a message. The stream contains the same blocks and IDs as `whole`."""
 
     def __init__(self, parsed: ParsedMessage, facts: ModelFacts, answer_id: str, created: int) -> None:
         """Create an answer without content. The time `created` is not part of Anthropic's form."""
@@ -209,7 +209,7 @@ class MessageAnswer:
         return {**self._head, "content": content, **self._ending(ended), "usage": usage, **self._extras}
 
     def _start(self, event: Event) -> dict[str, Any]:
-        """Return the first event, with as much of the usage as is known."""
+        """Return the first event, with the known part of the usage."""
         tokens = event.total if isinstance(event, PrefillProgress) else 0
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._head, **nothing, "usage": _counts(tokens, 0, 0, 0), **self._extras}
@@ -239,9 +239,9 @@ def _usage(event: Finished) -> dict[str, Any]:
 
 
 def _counts(computed: int, cached: int, generated: int, thinking: int) -> dict[str, Any]:
-    """Return `usage`. The tokens of the prompt are those that were computed and those that were cached.
+    """Return `usage`. The prompt's tokens are divided into computed tokens and cached tokens.
 
-    None count as written to the cache, which is automatic here and has no price.
+    No tokens count as written to the cache, because llmrun caches prefixes automatically and without a price.
     """
     return {
         "input_tokens": computed,
@@ -253,7 +253,7 @@ def _counts(computed: int, cached: int, generated: int, thinking: int) -> dict[s
 
 
 _INVALID: Final = "invalid_request_error"  # the type of all other client errors, too
-# Anthropic's status for overload is 529. Ours is 503, which proxies and monitoring know, and its clients retry both.
+# Anthropic's status for overload is 529. llmrun sends 503, which proxies know, and Anthropic's clients retry both.
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -262,25 +262,25 @@ _KINDS: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# The runner of tools in Anthropic's client asks the server to keep the conversation. After an error with this code, it
-# sends the whole conversation itself.
+# The tool runner of Anthropic's client asks the server to keep the conversation. After an error with this code, the
+# runner sends the whole conversation itself.
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
 _PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
-# The end of the message of ContextExceeded.by_prompt
+# Matches the end of the message of ContextExceeded.by_prompt
 _TOO_LONG: Final = re.compile(r"([\d,]+) tokens plus one for the answer exceed the limit of ([\d,]+)(.*)")
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error, which is also the last event of a stream that failed."""
+    """Return the body of an error response, which is also the last event of a failed stream."""
     kind = _KINDS.get(error.status, _INVALID if error.status < 500 else "api_error")
     details = {"details": _NO_THREADS} if error.param == "thread" else {}
     return {"type": "error", "error": {"type": kind, "message": _message(error), **details}}
 
 
 def _message(error: ApiError) -> str:
-    """Return the message of an error. For a prompt that is too long, it has Anthropic's form.
+    """Return the message of an error, in Anthropic's form if the prompt is too long.
 
-    Claude Code recognizes this form, reads the two numbers, and then shortens the conversation.
+    Claude Code recognizes Anthropic's form, reads the two numbers, and then shortens the conversation.
     """
     found = _TOO_LONG.search(error.message) if error.code == "context_length_exceeded" else None
     if found is None:

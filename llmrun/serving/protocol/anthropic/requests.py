@@ -1,6 +1,6 @@
 """Converts the bodies of Anthropic's /v1/messages into requests for the engine.
 
-The system prompt, the messages and the tools take the form of chat completions.
+The system prompt, the messages and the tools are converted to the form of chat completions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from llmrun.serving.protocol.parsed import Parsed
 KINDS: Final = ("enabled", "disabled", "adaptive")
 DISPLAYS: Final = ("summarized", "omitted")
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
-# Fields of chat completions -> their names here
+# Maps the fields of chat completions to the names of Anthropic's API
 _NAMES: Final = {
     "enable_thinking": "thinking",
     "thinking_budget_tokens": "thinking.budget_tokens",
@@ -49,12 +49,12 @@ _NAMES: Final = {
 
 
 def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> tuple[common.ThinkingOptions, bool]:
-    """Read `thinking` and the effort in `output_config`, and whether the answer has the text of the thinking.
+    """Read `thinking` and the effort in `output_config`, and whether the answer contains the text of the thinking.
 
     Raises InvalidField.
 
-    Without `thinking`, the model does not think if this can be switched off: many programs expect that the answer
-    begins with its text.
+    Without the field `thinking`, the model does not think if thinking can be switched off, because many programs
+    expect answers that begin with a text block.
     """
     wanted = fields.fields("thinking") or Fields({"type": "disabled"}, "thinking")
     kind = needed(wanted, "type", wanted.word("type", KINDS))
@@ -65,7 +65,7 @@ def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> tuple[co
     if kind != "disabled":
         known["reasoning_effort"] = effort
     elif effort is not None:
-        known["chat_template_kwargs"] = {"reasoning_effort": effort}  # does not turn thinking on
+        known["chat_template_kwargs"] = {"reasoning_effort": effort}  # a template variable does not turn thinking on
     options = common.read_thinking(Fields(known, "thinking"), facts)
     return replace(options, without_effect=tuple(_NAMES[name] for name in options.without_effect)), shown
 
@@ -90,7 +90,7 @@ def _json_format(place: Fields, name: str) -> ResponseFormat | None:
 
 CHOICES: Final = ("auto", "any", "tool", "none")
 _SCHEMA: Final = "input_schema"
-_QUIET: Final = ("cache_control", "eager_input_streaming")  # prefixes are cached and arguments streamed anyway
+_QUIET: Final = ("cache_control", "eager_input_streaming")  # llmrun always caches prefixes and streams arguments
 
 
 def read_tools(fields: Fields, facts: ModelFacts) -> ToolOptions:
@@ -127,8 +127,8 @@ def _read_choice(fields: Fields, tools: Mapping[str, object]) -> tuple[str, bool
 
 
 ROLES: Final = ("user", "assistant", "system")
-# Claude Code begins its system prompt with this line for Anthropic's accounting. It may differ in every request,
-# and then no request could reuse a cached prefix.
+# Claude Code begins its system prompt with this line for Anthropic's accounting. The line may differ in every request,
+# which would prevent the reuse of cached prefixes.
 BILLING: Final = "x-anthropic-billing-header"
 _BILLING: Final = re.compile(rf"{BILLING}:(?:\s*\w+=[^;\n]*;)*\s*")
 
@@ -136,13 +136,13 @@ Message = dict[str, Any]
 
 
 def read_conversation(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """Return the messages of `system` and `messages`, and the names of parts of the system prompt that were left out.
+    """Return the messages of `system` and `messages`, and the names of omitted parts of the system prompt.
 
     Raises InvalidField.
 
-    Consecutive messages of the same role become one, as in Anthropic's API. The results of tools become messages of
-    their own. Many templates allow a system message only at the beginning, so later ones become part of a user message,
-    in the tags that Claude Code uses for such reminders.
+    Consecutive messages of the same role are merged, as in Anthropic's API. Tool results become separate messages. Many
+    templates allow a system message only at the beginning, so later system messages become parts of user messages, in
+    the tags that Claude Code uses for reminders.
     """
     given = needed_messages(fields)
     system = _read_texts(fields, "system")
@@ -160,7 +160,7 @@ def _without_billing(text: str) -> str:
 
 
 def _reminding(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield the messages, with parts of the user's in place of system messages that are not at the beginning."""
+    """Yield the messages, converting all system messages that are not at the beginning to user messages."""
     is_begun = False
     for message in messages:
         if message["role"] != "system":
@@ -171,7 +171,7 @@ def _reminding(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 def _merged(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield the messages, with one in place of consecutive ones of the same role."""
+    """Yield the messages, merging consecutive messages of the same role."""
     for role, group in groupby(messages, itemgetter("role")):
         if role == "tool":
             yield from group
@@ -200,7 +200,7 @@ def _read_message(message: Fields) -> Iterable[Message]:
 
 
 def _read_user_message(message: Fields) -> list[Message]:
-    """Return the results of tools in a user message, and then its text."""
+    """Return the tool results in a user message, followed by the message's text."""
     texts, results = [], []
     for block in _blocks(message, "content"):
         if isinstance(block, Fields) and _kind_of(block) == "tool_result":
@@ -229,7 +229,7 @@ def _read_answer(message: Fields) -> Message:
             block.text("signature")
         elif isinstance(block, Fields) and kind == "tool_use":
             calls.append(_read_call(block))
-        elif kind != "redacted_thinking":  # encrypted; only Anthropic can read it
+        elif kind != "redacted_thinking":  # only Anthropic can decrypt this block
             texts.append(_read_text(block))
     found: Message = {"role": "assistant", "content": BETWEEN_PARTS.join(texts)}
     if any(thoughts):
@@ -252,7 +252,7 @@ def _read_call(block: Fields) -> Message:
 
 
 def _read_texts(fields: Fields, name: str) -> list[str]:
-    """Return the texts of a field that is missing, a string, or a list of blocks of text."""
+    """Return the texts of a field that is missing, a string, or a list of text blocks."""
     return [*map(_read_text, _blocks(fields, name))]
 
 
@@ -278,7 +278,7 @@ def _read_text(block: str | Fields) -> str:
     return block.needed_text("text")
 
 
-# Unsupported fields that would change the answer -> the values that are accepted, and advice
+# Maps unsupported fields that would change the answer to accepted values and advice
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "container": ((), "run the model's tools in the client"),
     "mcp_servers": (([],), "connect the client to them, and send their tools"),
@@ -286,24 +286,24 @@ REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "thread": ((), "send all messages"),
     "compaction": ((), "summarize the conversation in the client"),
 }
-# Values that ask for nothing special, so they do not count as ignored
+# Default values of fields, which are not reported as ignored
 _USUAL: Final[Mapping[str, tuple[str, ...]]] = {"service_tier": ("auto", "standard_only"), "speed": ("standard",)}
-# It has no effect: the model's template decides whether past thinking is in the prompt.
+# This edit has no effect, because the model's template decides whether the prompt contains past thinking.
 KNOWN_EDIT: Final = "clear_thinking_20251015"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedMessage(Parsed):
-    """The request for one message. `shows_thinking` says whether the answer has the text of the thinking."""
+    """The request for one message. `shows_thinking` is True if the answer contains the text of the thinking."""
 
     shows_thinking: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The part that /v1/messages and /v1/messages/count_tokens have in common.
+    """The fields that /v1/messages and /v1/messages/count_tokens have in common.
 
-    request  without its options
+    request  the request without options
     """
 
     request: Request
@@ -314,7 +314,7 @@ class _Question:
 
 
 def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedMessage:
-    """Convert the body of /v1/messages. Raises InvalidField. `seed` is used if the body has none."""
+    """Convert the body of /v1/messages. `seed` is the default seed. Raises InvalidField."""
     fields = Fields(body)
     question = _read_question(fields, facts)
     max_tokens = needed(fields, "max_tokens", fields.integer("max_tokens", 1))
@@ -340,7 +340,7 @@ def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedM
 
 
 def parse_count(body: dict[str, Any], facts: ModelFacts) -> Parsed:
-    """Convert the body of /v1/messages/count_tokens into a request whose prompt is counted. Raises InvalidField."""
+    """Convert the body of /v1/messages/count_tokens to a request with the prompt to count. Raises InvalidField."""
     fields = Fields(body)
     question = _read_question(fields, facts)
     return Parsed(requests=(question.request,), stream=False, ignored=(*question.ignored, *fields.unread()))
@@ -365,7 +365,7 @@ def _read_question(fields: Fields, facts: ModelFacts) -> _Question:
 
 
 def _read_extras(fields: Fields) -> None:
-    """Read the fields that do not change the answer, and refuse unsupported ones that would."""
+    """Read the fields that do not change the answer, and refuse unsupported fields that would change the answer."""
     refuse_values(fields, REFUSED)
     metadata = fields.fields("metadata")
     if metadata is not None:

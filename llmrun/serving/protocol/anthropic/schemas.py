@@ -1,6 +1,6 @@
 """The JSON schemas of Anthropic's API, in the notation of schema_notation.py.
 
-Tests compare them with the parsers and the bodies.
+Tests compare the schemas with the parsers and the bodies.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final
 
 ANTHROPIC_SCHEMAS: Final = """
 cacheable = {
-  cache_control?: any // Accepted for compatibility. It has no effect on the answer.
+  cache_control?: any // Accepted for compatibility, without effect on the answer.
 }
 texts = string | {type: "text"; text: string; ...cacheable}[]
 input_block = {type: "text"; text: string; ...cacheable}
@@ -32,25 +32,25 @@ question = {
   }[](..MOST_TOOLS)
   tool_choice?: {type: CHOICES; name?: string; disable_parallel_tool_use?: boolean}
   thinking?: {type: KINDS; budget_tokens?: integer(1..); display?: DISPLAYS}
-    // Without it, the model does not think, if its thinking can be turned off.
+    // Without this field, the model does not think, if thinking can be turned off.
   output_config?: {format?: output_format; effort?: EFFORTS}
-    // The format of the answer, which cannot be combined with tools, and how much to think.
-  output_format?: output_format // An older name for output_config.format.
+    // The format of the answer and the thinking effort. A format cannot be combined with tools.
+  output_format?: output_format // The older name of output_config.format.
   context_management?: {
     edits?: {
       type: KNOWN_EDIT
-      keep?: any // Only the value all has no effect.
+      keep?: any // The value all is the behavior of this server. Other values are ignored.
     }[]
   }
-  metadata?: {user_id?: string} // Accepted for compatibility. It has no effect on the answer.
+  metadata?: {user_id?: string} // Accepted for compatibility, without effect on the answer.
   cache_control?: object
-    // Accepted for compatibility. It has no effect on the answer. Prefixes are always cached.
-  service_tier?: "auto" | "standard_only" // Accepted for compatibility. It has no effect on the answer.
-  speed?: "standard" // Accepted for compatibility. It has no effect on the answer.
+    // Accepted for compatibility, without effect on the answer. Prefixes are always cached.
+  service_tier?: "auto" | "standard_only" // Accepted for compatibility, without effect on the answer.
+  speed?: "standard" // Accepted for compatibility, without effect on the answer.
 }
 MessageRequest = {
   ...question
-  max_tokens: integer(1..) // The maximum number of tokens, including thinking.
+  max_tokens: integer(1..) // The maximum number of generated tokens, including thinking.
   stream?: boolean // Send the answer as server-sent events while it is generated.
   stop_sequences?: stops
   ...sampling
@@ -61,7 +61,7 @@ stop_reason = "end_turn" | "max_tokens" | "stop_sequence" | "tool_use" | "model_
 message = {
   id: string; type: "message"; role: "assistant"; model: string
   content: ContentBlock[]; stop_sequence: optional; usage: MessageUsage
-  seed: count // Send it again to get the same answer.
+  seed: count // The seed of the answer. Send the same seed again to get the same answer.
   system_fingerprint: fingerprint
 }
 AnthropicMessage = {...message; stop_reason: stop_reason}
@@ -78,9 +78,9 @@ MessageEvent = {type: "message_start"; message: {...message; stop_reason: null}}
   | {type: "content_block_stop"; index: count}
   | {type: "message_delta"; delta: {stop_reason: stop_reason; stop_sequence: optional}; usage: MessageUsage}
   | {type: "message_stop"} | {type: "ping"} | AnthropicError
-  // The type of the server-sent event is that in `type`.
+  // The type of the server-sent event equals the field `type`.
 MessageUsage = {
-  input_tokens: count // The tokens of the prompt that were not cached.
+  input_tokens: count // The number of prompt tokens that were not cached.
   cache_creation_input_tokens: count; cache_read_input_tokens: count; output_tokens: count
   output_tokens_details: {thinking_tokens: count}
 }

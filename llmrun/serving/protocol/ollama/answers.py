@@ -1,6 +1,6 @@
 """Writes the answers, streams and errors of Ollama's API.
 
-The routes are /api/chat and /api/generate, and those about models: /api/tags, /api/ps, /api/show and /api/version.
+The routes are /api/chat, /api/generate, /api/tags, /api/ps, /api/show and /api/version.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openai.responses import FOREVER_S, ChatAnswer, created_of
 from llmrun.serving.protocol.wire import WireFormat, json_bytes, json_line
 
-PREFIX: Final = "/api/"  # all paths of this API begin with it
+PREFIX: Final = "/api/"  # the beginning of all paths of this API
 MEDIA_TYPE: Final = "application/x-ndjson"
-_SPACE: Final = b" "  # before the next line; every JSON parser skips it, and an empty line would break Ollama's client
+_SPACE: Final = b" "  # JSON parsers skip a space before a line, but an empty line would break Ollama's client
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error, which is also the last line of a stream that failed."""
+    """Return the body of an error response, which is also the last line of a failed stream."""
     return {"error": error.message}
 
 
@@ -39,7 +39,7 @@ _LENGTH: Final = "length"
 _STOP: Final = "stop"
 LOADED, UNLOADED = "load", "unload"
 
-# Returns the fields of a chunk or a body with a part of the message
+# Returns the fields of a chunk or a body, given a part of the message
 Write = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
@@ -54,7 +54,7 @@ def generate_fields(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def empty_answer(write: Write, name: str, created: float, reason: str) -> dict[str, Any]:
-    """Return the body for a call that only loads or unloads a model. `created` is a Unix time in seconds."""
+    """Return the answer to a call that only loads or unloads a model. `created` is a Unix time in seconds."""
     head = {"model": name, "created_at": timestamp(created)}
     return {**head, **write({"content": ""}), "done": True, "done_reason": reason}
 
@@ -65,7 +65,7 @@ def timestamp(seconds: float) -> str:
 
 
 class OllamaAnswer:
-    """The answer to one call: that of a chat completion, in another form.
+    """The answer to one call, which converts the answer of a chat completion to Ollama's form.
 
     Calls that only load a model have no request and no events.
     """
@@ -78,7 +78,7 @@ class OllamaAnswer:
         self._end: Finished | None = None
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """See Answer. Also raises InvalidAnswer for tool calls whose arguments are not a JSON object."""
+        """See Answer. Also raises InvalidAnswer if the arguments of a tool call are not a JSON object."""
         chunks = [each for chunk in self._chat.feed(choice, event) for each in self._pieces(chunk["choices"][0])]
         if not isinstance(event, Finished):
             return chunks
@@ -108,7 +108,7 @@ class OllamaAnswer:
         return {**self._chunk(fields, done=True), **_counts(body, self._end)}
 
     def _pieces(self, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the chunks for a piece of a chat completion. Tool calls are sent when they are complete."""
+        """Return the chunks for a piece of a chat completion. Tool calls are sent only when complete."""
         if choice["logprobs"]:
             self._unsent += choice["logprobs"]["content"]
         delta = choice["delta"]
@@ -124,9 +124,9 @@ class OllamaAnswer:
 
 
 def _counts(body: Mapping[str, Any], end: Finished) -> dict[str, Any]:
-    """Return the last fields of an answer, from the body of the chat completion. Durations are in nanoseconds.
+    """Return the last fields of an answer, using the body of the chat completion. Durations are in nanoseconds.
 
-    `load_duration` is 0, because the times of an answer begin when its model is loaded. The last three fields are
+    `load_duration` is 0, because the times of an answer begin after the model is loaded. The last three fields are
     llmrun's own.
     """
     times = end.timings
@@ -145,8 +145,8 @@ def _counts(body: Mapping[str, Any], end: Finished) -> dict[str, Any]:
 def _calls(message: Mapping[str, Any], reason: FinishReason) -> Sequence[dict[str, Any]]:
     """Return the tool calls of a message, with arguments as objects.
 
-    A call that was cut off is left out, which `done_reason` tells the client. Raises InvalidAnswer for another call
-    whose arguments are not an object.
+    Truncated calls are left out, and `done_reason` reports the truncation. Raises InvalidAnswer if the arguments of any
+    other call are not an object.
     """
     found: list[dict[str, Any]] = []
     for call in message.get("tool_calls", ()):
@@ -160,7 +160,7 @@ def _calls(message: Mapping[str, Any], reason: FinishReason) -> Sequence[dict[st
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of JSON text, or None if it is not valid or has numbers such as 1e999, which become infinity."""
+    """Return the value of JSON text, or None if the text is invalid or has numbers that become infinity, as 1e999."""
     try:
         value = parse(text)
         json_bytes(value)
@@ -173,7 +173,7 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-# Many programs require a minimum version, such as VS Code 0.6.4. This is the version of Ollama whose API this is.
+# The version of Ollama with this API. Many programs require a minimum version; VS Code, for example, requires 0.6.4.
 API_VERSION: Final = "0.32.8"
 _FORMAT: Final = "gguf"
 _COMPLETION, _EMBEDDING, _TOOLS, _THINKING, _FILLING = "completion", "embedding", "tools", "thinking", "insert"
@@ -187,12 +187,12 @@ _PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty"
 class OllamaModel:
     """A model in a list.
 
-    size        of its files in bytes
-    modified    when its file was last written, in seconds since 1970
-    digest      identifies the contents of its file
+    size        the total size of the model's files in bytes
+    modified    when the model's file was last written, in seconds since 1970
+    digest      the hash that identifies the contents of the model's file
     family      the architecture
-    parameters  such as "4B"
-    context     the size of its context in tokens, or 0 if unknown
+    parameters  the number of parameters, such as "4B"
+    context     the size of the model's context in tokens, or 0 if unknown
     """
 
     name: str
@@ -206,7 +206,7 @@ class OllamaModel:
 
 
 def listed_elsewhere(model: Mapping[str, Any]) -> OllamaModel:
-    """Return a model of another server. Its entry in /v1/models has only a few of these facts."""
+    """Return a model of another server with the few facts in the model's /v1/models entry."""
     context = model.get("max_model_len")
     return OllamaModel(model["id"], modified=created_of(model), context=context if type(context) is int else 0)
 
@@ -224,8 +224,8 @@ def tags_body(models: Sequence[OllamaModel]) -> dict[str, Any]:
 def loaded_body(model: OllamaModel, facts: ModelFacts, memory: int, expires: float) -> dict[str, Any]:
     """Return the entry of a loaded model in the list of /api/ps.
 
-    memory   bytes of main memory that it may take at most
-    expires  when it is unloaded, in seconds since 1970, or infinity
+    memory   the most bytes of main memory that the model may use
+    expires  when the model is unloaded, in seconds since 1970, or infinity
     """
     info = facts.info
     on_gpus, _, layers = info.gpu_layers.partition("/")
@@ -244,9 +244,9 @@ def show_body(
 ) -> dict[str, Any]:
     """Return the body of /api/show.
 
-    header     the keys of the file's header whose values are not lists
-    abilities  see `abilities_of`
-    facts      the facts about the model if it is loaded. Its context is then the server's
+    header     all keys of the file's header whose values are not lists
+    abilities  the result of `abilities_of`
+    facts      the facts about a loaded model, or None for an unloaded model
     """
     known = {"general.architecture": model.family, **header}
     if facts is not None:
@@ -268,10 +268,10 @@ def show_body(
 
 
 def abilities_of(header: Mapping[str, Any], *, takes_tools: bool, thinks: bool, fills: bool) -> list[str]:
-    """Return the capabilities of a model in Ollama's words.
+    """Return the capabilities of a model under Ollama's names.
 
-    header  the keys of the file's header. As in Ollama, models whose file names a pooling only compute embeddings
-    fills   whether the model can fill in the middle
+    header  the keys of the file's header; as in Ollama, a model with a pooling type in its header is embedding-only
+    fills   True if the model can fill in the middle
     """
     if named_pooling(header, str(header.get("general.architecture"))):
         return [_EMBEDDING]
@@ -280,7 +280,7 @@ def abilities_of(header: Mapping[str, Any], *, takes_tools: bool, thinks: bool, 
 
 
 def read_show(body: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the model's name in the body of /api/show, and the fields without effect. Raises InvalidField."""
+    """Return the model's name in the body of /api/show, and the ignored fields. Raises InvalidField."""
     fields = Fields(body)
     names = {name: value for name in ("model", "name") if (value := fields.text(name))}
     if fields.peek("verbose") is False:
@@ -309,7 +309,7 @@ def _details(model: OllamaModel) -> dict[str, Any]:
 
 
 def _parameters(facts: ModelFacts) -> str:
-    """Return the defaults of Ollama's options, one in each line."""
+    """Return the default values of Ollama's options, one option per line."""
     values = {"num_ctx": facts.info.context_size}
     values |= {name: getattr(facts.default_sampling, name) for name in _PARAMETERS}
     return "\n".join(
@@ -318,5 +318,5 @@ def _parameters(facts: ModelFacts) -> str:
 
 
 def parameter_label(count: int) -> str:
-    """Return a number of parameters in the notation of the lists, or "" if it is unknown."""
+    """Return a number of parameters as a label such as "4B", or "" if the number is 0 (unknown)."""
     return format_weights(count) if count else ""

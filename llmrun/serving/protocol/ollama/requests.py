@@ -1,6 +1,6 @@
 """Converts the bodies of Ollama's /api/chat and /api/generate into requests for the engine.
 
-The messages of a chat take the form of chat completions.
+The messages of a chat are converted to the form of chat completions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llmrun.serving.protocol.openai.requests import (
 
 
 def read_ollama_messages(fields: Fields) -> tuple[Sequence[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the conversation of a ChatPrompt, and the places of fields without effect. Raises InvalidField.
+    """Return the conversation of a ChatPrompt, and the places of ignored fields. Raises InvalidField.
 
     The conversation is empty if there are no messages.
     """
@@ -53,7 +53,7 @@ def refuse_images(fields: Fields) -> None:
 
 
 def _converted(message: Fields, calls: _Calls) -> dict[str, Any]:
-    """Return a message with the names that chat completions use. Fields that mean the same are left to their reader."""
+    """Return a message with the field names of chat completions. Fields with equal names are copied unchanged."""
     refuse_images(message)
     role = (message.text("role") or "").lower() or None
     content = message.value("content")
@@ -76,25 +76,25 @@ def _converted_call(call: Fields, calls: _Calls) -> dict[str, Any]:
 
 
 class _Calls:
-    """The tool calls of a conversation so far that have no result yet.
+    """The tool calls of a conversation that have no result yet.
 
-    Ollama's clients drop the IDs of calls. A result then belongs to the first call of its tool, or to the first of all
-    if it does not name a tool.
+    Ollama's clients drop the IDs of calls. A result without an ID belongs to the first call of the named tool, or to
+    the first call of any tool if the result names no tool.
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, object] = {}  # the ID of a call -> the name of its tool
+        self._open: dict[str, object] = {}  # maps the ID of a call to the name of the tool
         self._asked = 0
 
     def asked(self, call_id: str | None, name: object) -> str:
-        """Add a call, and return its ID."""
+        """Add a call, and return the call's ID."""
         self._asked += 1
         found = call_id or f"call_{self._asked}"
         self._open[found] = name
         return found
 
     def answered(self, result: Fields, name: str | None) -> str:
-        """Return the ID of the call to which a result belongs. Raises InvalidField if there is none."""
+        """Return the ID of the call that a result belongs to. Raises InvalidField if there is no such call."""
         call_id = result.text("tool_call_id")
         if call_id is None:
             call_id = next((known for known, tool in self._open.items() if name in (None, tool)), None)
@@ -106,20 +106,20 @@ class _Calls:
 
 
 LEVELS: Final = ("low", "medium", "high", "max")
-_NO_LIMITS: Final = (-1, -2)  # until the model stops, and until the context is full; the same here
+_NO_LIMITS: Final = (-1, -2)  # Ollama's values for no limit and for filling the context; llmrun treats both as no limit
 _JSON: Final = "json"
-# Whether to drop messages or the beginning of a full context. This server never does.
+# Options that drop messages or the beginning of a full context, which this server never does.
 _CUTS: Final = ("truncate", "shift")
 _LONGEST_DURATION: Final = 60  # characters
 
 
 def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> tuple[Options, tuple[str, ...]]:
-    """Read the common fields, and return the places of options without effect, too. Raises InvalidField.
+    """Return the common options, and the places of ignored options. Raises InvalidField.
 
-    seed  the seed if the request sets none
+    seed  the default seed
     """
-    fields.text("model")  # already used to find the model
-    read_keep_alive(fields)  # already applied by the route
+    fields.text("model")  # the route has already used this field
+    read_keep_alive(fields)  # the route has already applied this field
     if fields.boolean("_debug_render_only"):
         raise unsupported("_debug_render_only")
     for name in _CUTS:
@@ -140,7 +140,7 @@ def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> tuple[O
 
 
 def read_think(fields: Fields, facts: ModelFacts) -> ThinkingOptions:
-    """Read `think`, which is true, false or a level. Raises InvalidField, also if the model does not think."""
+    """Read `think`, which is true, false or a level. Raises InvalidField, for example if the model cannot think."""
     think = fields.value("think")
     if type(think) is str:
         fields.word("think", LEVELS)
@@ -155,8 +155,8 @@ def read_think(fields: Fields, facts: ModelFacts) -> ThinkingOptions:
 def read_keep_alive(fields: Fields) -> float | None:
     """Return `keep_alive` in seconds, infinity for a negative value, or None. Raises InvalidField.
 
-    It is a number of seconds or a duration in Go's notation, such as "1h30m": how long the model stays loaded after
-    the answer.
+    The field is the time that the model stays loaded after the answer: a number of seconds, or a duration in Go's
+    notation, such as "1h30m".
     """
     value = fields.value("keep_alive")
     if value is None:
@@ -168,12 +168,12 @@ def read_keep_alive(fields: Fields) -> float | None:
 
 
 def keep_alive_of(body: Mapping[str, Any]) -> float | None:
-    """Return `keep_alive` in a body in seconds, or None. Raises InvalidField."""
+    """Return the `keep_alive` of a body in seconds, or None. Raises InvalidField."""
     return read_keep_alive(Fields(body))
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a duration in seconds, or None if it is not valid."""
+    """Return a duration in seconds, or None if the duration is not valid."""
     try:
         if type(value) is str and len(value) <= _LONGEST_DURATION:
             return parse_duration(value)
@@ -183,12 +183,12 @@ def _seconds(value: Any) -> float | None:
 
 
 def _whole_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with integers in place of numbers such as 8192.0, which Home Assistant sends."""
+    """Return the options, converting numbers such as 8192.0, which Home Assistant sends, to integers."""
     return {name: int(each) if type(each) is float and each.is_integer() else each for name, each in options.items()}
 
 
 def _check_context(options: Fields, facts: ModelFacts) -> None:
-    """Raise InvalidField if `num_ctx` exceeds the server's context. Smaller values have no effect."""
+    """Raise InvalidField if `num_ctx` exceeds the server's context. Smaller values are ignored."""
     context = facts.info.context_size
     if options.peek("num_ctx") == context:
         options.value("num_ctx")
@@ -228,9 +228,9 @@ _NO_TEMPLATE: Final = "this model has no chat template"
 
 
 def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
-    """Convert the body of /api/chat, which has no request if it only loads the model. Raises InvalidField.
+    """Convert the body of /api/chat. Raises InvalidField.
 
-    `seed` is used if the body has none.
+    A call that only loads the model has no request. `seed` is the default seed.
     """
     fields = Fields(body)
     options, unread_options = read_ollama_options(fields, facts, seed)
@@ -246,9 +246,9 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
 
 
 def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
-    """Convert the body of /api/generate, which has no request if it only loads the model. Raises InvalidField.
+    """Convert the body of /api/generate. Raises InvalidField.
 
-    `seed` is used if the body has none.
+    A call that only loads the model has no request. `seed` is the default seed.
     """
     fields = Fields(body)
     options, unread = read_ollama_options(fields, facts, seed)

@@ -115,7 +115,7 @@ def usage(finished: Sequence[Finished], n: int) -> dict[str, Any]:
     """Return `usage` for the choices of a call. Each prompt has `n` consecutive choices.
 
     A prompt counts once, regardless of its number of choices. The number of cached tokens is the smallest number among
-    the prompt's choices, because the other choices also reuse tokens that the first choice computed.
+    the prompt's choices, because the other choices also reuse tokens that this call computed.
     """
     timings = [each.timings for each in finished]
     firsts = timings[::n]
