@@ -116,8 +116,8 @@ def _check_declared(headers: Headers, most: int) -> None:
 
     Only JSON is accepted. Browsers let any page send forms and plain text to any server, but send a preflight request
     before JSON. The gate's check of the Origin header already refuses other sites' pages, so this check is a second
-    line of defense. curl declares every body as a form by default, and the examples in Ollama's documentation rely on
-    this. Pages cannot imitate curl without a preflight request.
+    line of defense. curl declares every body as a form by default, even in the examples of Ollama's
+    documentation. Pages cannot imitate curl without a preflight request.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     is_curl = kind == "application/x-www-form-urlencoded" and headers.get("user-agent", "").startswith("curl/")
@@ -126,7 +126,7 @@ def _check_declared(headers: Headers, most: int) -> None:
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise Refused(415, "compressed bodies are not supported: send the body without Content-Encoding")
     if "transfer-encoding" in headers and "content-length" in headers:
-        # A proxy that uses the length would split the data into other requests than this server (RFC 9112, 6.1).
+        # A proxy that uses the length would see different requests than this server does (RFC 9112, 6.1).
         words = "the headers Content-Length and Transfer-Encoding contradict each other"
         raise Refused(400, words, headers={"connection": "close"})
     length = headers.get("content-length", "")

@@ -42,7 +42,7 @@ class ApiKeys:
     """The API keys of a server. Clients must send one of these keys, unless the list is empty."""
 
     def __init__(self, keys: Sequence[str], secret: bytes = b"") -> None:
-        """Store keys. With the same secret, a key has the same tenant in every process; the default is random."""
+        """Store keys. With the same secret, a key has the same tenant in every process. By default, it is random."""
         self._digests = [_digest(key) for key in keys]
         self._secret = secret or secrets.token_bytes(32)
 
@@ -78,7 +78,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_upstream_keys(path: Path, bases: Sequence[str]) -> dict[str, str]:
-    """Return a mapping from the URL of each upstream with a key to this key.
+    """Return the keys of upstreams by the upstreams' URLs. Upstreams without a key are left out.
 
     Each line is `URL KEY`, or a KEY for all upstreams that have no line.
 
@@ -127,7 +127,7 @@ def kept_secret(folder: Path) -> bytes:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            descriptor, name = tempfile.mkstemp(dir=folder)  # only this user may read it
+            descriptor, name = tempfile.mkstemp(dir=folder)  # only this user may read the file
             try:
                 with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open a descriptor
                     file.write(secrets.token_bytes(_SECRET_BYTES))
@@ -192,8 +192,8 @@ class Gate:
         return "*" in self._options.origins or origin.lower() in self._options.origins
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse unknown host names. IP addresses pass, because DNS rebinding requires a name. Requests without a
-        Host header also pass, because browsers always send this header."""
+        """Refuse unknown host names. IP addresses are allowed, because DNS rebinding requires a host name. Requests
+        without a Host header are also allowed, because browsers always send this header."""
         host = headers.get("host")
         if host is None or "*" in self._hosts:
             return
@@ -235,7 +235,7 @@ class Gate:
 
 
 def _follows_link(scope: Scope, headers: Headers) -> bool:
-    """Return whether the request is a browser's navigation to the chat page, as by a link.
+    """Return whether the request is a browser's navigation to the chat page, for example by a link.
 
     Such requests are harmless: the page is the same for all users, does nothing by itself, and cannot be framed.
     """

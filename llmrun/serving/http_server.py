@@ -271,7 +271,7 @@ class HttpServer:
     def _return_memory(self) -> None:
         """Return freed memory to the system: when no request is in progress, or every `_TRIM_S` seconds under load.
 
-        Before this was added, the process kept 300 MB after half an hour of hostile requests.
+        Without these calls, the process kept 300 MB after half an hour of hostile requests.
         """
         n_requests, now = self._state.total_requests, time.monotonic()
         if n_requests == self._trimmed_after:
@@ -299,7 +299,7 @@ def bound_socket(host: str, port: int) -> socket:
         raise UsageError(f"--host: {host}: {getattr(error, 'strerror', None) or error}") from None
     made = socket(family, kind, protocol)
     try:
-        made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # a restarted server need not wait for old connections to expire
+        made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # a restarted server can bind before old connections expire
         made.bind(address)
     except OSError as error:
         made.close()
@@ -323,7 +323,7 @@ def _not_bound(host: str, port: int, error: OSError) -> UsageError:
     import errno
 
     if error.errno == errno.EADDRINUSE:
-        return UsageError(f"--port: {port} is in use on {host}", hint="choose another one, or --port 0 for a free one")
+        return UsageError(f"--port: {port} is in use on {host}", hint="choose another port, or 0 for a free port")
     if error.errno == errno.EACCES:
         return UsageError(f"--port: {port}: needs administrator rights", hint="choose a port of 1024 or above")
     return UsageError(f"--host: cannot listen on {host}, port {port}: {error.strerror}")
@@ -392,7 +392,7 @@ async def run_server(
 
 
 async def _both(*works: Awaitable[None] | None) -> None:
-    """Run several coroutines at the same time. Raises the first error."""
+    """Run several coroutines at the same time. Raises the first error of a coroutine."""
     await asyncio.gather(*(work for work in works if work is not None))
 
 

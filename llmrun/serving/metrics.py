@@ -16,14 +16,14 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 Figures = Mapping[str, float]
-# Metrics with a label: each metric's name, kind, help text and figure
+# Metrics with a label. Each entry contains the name, the kind, the help text and the figure.
 _Table = Sequence[tuple[str, str, str, str]]
 
 # Metrics of each loaded model; most figures are fields of Load. Counters restart at 0 when a model is loaded again.
 _OF_MODELS: _Table = (
-    ("llmrun_up", "gauge", "Whether the model is ready.", "up"),
+    ("llmrun_up", "gauge", "1 if the model is ready, otherwise 0.", "up"),
     ("llmrun_requests_running", "gauge", "Requests that the engine is running.", "running"),
-    ("llmrun_requests_waiting", "gauge", "Requests that wait for a place or for room.", "waiting"),
+    ("llmrun_requests_waiting", "gauge", "Requests that wait for a slot or for room in the KV cache.", "waiting"),
     ("llmrun_kv_tokens", "gauge", "Tokens that the KV cache can hold.", "kv_tokens"),
     ("llmrun_kv_free_tokens", "gauge", "Tokens that fit if unused cached prefixes are dropped.", "free_tokens"),
     ("llmrun_steps_total", "counter", "Forward passes.", "steps"),
@@ -36,11 +36,11 @@ _OF_MODELS: _Table = (
     ("llmrun_current_wait_seconds", "gauge", "Predicted wait of a new request.", "wait_s"),
 )
 _OF_UPSTREAMS: _Table = (
-    ("llmrun_upstream_up", "gauge", "Whether the upstream is up.", "up"),
+    ("llmrun_upstream_up", "gauge", "1 if the upstream is up, otherwise 0.", "up"),
     ("llmrun_upstream_requests_in_flight", "gauge", "Requests that the upstream is working on.", "in_flight"),
     ("llmrun_upstream_requests_total", "counter", "Requests that were sent to the upstream.", "requests"),
-    ("llmrun_upstream_moved_total", "counter", "Requests that moved from this upstream to another one.", "moved"),
-    ("llmrun_upstream_resumed_total", "counter", "Streams of this upstream that another one continued.", "resumed"),
+    ("llmrun_upstream_moved_total", "counter", "Requests that moved from this upstream to another upstream.", "moved"),
+    ("llmrun_upstream_resumed_total", "counter", "Streams of this upstream continued by another upstream.", "resumed"),
 )
 
 
@@ -84,7 +84,7 @@ class Metrics:
             "llmrun_predicted_queue_wait_seconds", "Predicted time in the queue, for the same requests."
         )
         self.mispredicted = Histogram(
-            "llmrun_queue_wait_error_seconds", "Absolute difference between the predicted and the actual time."
+            "llmrun_queue_wait_error_seconds", "Absolute difference between the predicted and the actual wait."
         )
 
     def count_request(self, route: str, status: int) -> None:

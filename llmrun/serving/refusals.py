@@ -17,7 +17,7 @@ SERVER = "server_error"
 
 
 class Refused(LlmrunError):
-    """A request that the HTTP layer refuses before it reaches a model. `status` is the HTTP status."""
+    """A request that the HTTP layer refuses before any model is involved. `status` is the HTTP status."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Refused(LlmrunError):
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return the error that the client receives. For bugs, this is a status 500 without details."""
+    """Return the error that the client receives. Bugs are reported as status 500 without details."""
     return error.error if isinstance(error, Refused) else api_error(error)
 
 

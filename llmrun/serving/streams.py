@@ -240,7 +240,7 @@ class Stream:
     async def send(self, send: Send, choices: Choices, answer: Answer) -> bool:
         """Send an answer whose requests have been accepted, and return False if the answer failed.
 
-        If the answer fails, the last event of the stream reports the error. Bugs are raised as well.
+        If the answer fails, the last event of the stream reports the error. Bugs are also raised as exceptions.
         """
         headers = {"content-type": self.wire.media_type, **_HEADERS, **self.headers}
         fields = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
@@ -251,7 +251,7 @@ class Stream:
             is_long = self.large or choices.is_long
             last = await off_the_loop(is_long, lambda: self._framed(answer.finish())) + self.wire.end
         except Exception as error:
-            # Clients recognize a failed stream by its last event and by the missing end.
+            # Clients recognize a failed stream by the error event and the missing end marker.
             await _end(send, b"".join(self.wire.frame(chunk, "") for chunk in self._last_words(answer, error)))
             if not isinstance(error, LlmrunError):
                 raise

@@ -68,7 +68,7 @@ class KnownModel:
         return replace(self, name=preset.name, preset=preset, adapters=chosen or self.adapters)
 
     def with_adapter(self, option: LoraOption) -> Self:
-        """Return the model under the name of an adapter. A scale of 0 applies only to requests by other names."""
+        """Return the model under the name of an adapter. A scale of 0 applies only to requests with other names."""
         return replace(self, name=option.name, parent=self.name, adapters={option.name: option.scale or 1.0})
 
 

@@ -69,7 +69,7 @@ class ManagedModel:
             self.timer = None
 
     def release(self, now: float) -> None:
-        """Count one request fewer. `now` is the time of the loop's clock."""
+        """Count one fewer request that uses the model. `now` is the time of the loop's clock."""
         self.users -= 1
         self.used = now
         if not self.users:
@@ -98,7 +98,7 @@ _NO_LIMIT: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A loaded model, for one call.
+    """A loaded model with the settings for one call.
 
     facts     the facts about the model, with the name and the sampling defaults of the preset, if there is one
     preset    the preset that the client named, or None
@@ -261,7 +261,7 @@ class Models:
         if name and isinstance(name, str):
             return await self.known.find(name)
         if not self.known.given:
-            raise ModelNotFound("this server has no default model", hint="name one of those in /v1/models")
+            raise ModelNotFound("this server has no default model", hint="name a model listed in /v1/models")
         return self.known.given[0]  # parsing the request refuses names of other types
 
     def loaded(self) -> list[ManagedModel]:
@@ -325,7 +325,7 @@ class Models:
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait({self._working})
-        while self._tasks:  # cancelling these tasks would leave processes that are being closed running
+        while self._tasks:  # if these tasks were cancelled, the processes would keep running
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(managed.process.close() for managed in self.loaded() if managed.process))
 
@@ -354,7 +354,7 @@ class Models:
                 managed.waiting.remove(turn)
 
     def give_back(self, managed: ManagedModel) -> None:
-        """Count one request fewer, and unload the model later if it stays idle."""
+        """Count one fewer request that uses the model, and unload the model later if it stays idle."""
         managed.release(asyncio.get_running_loop().time())
         self._unload_later(managed)
 
@@ -414,7 +414,7 @@ class Models:
             except LlmrunError as error:
                 self._note(f"{managed.known.name} could not be loaded: {error}")
                 managed.refuse(error)
-            except Exception as error:  # noqa: BLE001  such as OSError; the next models must not wait forever
+            except Exception as error:  # noqa: BLE001  no error may keep the next models waiting forever
                 self._note(f"{managed.known.name} could not be loaded: {error!r}")
                 managed.refuse(Unavailable("the model could not be loaded", state=State.FAILED.value))
             finally:

@@ -96,13 +96,13 @@ class Calls:
                 self._pop(call_id)
 
     def send_held(self) -> None:
-        """Send the oldest call that waits for a new process. One call runs at a time, because any call may be fatal."""
+        """Send the oldest call that waits for a new process. Calls run one by one, because any call may be fatal."""
         held = next((call for call in self._calls.values() if not call.is_sent), None)
         if held is not None and self._supervisor.state is State.READY:
             self._send(held)
 
     def hold(self, reason: str) -> None:
-        """Keep all calls for the next process. Calls during which processes have ended too often fail."""
+        """Keep all calls for the next process. A call fails if processes have ended too often during the call."""
         for call_id, call in list(self._calls.items()):
             call.deaths += call.is_sent
             call.is_sent = False
@@ -411,7 +411,7 @@ class ModelProcess:
             request.fail(rejected.error)
 
     def _cancel(self, request: ServedRequest) -> None:
-        """Cancel a request, which then ends with Finished. Requests that are over are ignored."""
+        """Cancel a request, which then ends with Finished. Requests that have already ended are ignored."""
         if request.over or request.cancelled:
             return
         request.cancelled = True

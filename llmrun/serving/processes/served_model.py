@@ -72,7 +72,7 @@ class Asked(Protocol):
         """
 
     def cancel(self) -> None:
-        """Stop the request after the current step at the latest. Requests that are over are ignored. Idempotent."""
+        """Stop the request after the current step at the latest. This method is idempotent."""
 
 
 class ServedModel(Protocol):

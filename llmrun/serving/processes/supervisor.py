@@ -204,7 +204,7 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             if sys.platform == "win32":
                 self._process.kill()
-            else:  # Process.kill() polls the process first. If it has just ended, asyncio misses its exit status.
+            else:  # Process.kill() polls the process first, and asyncio would miss the exit status of an ended process.
                 os.kill(self.pid, signal.SIGKILL)
 
     async def end(self, patience_s: float = 0.0) -> str:
@@ -245,7 +245,7 @@ class Handlers(Protocol):
         """Handle a message of the process that runs the open model."""
 
     def process_ready(self) -> None:
-        """Handle the event that the model is open again."""
+        """Handle the successful reopening of the model."""
 
     def process_ended(self, reason: str) -> None:
         """Handle the end of the process, which the supervisor will restart."""
@@ -419,11 +419,11 @@ class Supervisor:
                     self._tell(message)
                 self._handlers.take(message)
         except (BadMessage, ValueError) as error:
-            reason = f"it sent an invalid message: {error}"
+            reason = f"the process sent an invalid message: {error}"
         finally:
             watch.cancel()
         ending = await child.end(0.0 if reason else 1.0)
-        return reason or ("it was stuck" if self._stuck else ending)
+        return reason or ("the engine was stuck" if self._stuck else ending)
 
     def _tell(self, note: Note) -> None:
         (self._detail if note.is_detail else self._note)(note.text)

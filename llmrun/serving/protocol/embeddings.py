@@ -21,7 +21,7 @@ EMBEDDING_PATHS: Final = ("/v1/embeddings", "/embeddings")
 RERANK_PATHS: Final = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH = "/api/embed", "/api/embeddings"
 
-MOST_INPUTS: Final = 2048  # as in OpenAI's API
+MOST_INPUTS: Final = 2048  # the limit of OpenAI's API
 FLOAT, BASE64 = "float", "base64"
 
 
@@ -87,7 +87,7 @@ def parse_ollama_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str
 def _ollama_fields(body: dict[str, Any]) -> Fields:
     fields = Fields(body)
     fields.text("model")
-    fields.value("keep_alive")  # the route has read it
+    fields.value("keep_alive")  # the route has already read this field
     return fields
 
 
@@ -129,7 +129,7 @@ def embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: f
 
 
 def rerank_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
-    """Return the answer of /v1/rerank, best documents first. Documents with equal scores keep their order."""
+    """Return the answer of /v1/rerank, with the best documents first. Documents with equal scores keep their order."""
     scores = [score for [score] in _rows(found)]
     results: list[dict[str, Any]] = []
     for index in sorted(range(len(scores)), key=lambda index: -scores[index])[: call.top_n]:
@@ -165,7 +165,7 @@ def _rows(found: Embedded) -> list[array[float]]:
 
 
 def _encoded(vector: array[float]) -> str:
-    """Return the Base64 of little-endian float32 values."""
+    """Return a vector's little-endian float32 values, encoded in Base64."""
     if sys.byteorder == "big":
         vector.byteswap()
     return base64.b64encode(vector.tobytes()).decode()

@@ -56,7 +56,7 @@ class Fields:
         return found
 
     def given(self, names: Collection[str] | None = None) -> dict[str, Any]:
-        """Return the set fields, or only fields with the given names, in the client's order. Mark them as read."""
+        """Return the set fields (optionally only the given names) in the client's order, and mark them as read."""
         found = {
             name: value for name, value in self._body.items() if value is not None and (names is None or name in names)
         }
@@ -182,7 +182,7 @@ def agreed(given: Mapping[str, T]) -> T | None:
     names = [*given]
     for name in names[1:]:
         if given[name] != given[names[0]]:
-            raise InvalidField(name, f"contradicts {names[0]}", hint="send only one of them")
+            raise InvalidField(name, f"contradicts {names[0]}", hint="send only one of these fields")
     return given[names[0]] if names else None
 
 

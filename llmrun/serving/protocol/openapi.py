@@ -128,7 +128,7 @@ POST /api/embeddings (OllamaEmbeddingsRequest): OllamaEmbedding // Compute an em
 GET /api/tags: OllamaModels // List the models that requests may name
 GET /api/ps: OllamaLoadedModels // List the models in memory
 POST /api/show (OllamaShowRequest): OllamaModelFacts // Describe a model
-GET /api/version: OllamaVersion // Return the version of Ollama whose API this is
+GET /api/version: OllamaVersion // Return the supported version of Ollama's API
 """
 _ROUTE: Final = re.compile(r"(\w+) (\S+?)(?: \((\w+)\))?: (\w+)(?:, (\w+))? // (.*)")
 

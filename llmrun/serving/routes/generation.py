@@ -171,7 +171,7 @@ COMPLETION = Call("cmpl-", parse_completion, CompletionAnswer)
 
 
 class ModelRoutes:
-    """The list of models, including those of upstreams, in the form of OpenAI's or Anthropic's API."""
+    """The list of models, including the upstreams' models, in the form of OpenAI's or Anthropic's API."""
 
     def __init__(self, service: Service) -> None:
         self._models, self._upstreams = service.models, service.upstreams

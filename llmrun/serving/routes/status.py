@@ -27,7 +27,7 @@ _NO_UPSTREAM = "no_upstream"
 
 
 class StatusRoutes:
-    """GET /health, /metrics, /openapi.json and /."""
+    """The routes GET /health, /metrics, /openapi.json and /."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

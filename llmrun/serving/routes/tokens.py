@@ -43,7 +43,7 @@ _MOST_PIECES = 10_000  # each piece requires a message to the engine's process a
 
 
 class TokenRoutes:
-    """POST /tokenize, /detokenize and /v1/messages/count_tokens, and GET /lora-adapters."""
+    """The routes POST /tokenize, /detokenize and /v1/messages/count_tokens, and GET /lora-adapters."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -331,7 +331,7 @@ class Forwarding:
     _begun_by: Mapping[str, Any] | None = None  # the listed model that began the answer
 
     async def run(self) -> None:
-        """Forward the request until it is answered. Raises Refused if this fails before anything is sent."""
+        """Forward the request until it is answered. Raises Refused if all attempts fail before anything is sent."""
         previous: Upstream | None = None
         while (upstream := await self._next()) is not None:
             if previous is not None:
@@ -344,7 +344,7 @@ class Forwarding:
         await self._give_up()
 
     async def _next(self) -> Upstream | None:
-        """Return the next upstream to try, or None if there is none. After a lost attempt, wait for an upstream."""
+        """Return the next upstream to try, or None if there is none. Waits after a lost attempt."""
         is_full = any(refusal.status == _FULL for refusal in self._refusals)
         until = asyncio.get_running_loop().time() + (_PATIENCE_S if self._is_lost and not is_full else 0.0)
         while self._moves >= 0:
@@ -405,7 +405,7 @@ class Forwarding:
             if answering.status != 200:
                 return await self._refused(upstream, answering)
             kind, expected = answering.kind, self.expected
-            # Ollama's API streams answers of models by default, but no other answers.
+            # By default, Ollama's API streams only the answers that models generate.
             if kind != expected and not (kind == WHOLE and expected != _EVENT_STREAM):
                 raise Misbehaved(f"content type {upstream.shown(kind)[:60]}, expected {expected}")
             if kind != WHOLE:
@@ -433,7 +433,7 @@ class Forwarding:
                     await self._pass_on(answering, held)
                     raise _Failed(event)
                 if continues and not (event.progress is Progress.LAST or follows(event.id, self.last_id)):
-                    raise Misbehaved("the stream does not continue where the last one ended")
+                    raise Misbehaved("the stream does not continue after the last event")
                 continues = False
                 held.add(event)
                 progress = max(progress, event.progress)
@@ -524,7 +524,7 @@ class Forwarding:
         if self.reply.begun:
             words = f"the upstream failed in the middle of the answer: {self._problem}"
             return Refused(502, words, kind=SERVER, code="upstream_lost")
-        words = f"no upstream could answer; the problem of the last one: {self._problem}"
+        words = f"no upstream could answer; the last problem: {self._problem}"
         status, headers = (503, _RETRY) if self._is_lost else (502, {})
         return Refused(status, words, kind=SERVER, code="upstream_failed", headers=headers)
 

@@ -71,7 +71,7 @@ class Upstreams:
     def is_up(self) -> bool:
         """True if at least one upstream is up and has a model.
 
-        Without the second condition, two servers that are each other's upstreams would keep each other up.
+        Upstreams without models do not count. Otherwise, two servers that forward to each other would stay up forever.
         """
         return any(upstream.models for upstream in self.all)
 
@@ -79,7 +79,7 @@ class Upstreams:
         """Return the full name of the model that a request names, if a running upstream has the model.
 
         For other names, return the name itself if an upstream is down, because that upstream may have the model.
-        Raises ModelNotFound if all upstreams are up, or if the request names no model and there is not exactly one.
+        Raises ModelNotFound if all upstreams are up, or if a request without a name has no unique model.
         """
         names = dict.fromkeys(each for upstream in self.all for each in upstream.models)
         if name in names:
@@ -94,7 +94,7 @@ class Upstreams:
             return name
         if name:
             words = f"no such model: {name[:100]!r}"
-            raise ModelNotFound(words, hint="neither this server nor its upstreams have it; see /v1/models")
+            raise ModelNotFound(words, hint="neither this server nor its upstreams have this model; see /v1/models")
         raise ModelNotFound("the request names no model", hint="set the field model; see /v1/models")
 
     def beside(self, own: Sequence[Mapping[str, Any]], headers: Headers) -> list[dict[str, Any]]:

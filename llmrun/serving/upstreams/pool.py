@@ -231,7 +231,7 @@ class Pool:
     async def changed(self, until: float) -> bool:
         """Wait until an upstream goes up, or until the event loop's clock reaches `until`.
 
-        Returns False after this time, or if the pool is stopped.
+        Returns False if the time has passed or the pool is stopped.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):

@@ -241,7 +241,7 @@ def _usage(event: Finished) -> dict[str, Any]:
 def _counts(computed: int, cached: int, generated: int, thinking: int) -> dict[str, Any]:
     """Return `usage`. The prompt's tokens are divided into computed tokens and cached tokens.
 
-    No tokens count as written to the cache, because llmrun caches prefixes automatically and without a price.
+    No tokens count as written to the cache, because llmrun caches prefixes automatically and at no cost.
     """
     return {
         "input_tokens": computed,
@@ -252,7 +252,7 @@ def _counts(computed: int, cached: int, generated: int, thinking: int) -> dict[s
     }
 
 
-_INVALID: Final = "invalid_request_error"  # the type of all other client errors, too
+_INVALID: Final = "invalid_request_error"  # also the type of all other client errors
 # Anthropic's status for overload is 529. llmrun sends 503, which proxies know, and Anthropic's clients retry both.
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",

@@ -281,7 +281,7 @@ def _read_text(block: str | Fields) -> str:
 # Maps unsupported fields that would change the answer to accepted values and advice
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "container": ((), "run the model's tools in the client"),
-    "mcp_servers": (([],), "connect the client to them, and send their tools"),
+    "mcp_servers": (([],), "connect the client to the MCP servers, and send their tools"),
     "fallbacks": (([],), ""),
     "thread": ((), "send all messages"),
     "compaction": ((), "summarize the conversation in the client"),

@@ -173,7 +173,7 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-# The version of Ollama with this API. Many programs require a minimum version; VS Code, for example, requires 0.6.4.
+# The supported version of Ollama's API. Many programs require a minimum version. For example, VS Code requires 0.6.4.
 API_VERSION: Final = "0.32.8"
 _FORMAT: Final = "gguf"
 _COMPLETION, _EMBEDDING, _TOOLS, _THINKING, _FILLING = "completion", "embedding", "tools", "thinking", "insert"

@@ -22,7 +22,7 @@ from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.fields import Fields, needed, seen
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")  # the last two are the Responses API's names
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")  # the Responses API uses input_text and output_text
 _REFUSAL: Final = "refusal"
 BETWEEN_PARTS: Final = "\n"  # the separator of llama.cpp and vLLM
 
@@ -158,7 +158,7 @@ def read_tools(fields: Fields, facts: ModelFacts, *, flat: bool = False) -> Tool
 
 
 def read_list(fields: Fields) -> Sequence[Fields]:
-    """Return the items of `tools`. Raises InvalidField if there are too many."""
+    """Return the items of `tools`. Raises InvalidField if there are too many tools."""
     given = fields.item_fields("tools") or []
     if len(given) > MOST_TOOLS:
         raise InvalidField("tools", f"{len(given):,} tools are too many; the limit is {MOST_TOOLS}")
@@ -186,7 +186,7 @@ def read_definition(tool: Fields, schema: str, others: Container[str]) -> str:
 def check_takes_tools(tools: Mapping[str, object], facts: ModelFacts) -> None:
     """Raise InvalidField if there are tools but the model does not support tools."""
     if tools and not facts.takes_tools:
-        raise unsupported("tools", "this model does not support tools", hint="use a model that was trained for them")
+        raise unsupported("tools", "this model does not support tools", hint="use a model trained to call tools")
 
 
 def read_reference(reference: Fields, tools: Container[str]) -> str:
@@ -261,7 +261,7 @@ def _read_allowed(choice: Fields, tools: Mapping[str, object], flat: bool) -> tu
 
 
 def _function_of(reference: Fields, flat: bool) -> Fields:
-    """Return the fields with the name in {"type": "function", "function": {"name": ...}}, or in its flat form."""
+    """Return the fields that contain the name of a tool reference, in the nested or the flat form."""
     reference.word("type", ("function",))
     return reference if flat else _nested(reference)
 
@@ -288,7 +288,7 @@ def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenP
 def require_filling(facts: ModelFacts, param: str) -> None:
     """Raise InvalidField for the field `param` if the model cannot fill in the middle."""
     if not facts.fills:
-        raise unsupported(param, "this model cannot fill in the middle", hint="its vocabulary has no tokens for it")
+        raise unsupported(param, "this model cannot fill in the middle", hint="its vocabulary lacks tokens for filling")
 
 
 def _filled(prompt: TextPrompt | TokenPrompt, suffix: str, facts: ModelFacts) -> FillPrompt:

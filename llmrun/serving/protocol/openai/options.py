@@ -172,7 +172,7 @@ _OLD, _NEW = "guided_", "structured_outputs"
 
 
 def read_format(fields: Fields) -> ResponseFormat | None:
-    """Return the format of the answer, or None for any text. Raises InvalidField, for example for several formats."""
+    """Return the format of the answer, or None for any text. Raises InvalidField, for example if there are several."""
     return _only([*_openai(fields.fields("response_format")), *_others(fields)])
 
 

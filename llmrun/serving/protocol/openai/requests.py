@@ -105,7 +105,7 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
 def parsed_completion(
     requests: Sequence[Request], options: Options, ignored: tuple[str, ...], echoed: tuple[str, ...] = ()
 ) -> ParsedCompletion:
-    """Return the result for these requests, one for each prompt."""
+    """Return the parsed call for `requests`, which contain one request for each prompt."""
     return ParsedCompletion(
         requests=tuple(choice for request in requests for choice in choices_of(request, options)),
         stream=options.stream,

@@ -54,7 +54,7 @@ class LogprobLimit:
         self._n += sum(1 + len(token.top) for token in tokens)
         if self._n > _MOST:
             words = f"the answer has more than {_MOST:,} log-probabilities"
-            raise InvalidField("logprobs", words, hint="ask for fewer, or set max_tokens")
+            raise InvalidField("logprobs", words, hint="ask for fewer log-probabilities, or set max_tokens")
 
 
 class CompletionLogprobs:

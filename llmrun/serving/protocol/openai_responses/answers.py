@@ -23,7 +23,7 @@ from llmrun.serving.protocol.wire import OPENAI, typed_event
 def error_event(error: ApiError, number: int = 0) -> dict[str, Any]:
     """Return the event for an error. `number` is the event's number in the stream.
 
-    OpenAI's client raises an error because of the field `error`. The API documents the other fields.
+    OpenAI's client raises an error because of the field `error`. OpenAI's API documents the other fields.
     """
     flat = {"code": error.code, "message": error.message, "param": error.param}
     return {"type": "error", "sequence_number": number, **flat, **openai_body(error)}

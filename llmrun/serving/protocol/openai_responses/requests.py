@@ -57,7 +57,7 @@ def read_conversation(fields: Fields) -> tuple[Mapping[str, Any], ...]:
 
 
 class _Conversation:
-    """The messages so far.
+    """The messages of a conversation so far.
 
     An answer of the Responses API consists of several items: thinking, text, and tool calls. In a chat, these items
     form one message. Texts that can grow are lists of parts until the end, because appending to a long string
@@ -85,7 +85,7 @@ class _Conversation:
         answer.setdefault(_THINKING, []).append(text)
 
     def add_answer(self, message: dict[str, Any]) -> None:
-        """Add the text of an answer. Text after a call belongs to the same answer, but text after text does not."""
+        """Add the text of an answer. Text after a tool call joins the call's answer, but text after text does not."""
         answer = self._answer()
         if answer["content"] and "tool_calls" not in answer:
             answer = self._new_answer()
@@ -192,7 +192,7 @@ _REFUSED_IN_TEXT: Final = {"verbosity": (("medium",), "ask for a short or a long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedResponse(Parsed):
-    """The only request of a call.
+    """A parsed call with its only request.
 
     settings  the settings that the answer repeats, with defaults for missing fields
     """
