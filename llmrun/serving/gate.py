@@ -42,7 +42,7 @@ class ApiKeys:
     """The API keys of a server. Clients must send one of these keys, unless the list is empty."""
 
     def __init__(self, keys: Sequence[str], secret: bytes = b"") -> None:
-        """Store keys. With the same secret, a key has the same tenant in every process. By default, it is random."""
+        """Store keys. A key has the same tenant in all processes with the same secret. The default secret is random."""
         self._digests = [_digest(key) for key in keys]
         self._secret = secret or secrets.token_bytes(32)
 

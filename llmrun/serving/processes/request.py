@@ -122,7 +122,7 @@ class ServedRequest:
 
     @property
     def waits(self) -> bool:
-        """True if the request is not over and was not in any step yet."""
+        """True if the request has neither ended nor been in a step."""
         return not self.over and not self.has_begun
 
     def accept(self, accepted: Taken) -> None:

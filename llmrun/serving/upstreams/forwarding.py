@@ -344,7 +344,7 @@ class Forwarding:
         await self._give_up()
 
     async def _next(self) -> Upstream | None:
-        """Return the next upstream to try, or None if there is none. Waits after a lost attempt."""
+        """Return the next upstream to try, or None. After a lost attempt, wait until an upstream goes up."""
         is_full = any(refusal.status == _FULL for refusal in self._refusals)
         until = asyncio.get_running_loop().time() + (_PATIENCE_S if self._is_lost and not is_full else 0.0)
         while self._moves >= 0:

@@ -85,7 +85,7 @@ class _Conversation:
         answer.setdefault(_THINKING, []).append(text)
 
     def add_answer(self, message: dict[str, Any]) -> None:
-        """Add the text of an answer. Text after a tool call joins the call's answer, but text after text does not."""
+        """Add the text of an answer. Text after text begins a new answer, unless a tool call is in between."""
         answer = self._answer()
         if answer["content"] and "tool_calls" not in answer:
             answer = self._new_answer()
