@@ -1,15 +1,15 @@
 """Chooses a model's chat template and renders conversations with it, in an isolated process.
 
 A template comes with the model file, so it is an untrusted program. Jinja2's sandbox restricts its access to Python,
-but not its time and memory. The isolated process limits both. Even a template that escapes the sandbox finds an empty
-environment and no open files.
+but not its running time or memory, so the isolated process limits both. Even a template that escapes the sandbox finds
+an empty environment and no open files.
 
-Templates are given the same variables as in `transformers`. If the model should continue an answer, the prompt is
+Templates receive the same variables as in `transformers`. If the model should continue an answer, the prompt is
 truncated at the end of that answer, as in `transformers`.
 
-Files without a template get a fallback, which is chosen by the model's vocabulary or name. The formats come from the
-families' model cards. If a family has no system role, the system message goes into the first user turn.
-`encode_rendered` adds a BOS if the template has not written one.
+For files without a template, the vocabulary or name of the model selects a fallback template. Its format comes from
+the family's model card. If a family has no system role, the system message becomes part of the first user turn.
+`encode_rendered` adds a BOS token if the template has not written a BOS.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Family:
     """The conversation format of one model family.
 
     controls  control strings that the vocabulary must contain as single tokens
-    end       the control string that ends a turn. If it is the vocabulary's EOS, the model is a chat model. The
-              vocabularies of the family's base models contain it too, but have a different EOS
+    end       the control string that ends a turn. If `end` is the vocabulary's EOS, the model is a chat model. The
+              vocabularies of the family's base models also contain `end`, but have a different EOS
     named     a regular expression that matches the names of chat models, used if `end` is not the vocabulary's EOS
     """
 
@@ -66,7 +66,7 @@ _SYSTEM_APART = (
 {%- endif -%}
 """
 )
-# Expects the texts around a role and its turn in `begin`, `middle` and `end`.
+# Expects `begin`, `middle` and `end` to contain the texts before a role, between role and content, and after a turn.
 _TURNS = (
     _TEXT
     + """\
@@ -151,7 +151,7 @@ def _token(tokenizer: Tokenizer, control: str) -> int | None:
 
 
 # Additional limits per byte of a long conversation. Python stores text that contains an emoji in four bytes per
-# character, and a template that splits, trims and joins text may hold ten copies of it.
+# character, and a template that splits, trims and joins a text may keep ten copies of the text in memory.
 _MEMORY_PER_BYTE = 40
 _OUTPUT_PER_BYTE = 8
 _CPU_S_PER_BYTE = 1e-7
@@ -180,7 +180,7 @@ class RenderLimits(ProcessLimits):
 
 
 class TemplateProcess(IsolatedProcess):
-    """The process that renders one model's templates. It starts with `start` or on first use. Not thread-safe."""
+    """The process that renders one model's templates; started by `start` or on first use. Not thread-safe."""
 
     def __init__(self, limits: RenderLimits | None = None) -> None:
         super().__init__("engine.templates.worker", "chat templates")
@@ -202,7 +202,7 @@ class TemplateProcess(IsolatedProcess):
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
-        """Return the abilities of a template, or empty ones if probing fails. The first call takes 20 to 200 ms."""
+        """Probe a template and return its abilities, or empty ones if probing fails. The first call takes 20 to 200 ms."""
         if source not in self._abilities:
             self._abilities[source] = self._probe(source)
         return self._abilities[source]
@@ -243,9 +243,9 @@ def _one_line(words: object) -> str:
 _KEY = "tokenizer.chat_template"
 _TOOL_KEY = "tokenizer.chat_template.tool_use"  # some files have a second template for conversations with tools
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # message keys that clients use for past thinking
-# This marker is appended to the answer that is being continued. Its trailing space shows whether the template strips
-# whitespace.
-# `transformers` uses the same marker, and some templates, such as LFM2.5's, recognize it.
+# This marker is appended to the answer that the model should continue. The marker's trailing space shows whether the
+# template strips whitespace.
+# `transformers` uses the same marker, and some templates, such as LFM2.5's, recognize the marker.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -269,7 +269,7 @@ class ChatTemplate:
         Every string in messages, tools and template_kwargs is protected, so that only the template's own text can
         become control tokens. If an answer is being continued, the text ends with that answer. Raises
         TemplateRefused if the template fails, and UsageError if template_kwargs sets a variable that this method
-        itself sets.
+        sets itself.
         """
         variables: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
@@ -332,7 +332,7 @@ def _with_reasoning(messages: Sequence[Any]) -> list[Any]:
 
 
 def _mark_continued(messages: Sequence[Any]) -> str | None:
-    """Append the marker to the last message if it is an answer. Returns its text without the marker, or None."""
+    """Append the marker to the last message if it is an answer. Returns the answer without the marker, or None."""
     last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
     if last.get("role") != "assistant":
         return None

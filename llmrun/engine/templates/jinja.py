@@ -25,11 +25,11 @@ class ConversationRefused(Exception):
 
 
 class TemplateFailed(Exception):
-    """The source is not a valid template, or rendering failed. The message contains the line and the reason."""
+    """The source is not a valid template, or rendering failed. The message contains the line number and the reason."""
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}`, which marks the model's output for training. It renders its body unchanged."""
+    """The tag `{% generation %}`, which marks the model's output for training. The body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the type that Jinja2 declares
 
@@ -72,7 +72,7 @@ class Tries:
         self._deadline = thread_time() + limit_s
 
     def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
-        """Render a conversation. Returns None if the template rejects it or no time is left."""
+        """Render a conversation. Returns None if the template rejects the conversation or no time is left."""
         if thread_time() > self._deadline:
             return None
         given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}

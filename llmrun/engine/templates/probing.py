@@ -1,8 +1,8 @@
 """Probes a chat template to find its thinking tags, its thinking switch and its tool calls, without a list of models.
 
 The template renders small conversations made of marker words. The output shows how the template writes past thinking,
-and how each of its variables changes the end of the prompt, where the answer begins. The source is parsed only to find
-names and texts to try. The template process does all of this in one request.
+and how each template variable changes the end of the prompt, where the answer begins. The source is parsed only to find
+names and texts to try. The template process does all of this for one request.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MOST = 12  # the maximum number of variables, of keys, and of constants per var
 class Mentions:
     """The parts of a template's source that may concern thinking, in source order.
 
-    variables  variables that the template reads, each with the constants that it is compared with or set to
+    variables  maps each variable that the template reads to the constants that the variable is compared with or set to
     keys       message keys that the template may look up, such as "reasoning_content"
-    texts      text that the template may write: its literal text and the string constants in its expressions
+    texts      text that the template may write: literal text and the string constants in expressions
 
     `variables` and `keys` contain only names related to thinking.
     """
@@ -67,7 +67,7 @@ def mentions(source: str) -> Mentions:
 
 
 def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
-    """Yield every node in source order, without recursion because the tree may be deep."""
+    """Yield every node in source order. Does not recurse, because the tree may be deep."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -98,8 +98,8 @@ def _keys(text: str) -> list[str]:
     return [text] if _KEY.fullmatch(text) and _ABOUT_THINKING.search(text) else []
 
 
-# CPU time limit for all renderings together; after that, probing uses the results so far. Real templates take up to
-# 0.25 s on a slow server, and a small computer takes several times as long.
+# CPU time limit for all renderings together; afterwards, probing uses the results so far. Rendering takes up to 0.25 s
+# with real templates on a slow server, and several times as long on a small computer.
 _LIMIT_S = 3.0
 _ASKED, _THOUGHT, _SAID, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "qztool", "qzword"
 _USER = {"role": "user", "content": _ASKED}
@@ -201,8 +201,8 @@ def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
 def _closing(opening: str, between: str) -> str:
     """Find the closing tag in the text after the thinking.
 
-    If `opening` has a word between two tags, a closing tag that also has this word between two tags is preferred.
-    Otherwise, it is the first tag or, if there is none, the rest of the line.
+    If `opening` contains a word between two tags, a closing tag with this word between two tags is preferred.
+    Otherwise, the closing tag is the first tag or, if there is none, the rest of the line.
     """
     word = re.search(r">(\w{1,40})<", opening)
     named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
@@ -223,7 +223,7 @@ def _answer_closing(end: str) -> str:
 
 
 def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
-    """Find tags in the template's source, which may use them only to strip past thinking or to instruct the model."""
+    """Find tags in the template's source, where they may serve only to strip past thinking or to instruct the model."""
     for text in texts:
         found = _WRITTEN_TAG.search(text)
         if found:
@@ -238,7 +238,7 @@ def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
-    """A way to switch thinking on and off with template variables. If there are several, the highest rank wins."""
+    """A way to switch thinking on and off with template variables. Among several switches, the highest rank wins."""
 
     on: Mapping[str, object]
     off: Mapping[str, object]
@@ -248,7 +248,7 @@ class _Switch:
 def _switch(tries: Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
     """Find the variable that changes the end of the prompt most.
 
-    A variable that does not change the ending counts only if it is a boolean that changes the prompt elsewhere.
+    A variable that does not change this end counts only if it is a boolean that changes the prompt elsewhere.
     """
     switches = [_tried(tries, name, constants, tags) for name, constants in variables.items()]
     return max((switch for switch in switches if switch), key=lambda switch: switch.rank, default=None)
@@ -263,7 +263,7 @@ def _tried(tries: Tries, name: str, constants: Sequence[Constant], tags: Thinkin
         return None
     plain = tries.text([_USER])
     off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
-    # On a tie, prefer the template's default behavior, then a variable that is set over one that is not.
+    # On a tie, prefer the template's default behavior, then a variable that is set to a variable that is not set.
     on, on_text = max(
         [*prompts, ({}, plain)], key=lambda each: (_ending(each[1], tags), each[1] == plain, bool(each[0]))
     )

@@ -1,7 +1,7 @@
 """The results of probing a chat template, above all the format of its tool calls. This module does not import Jinja2.
 
-The texts of a format contain slots: characters that stand for the parts that differ from call to call. They are Unicode
-noncharacters, which no text contains on purpose. A format is rejected if its template writes such a character itself.
+The texts of a format contain slots: characters that stand for the parts that differ from call to call. Slots are
+Unicode noncharacters, which no text contains on purpose. If a template writes such a character, its format is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ToolCallFormat:
     """The texts of a message with tool calls.
 
     A message consists of `section_start`, calls with `separator` between them, and `section_end`. Each call consists of
-    `call_start`, the arguments and `call_end`. Whitespace before and after all of this is not part of the format.
+    `call_start`, the arguments and `call_end`. The whitespace around the whole message is not part of the format.
 
     call_start   '<tool_call>\\n{"name": "NAME", "arguments": ', "[TOOL_CALLS]NAME[ARGS]", "<function=NAME>\\n"
     call_end     "}\\n</tool_call>", "", "</function>"
@@ -95,7 +95,7 @@ class ToolCallFormat:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ToolCallFormat:
-        """Return the format that `dataclasses.asdict` converted to `value`. Raises KeyError or TypeError."""
+        """Rebuild a format from the result of `dataclasses.asdict`. Raises KeyError or TypeError."""
         arguments = dict(value["arguments"])
         forms = {name: ValueForm(**form) for name, form in arguments.pop("forms").items()}
         separators, wrapper = arguments.pop("separators"), arguments.pop("wrapper")
@@ -124,7 +124,7 @@ def _pair(value: Sequence[str] | None) -> tuple[str, str] | None:
 
 
 def written_arguments(form: ArgumentFormat, arguments: Mapping[str, Any]) -> str:
-    """Return arguments as the template writes them."""
+    """Return the text of arguments as the template writes them."""
     if form.style != "items":
         return json.dumps(arguments, ensure_ascii=form.ascii, separators=form.separators)
     items = [_written_item(form, key, value) for key, value in arguments.items()]
@@ -137,7 +137,7 @@ def _written_item(form: ArgumentFormat, key: str, value: Any) -> str:
 
 
 def written_value(form: ArgumentFormat, value: Any) -> str:
-    """Return one value as the template writes it, without the texts around it."""
+    """Return the text of a value as the template writes it, without the texts around the value."""
     if isinstance(value, str):
         if form.strings == "raw":
             return value
@@ -166,7 +166,7 @@ def call_objects(calls: Iterable[tuple[str, str, Mapping[str, Any]]], *, as_text
 
 
 def bare(value: Any, quote: str) -> str:
-    """Return a value as JSON without spaces, with unquoted keys, and with `quote` around other strings."""
+    """Return a value as JSON without spaces and without quotes around keys, but with `quote` around other strings."""
     if isinstance(value, str):
         return quote + value + quote
     if isinstance(value, Mapping):
@@ -188,7 +188,7 @@ def json_type(value: Any) -> str:
 class ThinkingTags:
     """The tags around thinking and, if the template has them, the tags around the answer that follows.
 
-    Tags have no leading or trailing whitespace, but whitespace may surround them. A tag may be several tokens long.
+    Tags have no leading or trailing whitespace, but whitespace may surround a tag. A tag may be several tokens long.
 
     opening         "<think>", "[THINK]", "<|channel|>analysis<|message|>" (gpt-oss), "<|channel>thought" (Gemma 4)
     closing         "</think>", "[/THINK]", "<|end|>", "<channel|>"
@@ -223,7 +223,7 @@ class ToolAbilities:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ToolAbilities:
-        """Return the abilities that `dataclasses.asdict` converted to `value`. Raises KeyError or TypeError."""
+        """Rebuild the abilities from the result of `dataclasses.asdict`. Raises KeyError or TypeError."""
 
         found = value["tool_format"]
         return cls(**{**value, "tool_format": ToolCallFormat.from_json(found) if found else None})
@@ -231,16 +231,16 @@ class ToolAbilities:
 
 @dataclass(frozen=True, slots=True)
 class TemplateAbilities:
-    """The abilities of a template. All fields are empty, None or False if it rejects every test conversation.
+    """The abilities of a template. All fields are empty, None or False if the template rejects every test conversation.
 
     reasoning_on   variables for `ChatPrompt.template_kwargs` that switch thinking on; may be empty if thinking is on by
                    default
     reasoning_off  variables that switch thinking off; empty if the template has no such variable
-    is_off_by_default  True if a prompt that does not set these variables is the same as with `reasoning_off`
+    is_off_by_default  True if a prompt without these variables is the same as a prompt with `reasoning_off`
     off_word       the word that switches thinking off at the end of the last user message, such as "/no_think"; "" if
-                   there is none, or if the template has variables for this
-    thinking_tags  the tags around thinking; None if the template does not reveal them
-    tools          what the template can do with tools
+                   no word does, or if the template has variables for this
+    thinking_tags  the tags around thinking; None if the template does not reveal the tags
+    tools          the abilities that concern tools
     """
 
     reasoning_on: Mapping[str, object] = field(default_factory=dict)

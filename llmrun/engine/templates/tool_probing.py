@@ -1,10 +1,10 @@
 """Probes a chat template to find how it writes tool calls.
 
 The template renders conversations whose calls are made of marker words. The texts around the markers are the format. A
-format counts only if it predicts, character by character, how the template writes another message.
+format is accepted only if it predicts, character by character, how the template writes another message.
 
-A short list has the formats that templates do not reveal, because they render no past calls or their models write
-calls in one of two ways.
+A short list contains the formats that templates do not reveal, because a template renders no past calls or because
+the models of a family write calls in two different ways.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ _GRANITE_3 = ToolCallFormat(
     separator=", ",
     section_end="]",
 )
-# A template that contains all of these texts, shows tools and does not render past calls has this format. Kimi's
-# templates render calls only outside a sandbox, and LFM2's and Granite 3's do not render them at all.
+# A template has this format if it contains all of these texts, shows tools and does not render past calls. Kimi's
+# templates render calls only outside a sandbox, and LFM2's and Granite 3's templates do not render calls at all.
 _BY_TEXTS = (
     (("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), _KIMI_K2),
     (("List of tools: ", "<|im_start|>", "<|tool_list_start|>"), _LFM2),
     (("List of tools: [", "<|im_start|>"), _LFM2),
     (("<|tool_call|> followed by a JSON list of tools",), _GRANITE_3),
 )
-# gpt-oss writes the recipient before or after the channel; its template writes it before.
+# gpt-oss writes the recipient before or after the channel; its template writes the recipient before the channel.
 _OTHER_STARTS = {
     f"to=functions.{NAME}<|channel|>commentary json<|message|>": (
         f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>",
@@ -89,7 +89,7 @@ _SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The texts of a list of calls or arguments: what precedes, separates, follows and surrounds them."""
+    """The texts of a list of calls or arguments: the texts before, between, after and around the elements."""
 
     opening: str
     before: str
@@ -120,11 +120,11 @@ def _tag_end(text: str, at: int) -> int:
 
 
 def list_layouts(head: str, between: str, tail: str) -> Iterator[Layout]:
-    """Yield possible layouts of a list of two, best first.
+    """Yield the possible layouts of a list of two elements, best first.
 
     head     the text before the first element's content
-    between  the text between the contents of the two
-    tail     the text after the second one's content
+    between  the text between the contents of the two elements
+    tail     the text after the second element's content
     """
     longest = shared_prefix(between, tail)
     for length in sorted({longest, len(between[:longest].rstrip())}, reverse=True):
@@ -147,12 +147,12 @@ def json_arguments(text: str, key: str, arguments: Mapping[str, Any]) -> tuple[i
 
 
 def _starts(text: str, before: int) -> list[int]:
-    """Return the positions before `before` at which arguments may start, nearest first."""
+    """Return the positions smaller than `before` at which arguments may start, nearest first."""
     return [at for at in range(before - 1, max(-1, before - 200), -1) if text[at] == "{"]
 
 
 def _json_format(text: str, value: Mapping[str, Any]) -> ArgumentFormat:
-    """Return the JSON notation in which a value is written."""
+    """Return the JSON notation that matches the text of a value."""
     for pair, ascii_only in product(_SEPARATORS, (False, True)):
         if json.dumps(value, separators=pair, ensure_ascii=ascii_only) == text:
             return ArgumentFormat("json", pair, ascii=ascii_only)
@@ -160,10 +160,10 @@ def _json_format(text: str, value: Mapping[str, Any]) -> ArgumentFormat:
 
 
 def with_index(core: tuple[str, str], start: tuple[str, str]) -> tuple[str, str, str, int]:
-    """Replace the number of a call with INDEX, if the template writes one.
+    """Replace the number of a call with INDEX, if the template writes this number.
 
-    core   the texts of two calls from the first to the last slot
-    start  the texts before these
+    core   the texts of two calls, each from the first slot to the last
+    start  the texts before the two calls
 
     Returns the core, the two starts and the number of the first call.
     """
@@ -233,7 +233,7 @@ def item_layout(none: str | None, one: str, two: str | None) -> ItemLayout | Non
 
 
 def _around(start: str, end: str, none: str | None) -> tuple[str, str] | None:
-    """Return the texts around arguments that are missing if there are none, or None if `none` does not fit."""
+    """Return the texts around the arguments, which are missing in `none`, or None if `none` does not fit."""
     if none is None:
         return None
     if start + end == none:
@@ -269,7 +269,7 @@ def value_form(text: str, layout: ItemLayout, key: str, value: Any) -> tuple[str
 
 
 def _after_key(text: str, layout: ItemLayout, key: str) -> str:
-    """Return the value of an argument with the texts around it; "" if it is not where it should be."""
+    """Return the value of an argument with the texts around it, or "" if the value is not at the expected place."""
     before, end = layout.head + layout.opening + layout.key_prefix + key, layout.closing + layout.tail
     fits = text.startswith(before) and text.endswith(end)
     return text[len(before) : len(text) - len(end)].replace(key, KEY) if fits else ""
@@ -298,7 +298,7 @@ _VALUES: dict[str, Any] = {
 }
 _SHORT_IDS = ("qzcallab1", "qzcallab2")  # Mistral's templates accept only nine letters and digits
 _LONG_IDS = ("call_qzfirstcall", "call_qzsecondcall")
-_LONGEST_TEXT = 400  # characters of a text between two slots
+_LONGEST_TEXT = 400  # maximum length of a text between two slots, in characters
 _HELP = "Qzhelp"
 _ANY = {"type": "string", "description": _HELP}
 _USER = {"role": "user", "content": _ASKED}
@@ -383,7 +383,7 @@ class _Messages:
         return found if _is_sound(found) and self._predicts(found) else None
 
     def can_follow(self) -> bool:
-        """Return True if the conversation may go on after a call and its result."""
+        """Return True if the conversation may continue after a call and its result."""
         call = self._message([(_NAMES[0], {_KEYS[0]: _STRINGS[0]})])
         result = {"role": "tool", "tool_call_id": self._style.ids[0], "name": _NAMES[0], "content": _RESULT}
         return self._tries.text([_USER, call, result, _ANSWER, _USER], tools=_tools()) is not None
@@ -417,7 +417,7 @@ class _Messages:
     def _find_ends(self, text: str) -> bool:
         """Find the texts around the calls of a message. Returns False if other answers begin with a text without tags.
 
-        They are shared with a message without calls. The generation prompt shows where the model's own text begins.
+        A message without calls contains the same texts. The generation prompt shows where the model's own text begins.
         """
         said = _after_question(self._tries.text([_USER, _ANSWER], tools=_tools(), add_generation_prompt=False))
         prompt = _after_question(self._tries.text([_USER], tools=_tools(), add_generation_prompt=True))
@@ -477,7 +477,7 @@ class _Messages:
         )
 
     def _strings(self, found: ItemLayout) -> tuple[str, ValueForm, tuple[str, str] | None]:
-        """Return the notation of strings, the texts around them, and the texts around those that contain markup."""
+        """Return the notation of strings, the texts around strings, and the texts around strings with markup."""
         form = found.string
         around = form.prefix[-1:] if form.suffix[:1] == form.prefix[-1:] and form.suffix[:1] in ('"', "'") else ""
         if around:
@@ -490,7 +490,7 @@ class _Messages:
         return "raw", form, (start, end) if said and start.strip() and end.strip() else None
 
     def _forms(self, found: ItemLayout) -> tuple[dict[str, ValueForm], dict[str, str], str]:
-        """Return the texts around values and their notations, by type, where found, and the quote of bare values."""
+        """Return what was found: texts around values by type, notations by type, and the quote of bare values."""
         forms: dict[str, ValueForm] = {}
         notations: dict[str, str] = {}
         quote = '"'
@@ -538,8 +538,8 @@ class _Messages:
     def _slotted(self, calls: Sequence[Call], form: ArgumentFormat) -> tuple[str, list[str], str] | None:
         """Return (head, texts, tail) of a body, with slots and "\\0" for the arguments.
 
-        The texts are those from the first to the last slot of the first call, between the calls, and of the second
-        call. None if the arguments are not where they should be.
+        `texts` are the texts from the first to the last slot of the first call, between the calls, and of the second
+        call. Returns None if the arguments are not at the expected place.
         """
         body = self._body(calls)
         if body is None:
@@ -603,7 +603,7 @@ def _halves(call: str) -> tuple[str, str]:
 
 
 def _is_sound(found: ToolCallFormat) -> bool:
-    """Return True if a format can be parsed: it has a name, no text is too long or contains a slot of another text.
+    """Return True if a format can be parsed: it has a name, and no text is too long or contains a slot of another text.
 
     The prefixes of all values must begin with the same character, which ends the name of an argument.
     """

@@ -4,7 +4,7 @@ A request is {"probe": source} or {"source", "variables", "now"}. An answer is [
 
 "text"       the rendered text
 "abilities"  the result of probing the template
-"refuses"    the template's reason for rejecting the conversation
+"refuses"    the reason for which the template rejects the conversation
 "failed"     the error in the template
 """
 

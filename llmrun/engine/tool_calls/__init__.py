@@ -1,1 +1,1 @@
-"""Tool calls: parses them from a model's output, enforces them with a grammar, and prepares past ones."""
+"""Tool calls: parses calls in a model's output, enforces their format with a grammar, and prepares past calls."""

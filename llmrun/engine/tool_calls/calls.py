@@ -38,9 +38,9 @@ _ROOT: Mapping[str, Any] = {}
 class ItemReader:
     """Reads the arguments of one call.
 
-    tool  the definition of the tool; None if there is none with this name, so that types are guessed
+    tool  the definition of the tool; None if no tool has this name, in which case types are guessed
     end   the text that follows the arguments
-    emit  is called with each piece of the arguments as JSON text
+    emit  a function that receives each piece of the arguments as JSON text
     texts maps the code points of placeholders to the text of their tokens
     """
 
@@ -64,7 +64,7 @@ class ItemReader:
         self._key_end = _shared_start([prefix.split()[0] for prefix in self._prefixes])
 
     def read(self) -> Reading[None]:
-        """Read all arguments, but not the text that follows them. Raises Malformed."""
+        """Read all arguments, but not the text that follows the arguments. Raises Malformed."""
         reader, form = self._reader, self._form
         keys: set[str] = set()
         yield from reader.match(form.opening)
@@ -106,7 +106,7 @@ class ItemReader:
         return key, (yield from self._value(self._prefixes[prefix], kinds, key, wanted))
 
     def _value(self, around: ValueForm, kinds: set[str], key: str, wanted: frozenset[str]) -> Reading[str]:
-        """Read a value and the text after it. Returns its JSON text.
+        """Read a value and the text after it. Returns the JSON text of the value.
 
         kinds   the types that this notation may stand for
         wanted  the types that the schema allows
@@ -131,7 +131,7 @@ class ItemReader:
         return found
 
     def _raw(self, prefix: str, suffix: str) -> Reading[str]:
-        """Read text up to the suffix and past it."""
+        """Read text up to and including the suffix. Returns the text before the suffix."""
         start, end = self._form.wrapper or ("", "")
         reader = self._reader
         if start and (yield from reader.begins(start)):
@@ -141,9 +141,9 @@ class ItemReader:
         return _trimmed(text, prefix, suffix)
 
     def _structured(self, suffix: str) -> Reading[str | None]:
-        """Read an array or an object and the suffix after it, which strings inside it may contain.
+        """Read an array or an object and the suffix after it, even if strings in the value contain the suffix.
 
-        Returns None, and reads nothing, if there is no array or object here, or something else follows it.
+        Returns None, and reads nothing, if no array or object comes next, or if the suffix does not follow.
         """
         reader = self._reader
         start = reader.at
@@ -159,7 +159,7 @@ class ItemReader:
         return None
 
     def _balanced(self, once: bool = False) -> Reading[str]:
-        """Read a value that ends before a separator or the end of the arguments; if `once`, one array or object."""
+        """Read a value that ends before a separator or the end of the arguments. If `once`, read one array or object."""
         reader, form = self._reader, self._form
         start, depth = reader.at, 0
         quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.arrays, ('"',))
@@ -214,14 +214,14 @@ def _shared_start(texts: list[str]) -> str:
 
 
 def _trimmed(text: str, prefix: str, suffix: str) -> str:
-    """Remove the whitespace that belongs to the tags around a value: all of it, or none."""
+    """Remove the whitespace that belongs to the tags around a value: either all of it or none."""
     before = prefix[len(prefix.rstrip()) :]
     after = suffix[: len(suffix) - len(suffix.lstrip())]
     return text.removeprefix(before).removesuffix(after)
 
 
 def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | None:
-    """Return the JSON text of a value that is written as JSON, as Python or without quotes around keys, or None."""
+    """Convert a value in JSON, Python or bare notation to JSON text. Returns None if the value is invalid."""
     candidate = _quoted_keys(text, form.quote) if form.arrays == "bare" else text.strip()
     candidate = candidate.translate(texts)
     try:
@@ -232,9 +232,9 @@ def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | 
 
 
 def _python_as_json(text: str) -> str | None:
-    """Return the JSON text of a Python literal, in which true, false and null may have their JSON names, or None."""
+    """Convert a Python literal, which may also contain true, false and null, to JSON. Returns None if it is invalid."""
     try:
-        with warnings.catch_warnings():  # warnings about escapes that Python does not know
+        with warnings.catch_warnings():  # warnings about invalid escape sequences
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval")
         return json.dumps(ast.literal_eval(_JsonNames().visit(tree)), ensure_ascii=False, allow_nan=False)
@@ -267,8 +267,8 @@ _DIGITS = re.compile(r"[0-9]{0,9}")
 class CallReader:
     """A reader of calls.
 
-    start      is called with the name and the id ("" if unknown) of a call, before its arguments
-    arguments  is called with each piece of the JSON text of the arguments
+    start      a function that receives the name and the id ("" if unknown) of a call, before the arguments
+    arguments  a function that receives each piece of the JSON text of the arguments
     announced  True once `start` was called for the current call
     """
 
@@ -303,7 +303,7 @@ class CallReader:
             self._sent = self._reader.at
 
     def starts(self) -> Reading[bool]:
-        """Return True if a call to a known tool begins here. The position changes."""
+        """Read the beginning of a call. Returns True if a call to a known tool begins here."""
         first = self._starts[0]
         if first[0].strip() and (yield from self._reader.match(first[0])) is None:
             return False
@@ -356,7 +356,7 @@ class CallReader:
             raise Malformed("the name of the tool is missing")
 
     def _matching(self, starts: list[list[str]], at: int) -> Reading[list[list[str]]]:
-        """Read part number `at` of one of these texts. Returns the texts that have this part."""
+        """Read part number `at` of the given texts. Returns the texts that match this part."""
         found = yield from self._reader.match(*{start[at] for start in starts})
         fitting = [start for start in starts if start[at] == found or not (found or start[at].strip())]
         if not fitting:
@@ -371,9 +371,9 @@ class CallReader:
         return word
 
     def _read_end(self, end: str) -> Reading[None]:
-        """Read the text after a call, in which tags may be missing at the end of the answer.
+        """Read the text after a call.
 
-        Elsewhere, all but the first tag may be missing.
+        At the end of the answer, tags may be missing. Elsewhere, all tags but the first may be missing.
         """
         reader = self._reader
         before, tags = at_first_tag(end)
@@ -404,7 +404,7 @@ class CallReader:
             self._start(self._name, self._id)
 
     def _read_arguments(self) -> Reading[None]:
-        """Read arguments that are a JSON object, and pass them on while they arrive."""
+        """Read arguments that are a JSON object, and pass the text on while it arrives."""
         yield from self._reader.skip_space()
         if (yield from self._reader.peek()) != "{":
             raise Malformed("the arguments are not a JSON object")

@@ -1,6 +1,6 @@
-"""Writes the Lark grammar that makes a model call tools correctly. llguidance compiles it; it is not imported here.
+"""Writes the Lark grammar that makes a model call tools correctly. llguidance, which compiles it, is not imported here.
 
-Everything that comes from a tool or a template is escaped or refused. llguidance itself refuses schemas with keywords
+Text that comes from a tool or a template is always escaped or refused. llguidance itself refuses schemas with keywords
 that it cannot enforce. Arguments that are written one by one have values as raw text, JSON, Python or bare JSON.
 """
 
@@ -45,7 +45,7 @@ class Rules:
         self._names = 0
 
     def new_name(self, terminal: bool = False) -> str:
-        """Return a name that no rule has. Terminals, which match one piece of text, have uppercase names."""
+        """Return an unused name. Terminals, which match one piece of text, have uppercase names."""
         self._names += 1
         return f"T{self._names}" if terminal else f"r{self._names}"
 
@@ -54,7 +54,7 @@ class Rules:
         self._lines.append(f"{name}: {body}")
 
     def rule(self, body: str, options: str = "", *, terminal: bool = False) -> str:
-        """Add a rule, unless there is one with this body. Returns its name."""
+        """Add a rule unless a rule with this body exists. Returns the rule's name."""
         key = f"{terminal}{options}:{body}"
         if key not in self._known:
             self._known[key] = self.new_name(terminal)
@@ -62,7 +62,7 @@ class Rules:
         return self._known[key]
 
     def terminal(self, body: str) -> str:
-        """Add a terminal, unless there is one with this body. Returns its name."""
+        """Add a terminal unless a terminal with this body exists. Returns the terminal's name."""
         return self.rule(body, terminal=True)
 
     def text(self) -> str:
@@ -92,7 +92,7 @@ def _escaped(letter: str) -> str:
 
 
 def without(*texts: str) -> str:
-    """Return a terminal body that restricts another one to text without any of these. Begins with "&" or is empty."""
+    """Return the part of a terminal body that excludes all of these texts. Begins with "&" or is empty."""
     return "".join(f" & ~/(?s:.*){regex(text)}(?s:.*)/" for text in texts if text)
 
 
@@ -123,7 +123,7 @@ def json_matching(value: Any, separators: tuple[str, str] | None, where: str, as
 
 _SAFE_KEY = re.compile(r"[\w.$@/-]{1,128}")
 _NAME_KEY = re.compile(r"[A-Za-z_]\w{0,127}")
-# Raw text that could also be read as a value of another type.
+# Raw text that could also be read as a value of another type
 _AMBIGUOUS = " & ~/\\s*([-+.(0-9{\\[](?s:.*)|true|false|null|True|False|None)\\s*/"
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
 _NUMBER = "/-?(0|[1-9][0-9]{0,17})(\\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/"
@@ -135,7 +135,7 @@ _STRUCTURE = frozenset(
     | {"additionalProperties", "items", "minItems", "maxItems"}
 )
 _SCALARS = frozenset({"string", "integer", "number", "boolean", "null"})
-_MOST = 1_000_000  # characters or items; more than any answer has
+_MOST = 1_000_000  # maximum number of characters or items; no answer contains more
 _DEEPEST = 60
 _MOST_VISITS = 5_000
 
@@ -149,10 +149,10 @@ class ItemGrammar:
         self._tool = ""
         self._root: Mapping[str, Any] = {}
         self._references: dict[str, str] = {}
-        self._visited = 0  # schemas of the current tool that were visited, some of them repeatedly
+        self._visited = 0  # number of schemas visited for the current tool, including repeated visits
 
     def arguments(self, tool: str, schema: Mapping[str, Any]) -> str:
-        """Return the expression for the arguments of a tool; "" if it takes none. Raises UsageError."""
+        """Return the expression for the arguments of a tool, or "" if the tool takes none. Raises UsageError."""
         self._tool, self._root, self._references, self._visited = tool, schema, {}, 0
         self._check(schema)
         members = self._members(schema)
@@ -172,13 +172,13 @@ class ItemGrammar:
         )
 
     def _enter(self, depth: int) -> None:
-        """Count a visit to a schema. Raises UsageError if there are too many, or if it is nested too deeply."""
+        """Count a visit to a schema. Raises UsageError after too many visits, or if the schema is nested too deeply."""
         self._visited += 1
         if depth > _DEEPEST or self._visited > _MOST_VISITS:
             raise self._refuse("the schema is nested too deeply" if depth > _DEEPEST else "the schema is too large")
 
     def _check(self, schema: Mapping[str, Any]) -> None:
-        """Raise UsageError for keywords that would be ignored."""
+        """Raise UsageError if the schema contains keywords that the grammar would ignore."""
         known = _STRUCTURE | _NUMBER_KEYS | _STRING_KEYS | _NOTES
         ignored = [str(key) for key, value in schema.items() if key not in known and value not in (False, None)]
         if ignored:
@@ -196,7 +196,7 @@ class ItemGrammar:
         return [(name, properties.get(name, {}), name in required) for name in names]
 
     def _listed(self, items: Sequence[str], needed: Sequence[bool], between: str) -> str:
-        """Return the expression for at least one of the items, in order, with all that are needed."""
+        """Return the expression for at least one of the items, in order, including all that are needed."""
         tail = ""
         starts = []
         for at in range(len(items) - 1, -1, -1):
@@ -246,9 +246,9 @@ class ItemGrammar:
         return found if self._form.scalars == "python" else found[::2]
 
     def _raw(self, schema: Mapping[str, Any], suffix: str, words: Sequence[str], ambiguous: bool) -> list[str]:
-        """Return expressions for the strings that a schema allows and for words, followed by the suffix.
+        """Return expressions for the allowed strings and for the words, each followed by the suffix.
 
-        The words are part of the same terminal as text, because the longest match of any terminal wins.
+        The words and the text share a terminal, because the longest match of any terminal wins.
         """
         end = suffix.strip()
         fixed = _fixed(schema)
@@ -268,7 +268,7 @@ class ItemGrammar:
         return [self._ended(plain, suffix, words), f"{self._rules.literal(wrapper[0])} {wrapped}"]
 
     def _ended(self, body: str, suffix: str, words: Sequence[str] = ()) -> str:
-        """Return the expression for text with this terminal body, or one of the words, including the suffix."""
+        """Return the expression for text with this terminal body, or for one of the words, including the suffix."""
         stop = re.split(r"[\ud800-\udfff]", suffix.strip())[0]
         body += without(stop)
         text = self._rules.terminal(f"({body}) | /{'|'.join(words)}/" if words else body)
@@ -279,7 +279,7 @@ class ItemGrammar:
         return f"{ended} {self._rules.literal(token + after)}".strip()
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        """Return the terminal body for text with the length and the pattern of a schema."""
+        """Return the terminal body for text that has the length and the pattern of a schema."""
         body = f"/(?s:.{_length(schema)})/"
         pattern = schema.get("pattern")
         if pattern is None:
@@ -288,7 +288,7 @@ class ItemGrammar:
             raise self._refuse("a pattern is not supported")
         pattern = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern)
         try:
-            with warnings.catch_warnings(action="ignore"):  # about nested sets
+            with warnings.catch_warnings(action="ignore"):  # ignores warnings about nested sets
                 re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise self._refuse("a pattern is not a regular expression") from error
@@ -420,7 +420,7 @@ class ItemGrammar:
         return '","' if self._form.arrays == "bare" else '", "'
 
     def _anything(self) -> dict[str, Any]:
-        """Return a schema for values of unknown type: scalars, because they are enough for a model to continue."""
+        """Return a schema for values of unknown type. Allows only scalars, with which a model can always continue."""
         return {"type": ["string", "number", "boolean", "null"]}
 
     # --- schemas
@@ -451,14 +451,14 @@ class ItemGrammar:
 
 
 def _fixed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the only values that a schema allows, or None if it does not list them."""
+    """Return the only values that a schema allows, or None if the schema does not list its values."""
     if "const" in schema:
         return [schema["const"]]
     return list(schema["enum"]) if isinstance(schema.get("enum"), list) else None
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
-    """Return the smallest and the largest number that two keywords allow; None if there is no largest."""
+    """Return the smallest and the largest number that two keywords allow. The largest is None if there is no limit."""
     low, high = schema.get(least), schema.get(most)
     low = low if isinstance(low, int) and not isinstance(low, bool) and low > 0 else 0
     high = high if isinstance(high, int) and not isinstance(high, bool) and high >= 0 else None
@@ -466,7 +466,7 @@ def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int 
 
 
 def _length(schema: Mapping[str, Any]) -> str:
-    """Return the regular expression's quantifier for the length of strings."""
+    """Return the quantifier of a regular expression for the length of strings."""
     least, most = _bounds(schema, "minLength", "maxLength")
     return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
 
@@ -487,13 +487,13 @@ def tool_grammar(
     *,
     parallel: bool = True,
 ) -> str:
-    """Return the grammar for an answer, from the end of thinking on.
+    """Return the grammar for an answer, starting at the end of the thinking.
 
-    choice    "auto" (text, and calls where the model begins one), "none" (only text), "required" (only calls, at least
+    choice    "auto" (text and optional calls), "none" (only text), "required" (only calls, at least
               one) or the name of a tool (exactly one call to it)
     parallel  False to allow at most one call
 
-    Raises UsageError for an unknown tool and for tools that cannot be enforced in this format.
+    Raises UsageError for an unknown tool, and for tools whose arguments cannot be enforced in this format.
     """
     if choice not in ("auto", "none", "required"):
         tools = [tool for tool in tools if tool.name == choice]
@@ -520,7 +520,7 @@ class _Grammar:
         self._format = spelling.format
         self._tools = tools
         self._parallel = parallel
-        self._ends = spelling.ends  # allowed wherever the grammar may end
+        self._ends = spelling.ends  # allowed at every place where the grammar may end
         self._openings = [each for each in openings(spelling.format) if each.sure]
         self._items = ItemGrammar(spelling.format.arguments, self.rules)
         self._arguments = {tool.name: self.rules.rule(self._of_tool(tool)) for tool in tools}
@@ -549,7 +549,7 @@ class _Grammar:
             text = self._tokens_except(tokens)
             section = self.rules.rule(self._section(""))
             return f"({text} {section})* {text}" if self._parallel else f"{text} ({section} {text})?"
-        if tokens:  # a call may begin with a text at the beginning of the answer, and with a token anywhere
+        if tokens:  # a text starts a call only at the beginning of the answer, but a token starts a call anywhere
             section = self.rules.rule(self._section(""))
             return f"{section} | {self._text_without_start()} {section}?"
         calls = []
@@ -591,7 +591,7 @@ class _Grammar:
     # --- calls
 
     def _section(self, trigger: str) -> str:
-        """Return the expression for the calls of a message after the text `trigger`, with which they begin."""
+        """Return the expression for the calls of a message after `trigger`, the text with which the calls begin."""
         form = self._format
         calls = self.rules.rule(one_of([self._call(form.call_start, tool) for tool in self._tools]))
         starts = self._heads(Opening(trigger, True)) if trigger else self._all_heads()
@@ -609,7 +609,7 @@ class _Grammar:
         return [form.section_start + form.call_start, *(form.section_start + start for start in form.other_starts)]
 
     def _heads(self, opening: Opening) -> list[str]:
-        """Return what follows the text of an opening in each of the texts before the first call's arguments."""
+        """Return the texts between an opening and the first call's arguments."""
         form = self._format
         heads = self._all_heads()
         if not form.section_start:
@@ -645,7 +645,7 @@ class _Grammar:
 
 
 def object_schema(tool: Tool) -> Mapping[str, Any]:
-    """Return the schema of a tool's arguments, which allows only declared arguments unless it says otherwise.
+    """Return the schema of a tool's arguments, which allows only declared arguments unless the schema says otherwise.
 
     Raises UsageError if the arguments are not an object.
     """

@@ -1,6 +1,6 @@
 """The texts that begin a tool call, and the parts of a call before its arguments.
 
-Control tokens in a format are replaced with placeholders, as the thinking decoder does for its tags.
+Control tokens in a format are replaced with placeholders, as in the tags of the thinking decoder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ToolSpelling:
     """A tool-call format as spelled in a vocabulary.
 
     format      the format with control tokens replaced by single placeholder characters
-    characters  maps the id of a control token to its placeholder. A decoder passes the parser this character for it.
+    characters  maps the id of a control token to the placeholder that a decoder passes to the parser for this token
     texts       maps the code point of a placeholder to the token's text
     ends        the tokens that end an answer, which are not part of the format
     """
@@ -37,7 +37,7 @@ class ToolSpelling:
 def spelled_tools(found: ToolCallFormat, placeholders: Placeholders, ends: Collection[int] = ()) -> ToolSpelling:
     """Return a format as spelled in the vocabulary of these placeholders, which thinking tags may share.
 
-    ends  the tokens that end an answer. Some templates write one right after the calls, but it never appears in the
+    ends  the tokens that end an answer. Some templates write such a token after calls. The token never appears in the
           text of an answer, so `call_end` and `section_end` stop before it.
     """
     write = placeholders.spelled
@@ -83,8 +83,8 @@ _SURE = 8  # A text without tags begins a call only if it has this many characte
 class Opening:
     """A text after which the model writes a call.
 
-    text  the text to look for. It may be empty if `sure` is False.
-    sure  False if the text also occurs elsewhere, so that a call begins only if the name of a tool follows
+    text  the text that begins the call; may be empty if `sure` is False
+    sure  False if the text also occurs elsewhere, so that the name of a tool must follow
     """
 
     text: str
@@ -104,9 +104,9 @@ def openings(found: ToolCallFormat) -> list[Opening]:
 
 
 def call_starts(found: ToolCallFormat) -> list[str]:
-    """Return the texts that may stand before the arguments of a call.
+    """Return the texts that may precede the arguments of a call.
 
-    Models that should write two tags sometimes leave out the first one: "<tool_call>" before "<function=".
+    Where a call begins with two tags, models sometimes omit the first tag, such as "<tool_call>" before "<function=".
     """
     starts = [found.call_start, *found.other_starts]
     first = _TAGS.match(found.call_start)
@@ -122,7 +122,7 @@ def at_first_tag(text: str) -> tuple[str, str]:
 
 
 def first_tag(text: str) -> str:
-    """Return a text up to its first tag, if another tag follows it, or else the whole text without whitespace."""
+    """Return a text up to its first tag if another tag follows. Otherwise, return the whole text without whitespace."""
     two = _TAGS.search(text)
     return text[: two.end()] if two else text.strip()
 
@@ -138,7 +138,7 @@ def is_sure(text: str) -> bool:
 
 
 def _trigger(head: str) -> str:
-    """Return the beginning of a text that is enough to recognize it: up to the first of two tags, a slot or JSON."""
+    """Return the shortest prefix that identifies a text; it ends at the first of two tags, a slot or JSON."""
     fixed = parts(head)[0]
     two = _TAGS.search(fixed)
     fixed = fixed[: two.end()] if two else fixed

@@ -1,4 +1,4 @@
-"""Finds tool calls in the streamed text of an answer, and separates them from the text."""
+"""Finds tool calls in the streamed text of an answer, and separates the calls from the other text."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from llmrun.engine.tool_calls.schemas import Tool
 
 _ID_LETTERS = 24  # OpenAI's ids are "call_" and 24 letters or digits
 _SHORT_ID = 9  # Mistral's ids
-_KEPT = 4096  # characters of the answer that may stay in memory after they have been returned
+_KEPT = 4096  # number of returned characters of the answer that may stay in memory
 
 
 class CallDecoder:
     """An AnswerReader that finds tool calls.
 
-    Text that may begin a call is held back until it is clear whether it does. Whitespace next to calls is dropped. The
-    result does not depend on how the text is chunked, apart from the sizes of pieces.
+    Text that may begin a call is held back until the next text decides. Whitespace next to calls is dropped. The
+    result does not depend on how the text is split into chunks, except for the sizes of the returned pieces.
 
     placeholders  maps the ids of control tokens to the characters that stand for them in the text
-    complete      how many calls are complete
+    complete      the number of complete calls
     """
 
     def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], seed: str = "") -> None:
@@ -52,12 +52,12 @@ class CallDecoder:
         self._reading = self._answer()
 
     def feed(self, text: str) -> list[str | ToolCallDelta]:
-        """Add text with placeholders, and return the text that belongs to no call, and the pieces of calls."""
+        """Add text with placeholders. Returns text outside of calls and pieces of calls."""
         self._reader.text += text
         return self._advance()
 
     def finish(self) -> list[str | ToolCallDelta]:
-        """End the answer, and return the text that was held back and the calls that are unfinished."""
+        """End the answer. Returns the text that was held back and the pieces of unfinished calls."""
         self._reader.ended = True
         return self._advance()
 
@@ -76,13 +76,13 @@ class CallDecoder:
             yield from self._section()
 
     def _call_is_next(self) -> Reading[bool]:
-        """Return True if a call begins here whose first text also occurs elsewhere, such as "{"."""
+        """Return True if a call comes next whose first text also occurs elsewhere, such as "{"."""
         if all(each.text for each in self._openings):
             return False
         return (yield from self._is_call(self._reader.at, self._format.separator if self._after_call else ""))
 
     def _is_call(self, at: int, before: str = "") -> Reading[bool]:
-        """Return True if this position is the beginning of a call to a known tool. The position does not change."""
+        """Return True if a call to a known tool begins at this position. The position does not change."""
         reader, start = self._reader, self._reader.at
         reader.at = at
         try:
@@ -96,7 +96,7 @@ class CallDecoder:
             reader.at = start
 
     def _read_text(self) -> Reading[bool]:
-        """Read the answer up to a call. Returns False at its end."""
+        """Read the answer up to the next call. Returns False at the end of the answer."""
         reader = self._reader
         seen = reader.at
         while True:
@@ -121,7 +121,7 @@ class CallDecoder:
             yield from reader.more()
 
     def _next_opening(self, seen: int) -> tuple[Opening | None, int]:
-        """Return the first opening in the text from `seen` on, and its position."""
+        """Return the first opening in the text after position `seen`, and the position of the opening."""
         found: tuple[Opening | None, int] = (None, -1)
         for each in self._openings:
             place = self._reader.text.find(each.text, seen) if each.text else -1
@@ -130,7 +130,7 @@ class CallDecoder:
         return found
 
     def _say(self, end: int) -> None:
-        """Return the answer up to this position, except for whitespace that a call may follow."""
+        """Emit the answer up to this position, except for whitespace that may precede a call."""
         text = self._space + self._reader.text[self._reader.at : end].translate(self._texts)
         self._reader.at = end
         said = text.rstrip()
@@ -142,7 +142,7 @@ class CallDecoder:
     # --- calls
 
     def _section(self) -> Reading[None]:
-        """Read the calls that begin here."""
+        """Read the calls that begin at the current position."""
         reader, form = self._reader, self._format
         begun = reader.at
         try:
@@ -171,9 +171,9 @@ class CallDecoder:
         return True
 
     def _broken(self, begun: int, error: Malformed) -> None:
-        """Report a call that is not valid. What follows is text, and so is a call whose name is not complete.
+        """Report an invalid call. Treat the rest, and a call whose name is incomplete, as text.
 
-        The grammar keeps calls valid, so this happens only where the answer was cut off.
+        The grammar keeps calls valid, so invalid calls occur only where the answer was cut off.
         """
         self._call.send()
         self._after_call = False
@@ -194,7 +194,7 @@ class CallDecoder:
             self._found.append(ToolCallDelta(self._calls - 1, arguments=text.translate(self._texts)))
 
     def _made_id(self, name: str) -> str:
-        """Return an id for a call: a hash of the answer up to here, so that the same answer has the same ids."""
+        """Return an id for a call: a hash of the answer so far, so that equal answers have equal ids."""
         digest = self._hash.copy()
         digest.update(self._reader.text[: self._reader.at].encode("utf-8", "surrogatepass"))
         digest.update(f"{self._calls} {name}".encode())

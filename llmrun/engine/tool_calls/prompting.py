@@ -1,6 +1,6 @@
 """Prepares prompts with tools, and the decoding and the grammar of their answers.
 
-Past messages with tool calls and their results are converted from OpenAI's form into the form that a template needs.
+Past messages with tool calls and results are converted from OpenAI's form into the form that a template requires.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def require_tools(abilities: ToolAbilities) -> None:
 
 
 def template_tools(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return valid definitions of tools as templates need them: some require a description and parameters."""
+    """Return valid definitions of tools in the form that templates require: some need a description and parameters."""
     found = []
     for definition in definitions:
         function = definition["function"]
@@ -54,11 +54,11 @@ def template_tools(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list[Any]:
-    """Return messages as the template needs them. Messages without tool calls stay as they are.
+    """Convert messages to the form that the template requires. Messages without tool calls are not changed.
 
-    The arguments of calls become objects (or texts, where the template needs those), results get the name of their
+    The arguments of calls become objects (or texts, if the template requires texts), results receive the name of their
     tool, and missing content becomes "" or None. Ids that the template would refuse are replaced. Raises UsageError for
-    calls and results that are invalid, and if the template does not support them.
+    invalid calls and results, and for all calls and results if the template does not support tools.
     """
     past = _Past(abilities)
     if abilities.tool_format is not None and not abilities.tool_format.parallel:
@@ -69,7 +69,7 @@ def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list
 def _one_call_each(messages: Sequence[Any]) -> list[Any]:
     """Split messages with several calls into messages with one call, each followed by its result."""
     found: list[Any] = []
-    results: dict[str, Any] = {}  # the results that belong to calls which have been split, by id
+    results: dict[str, Any] = {}  # maps the id of each split call to its result
     for index, message in enumerate(messages):
         calls = message.get("tool_calls") if isinstance(message, Mapping) else None
         if not isinstance(calls, list) or len(calls) < 2 or not all(isinstance(call, Mapping) for call in calls):
@@ -92,7 +92,7 @@ class _Past:
 
     def __init__(self, abilities: ToolAbilities) -> None:
         self._abilities = abilities
-        self._names: dict[str, str] = {}  # the id of a call -> the name of its tool
+        self._names: dict[str, str] = {}  # maps the id of each call to the name of its tool
 
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         if message.get("role") == "assistant" and message.get("tool_calls"):
@@ -117,7 +117,7 @@ class _Past:
         return {**message, "content": content or (None if abilities.null_content else ""), "tool_calls": written}
 
     def _call(self, call: Any, number: int) -> tuple[str, str, dict[str, Any]]:
-        """Return the id, the name and the arguments of a call, and remember them."""
+        """Return the id, the name and the arguments of a call, and store them for the results."""
         function = call.get("function") if isinstance(call, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
@@ -164,7 +164,7 @@ class _Past:
         }
 
     def _fitting(self, call_id: str) -> str:
-        """Return an id that the template accepts: itself, or nine letters and digits for Mistral's templates."""
+        """Return an id that the template accepts: the given id, or nine letters and digits for Mistral's templates."""
         found = self._abilities.tool_format
         if found is None or found.id_form != "short" or _SHORT.fullmatch(call_id):
             return call_id
@@ -172,7 +172,7 @@ class _Past:
 
 
 def _text(content: Any) -> str:
-    """Return content as text: the texts of its parts, joined, or "" for None."""
+    """Return content as one text. Joins the texts of several parts, and returns "" for None."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     if content is None or isinstance(content, str):
@@ -190,17 +190,17 @@ class ModelTools:
         self._template = template
         self._tokenizer = tokenizer
         self._process = process
-        self._not_enforced: set[str] = set()  # tools whose schemas no grammar can enforce
+        self._not_enforced: set[str] = set()  # tools whose schemas cannot be enforced by a grammar
 
     @cached_property
     def abilities(self) -> ToolAbilities:
-        """What the template can do with tools."""
+        """The abilities of the template that concern tools."""
         if self._template is None:
             return ToolAbilities()
         return self._process.abilities(self._template.tool_source or self._template.source).tools
 
     def prepared(self, prompt: ChatPrompt) -> ChatPrompt:
-        """Return the prompt with past tool calls in the form that the template needs.
+        """Return the prompt with past tool calls in the form that the template requires.
 
         Raises UsageError if the model does not support tools, or if a tool, call or result is invalid.
         """
@@ -216,10 +216,10 @@ class ModelTools:
         """Return the decoding and the format of the answer to a prompt with tools.
 
         style  the model's thinking tags
-        check  raises UsageError if a format cannot be enforced
+        check  a function that raises UsageError if a format cannot be enforced
 
         Returns the spelling of the thinking tags, the decoder for the calls, which uses the same placeholders, and the
-        format that `tool_choice` asks for. Raises UsageError if the tools cannot be enforced.
+        format that `tool_choice` requires. Raises UsageError if the tools cannot be enforced.
         """
         found = self.abilities.tool_format
         assert found is not None, "`prepared` has been called"
@@ -228,7 +228,7 @@ class ModelTools:
         calls = spelled_tools(found, placeholders, self._tokenizer.end_of_generation)
         tools = read_tools(prompt.tools or ())
         wanted = self._enforced_format(prompt, calls, tools, check)
-        # The number of messages makes the ids of calls differ from those of earlier answers.
+        # The number of messages makes the ids of these calls differ from the ids of earlier answers.
         return thinking, CallDecoder(calls, tools, str(len(prompt.messages))), wanted
 
     def _enforced_format(
@@ -236,8 +236,8 @@ class ModelTools:
     ) -> ResponseFormat:
         """Return the format of an answer with these tools. Raises UsageError.
 
-        Tools may come from anywhere, and one that cannot be enforced must not keep the others from being called. Unless
-        it is strict, its calls may have any arguments; they are checked against its schema before it runs.
+        Tools may come from anywhere, and a tool that cannot be enforced must not prevent calls of other tools. Unless a
+        tool is strict, its calls may have any arguments, which are checked against the schema before the tool runs.
         """
 
         def format_of(tools: Sequence[Tool], choice: str) -> ResponseFormat:

@@ -1,7 +1,7 @@
 """Reads streamed text with generators, which yield where they need more text.
 
-Every method that is a generator is called with `yield from`. Decisions depend only on the text itself and never on how
-it is chunked: where the next characters matter, the reader waits for them or for the end.
+Every generator method is called with `yield from`. Decisions depend only on the text itself and never on how the text
+is split into chunks: if a decision depends on the next characters, the reader waits for these characters or the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reader:
         self.ended = False
 
     def forget(self) -> None:
-        """Drop the text that has been read. Positions from before become invalid."""
+        """Drop the text that has been read. Earlier positions become invalid."""
         self.text, self.at = self.text[self.at :], 0
 
     def more(self) -> Reading[bool]:
@@ -68,7 +68,7 @@ class Reader:
                 return
 
     def found(self, options: Sequence[str]) -> Reading[tuple[str, int] | None]:
-        """Return the longest of these texts that comes next, and where it ends, or None. Whitespace is ignored."""
+        """Return the longest of these texts that comes next and its end position, or None. Whitespace is ignored."""
         letters = {option: "".join(option.split()) for option in options}
         best: tuple[str, int] | None = None
         at, read = self.at, ""
@@ -90,7 +90,7 @@ class Reader:
         return best
 
     def match(self, *options: str) -> Reading[str | None]:
-        """Read the longest of these texts that comes next and return it, or None. Whitespace is ignored."""
+        """Read and return the longest of these texts that comes next, or return None. Whitespace is ignored."""
         found = yield from self.found(options)
         if found is None:
             return None
@@ -98,12 +98,12 @@ class Reader:
         return found[0]
 
     def expect(self, text: str) -> Reading[None]:
-        """Read this text, apart from whitespace. Raises Malformed if something else comes next."""
+        """Read this text, ignoring whitespace. Raises Malformed if something else comes next."""
         if text.strip() and (yield from self.match(text)) is None:
             raise Ended if self.ended and self.at_end() else Malformed(f"expected {shown(text.strip(), 40)!r}")
 
     def at_end(self) -> bool:
-        """Return True if only whitespace is left of the text so far."""
+        """Return True if the unread text so far is only whitespace."""
         return not self.text[self.at :].strip()
 
     def begins(self, text: str) -> Reading[bool]:
@@ -114,7 +114,7 @@ class Reader:
         return self.text.startswith(text, self.at)
 
     def pattern(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Read the longest match of a pattern that may be extended character by character."""
+        """Read the longest match of a pattern. Every prefix of a match must also match the pattern."""
         start = self.at
         while True:
             match = pattern.match(self.text, start)
@@ -123,7 +123,7 @@ class Reader:
                 return self.text[start : self.at]
 
     def until(self, *stops: str, longest: int | None = None) -> Reading[tuple[str, str]]:
-        """Read past the stop that ends first. Returns the text before it and the stop itself. Raises Ended.
+        """Read up to and including the stop that ends first. Returns the text before it and the stop. Raises Ended.
 
         Raises Malformed if the text before it is longer than `longest`.
         """

@@ -1,8 +1,8 @@
 """Reads the definitions of tools, and weakens their JSON schemas to what a grammar can enforce.
 
-The schemas of tools come from third parties, often from a program, and a keyword that the grammar cannot enforce is no
-reason to refuse a tool: calls are checked against the whole schema before they run. A tool with `strict: true`, as in
-OpenAI's API, keeps its schema, so that it is refused instead.
+The schemas of tools come from third parties, often from a program. Tools whose schemas contain unsupported keywords are
+not refused, because calls are checked against the whole schema before they run. A tool with `strict: true`, as in
+OpenAI's API, keeps its whole schema, and is refused if the schema cannot be enforced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
 
 
 def weakened(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that matches at least what the given one matches, without unsupported keywords.
+    """Return a schema without unsupported keywords that matches at least everything that the given schema matches.
 
     Raises RecursionError if the schema is nested too deeply.
     """
@@ -64,7 +64,7 @@ def _is_unsupported(keyword: str, value: Any) -> bool:
 
 
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}")
-_MOST_BRANCHES = 200  # subschemas to inspect for types; any further ones may have any type
+_MOST_BRANCHES = 200  # maximum number of subschemas whose types are inspected; all other subschemas may have any type
 _LONGEST_PATH = 20  # references to follow before a schema is considered circular
 
 
@@ -72,8 +72,8 @@ _LONGEST_PATH = 20  # references to follow before a schema is considered circula
 class Tool:
     """A tool that the model may call.
 
-    parameters  the JSON schema of its arguments that a grammar enforces, an object; {} if it takes or declares none
-    strict      whether the tool is refused if its whole schema cannot be enforced, as in OpenAI's API
+    parameters  the part of the arguments' JSON schema that a grammar enforces; {} if the tool declares no arguments
+    strict      True if the tool is refused when its whole schema cannot be enforced, as in OpenAI's API
     """
 
     name: str
@@ -121,7 +121,7 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Follow the `$ref` of a schema inside its root. Returns {} if it leads nowhere."""
+    """Follow the `$ref` of a schema inside the root schema. Returns {} if the target does not exist."""
     for _ in range(_LONGEST_PATH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
@@ -146,7 +146,7 @@ def _types(schema: Any, root: Mapping[str, Any], known: dict[int, frozenset[str]
         return frozenset(JSON_TYPES)
     if id(schema) in known:
         return known[id(schema)]
-    known[id(schema)] = frozenset(JSON_TYPES)  # for a schema that refers to itself
+    known[id(schema)] = frozenset(JSON_TYPES)  # the initial value, for schemas that refer to themselves
     found = frozenset(_own_types(schema))
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
