@@ -1,4 +1,4 @@
-"""Applies a constraint to one answer, from where the answer begins."""
+"""Applies a constraint to one answer, starting where the answer begins."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def prelude_of(
 ) -> Prelude:
     """Return the prelude of an answer.
 
-    think   whether the request switches thinking on or off
-    encode  turns the text of a tag into tokens
-    calls   whether the answer may consist of tool calls, which some styles write without a header
+    think   True if the request enables thinking, False if the request disables thinking
+    encode  a function that turns the text of a tag into tokens
+    calls   True if the answer may consist of tool calls, which some styles write without a header
     """
     may_open = beginning.may_close and not beginning.opened and think is not False
     headers, ending = style.headers, style.ending
@@ -79,7 +79,7 @@ class _Stage(Enum):
 
 
 class AnswerConstraint:
-    """The constraint of one answer, which also follows the tags and the thinking before the answer.
+    """The constraint of one answer, which also tracks the tags and the thinking before the answer.
 
     During thinking, all tokens are allowed except those that would end the answer. Before the answer, the next token
     begins the answer or continues a tag. Methods raise LlmrunError if a limit of the constraint is exceeded.
@@ -92,7 +92,7 @@ class AnswerConstraint:
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._prelude = prelude
-        # A vocabulary without end-of-generation tokens has an additional one in its constraints (matcher.py).
+        # Constraints add an end-of-generation token to a vocabulary that contains none (matcher.py).
         self._words = mask_words(tokenizer.vocabulary_size + (not tokenizer.end_of_generation))
         self._stage = _Stage.THINKING
         if not decoder.thinking:
@@ -102,7 +102,7 @@ class AnswerConstraint:
 
     @property
     def is_complete(self) -> bool:
-        """True once the answer has its format and nothing may follow it."""
+        """True if the answer has the required format and nothing may follow."""
         return self._stage is _Stage.ANSWER and self._constraint.is_complete
 
     def forced_first(self) -> Sequence[int]:
@@ -110,7 +110,7 @@ class AnswerConstraint:
         return self._constraint.forced() if self._stage is _Stage.ANSWER else ()
 
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
-        """Return whether the answer is complete after these tokens, which must come next."""
+        """Return True if the answer is complete after these tokens, which must come next."""
         if self._stage is not _Stage.ANSWER:
             return False
         for token in tokens:
@@ -154,7 +154,7 @@ class AnswerConstraint:
     def take(self, token: int, n_forced: int) -> Sequence[int]:
         """Advance past a new token, which the decoder has already seen, and return the tokens that must come next.
 
-        n_forced  how many tokens the caller will force next; unless it is 0, the result is empty
+        n_forced  number of tokens that the caller will force next; unless `n_forced` is 0, the result is empty
         """
         if self._stage is _Stage.THINKING:
             if self._decoder.thinking:
@@ -200,7 +200,7 @@ class AnswerConstraint:
     def _await_answer(self, tags: Sequence[Sequence[int]]) -> None:
         self._tags = [list(tag) for tag in tags if tag]
         self._written: list[int] = []  # tokens since the last tag
-        self._taken = 0  # how many of them the constraint has taken, because they may be the beginning of the answer
+        self._taken = 0  # number of `_written` tokens passed to the constraint, because they may begin the answer
         self._stage = _Stage.PRELUDE if self._tags else _Stage.ANSWER
 
     def _allow_answer_and_tags(self, mask: Masks) -> None:

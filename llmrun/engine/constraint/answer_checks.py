@@ -1,17 +1,17 @@
 r"""Checks an answer against its JSON Schema with jsonschema. Runs only in the isolated process.
 
-Unless jsonschema is given a registry, it reads the files and fetches the URLs that a `$ref` names. The
-registry here is empty and cannot retrieve anything.
+Unless jsonschema is given a registry, jsonschema reads the files and fetches the URLs that a `$ref` names. The registry
+here is empty and retrieves nothing.
 
 Patterns: JSON Schema uses the syntax of ECMA-262, which is translated to Python's `re`. Python's \d and \w match all of
-Unicode, but those of ECMA-262 and llguidance match only ASCII. Without the translation, `^[^\w]+$` would refuse "é",
-which both of them accept. Python's $ also matches before a final line break, and Python has no general categories, such
-as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when they are compiled.
+Unicode, but \d and \w in ECMA-262 and llguidance match only ASCII. Without translation, `^[^\w]+$` would reject "é",
+which ECMA-262 and llguidance accept. Python's $ also matches before a final line break, and Python has no categories
+such as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when they are compiled.
 
 Formats: llguidance enforces ten formats with regular expressions while the answer is generated. In the JSON Schema test
-suite, they accept invalid strings in three of the ten: 29 February in common years, and leap seconds at the wrong time
-of day (RFC 3339, sections 5.6 and 5.7). Only these three are checked here, so that a verdict does not depend on which
-optional libraries of jsonschema are installed.
+suite, three of the ten accept invalid strings: 29 February in common years, and leap seconds at the wrong time
+of day (RFC 3339, sections 5.6 and 5.7). Only these three formats are checked here. The verdict therefore does not
+depend on the installed optional libraries of jsonschema.
 """
 
 from __future__ import annotations
@@ -105,19 +105,19 @@ _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?:[Zz]|([+-])(\d\d):(\d\d))"
 
 
 def is_date(text: object) -> bool:
-    """Return whether the text is a full-date of RFC 3339. Values that are not text pass, as in JSON Schema."""
+    """Return True if the text is a full-date of RFC 3339. Values that are not text pass, as in JSON Schema."""
     if not isinstance(text, str):
         return True
     found = _DATE.fullmatch(text)
     if found is None:
         return False
     year, month, day = map(int, found.groups())
-    # The calendar repeats every 400 years, and Python's begins with year 1.
+    # The calendar repeats every 400 years, and Python's calendar begins with year 1.
     return 1 <= month <= 12 and 1 <= day <= monthrange(2000 + year % 400, month)[1]
 
 
 def is_time(text: object) -> bool:
-    """Return whether the text is a full-time of RFC 3339."""
+    """Return True if the text is a full-time of RFC 3339."""
     if not isinstance(text, str):
         return True
     found = _TIME.fullmatch(text)
@@ -132,11 +132,11 @@ def is_time(text: object) -> bool:
 
 
 def is_date_time(text: object) -> bool:
-    """Return whether the text is a date-time of RFC 3339."""
+    """Return True if the text is a date-time of RFC 3339."""
     return not isinstance(text, str) or (is_date(text[:10]) and text[10:11] in ("T", "t") and is_time(text[11:]))
 
 
-_MOST_ERRORS = 100  # the most informative one of these is reported
+_MOST_ERRORS = 100  # number of errors to collect; the most informative error is reported
 
 _FORMATS = FormatChecker(formats=())
 _FORMATS.checks("date")(is_date)
@@ -168,20 +168,20 @@ def verdict_of(text: str, schema: Any) -> tuple[str, str]:
 
 
 def schema_problem(schema: Any) -> str:
-    """Return why the schema itself is invalid, or ""."""
+    """Return the reason why the schema itself is invalid, or ""."""
     draft = validator_for(schema, default=Draft202012Validator)
     try:
-        draft.check_schema(schema, format_checker=FormatChecker(formats=()))  # patterns need not be Python's
+        draft.check_schema(schema, format_checker=FormatChecker(formats=()))  # allows non-Python patterns
     except SchemaError as error:
         return f"the schema is invalid: {_violation(error)}"
     return ""
 
 
 def _violation(error: ValidationError | SchemaError) -> str:
-    """Name the place as a JSON pointer, the problem, and the keyword that was violated."""
+    """Return the place as a JSON pointer, the problem, and the violated keyword."""
     place = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in error.absolute_path)
     where = shown(place, 80) or "top level"
-    if error.validator is None:  # the schema `false`, for which jsonschema names only the schema around it
+    if error.validator is None:  # for the schema `false`, jsonschema reports only the surrounding schema
         return f"within {where}: {shown(error.message, 160)} (false)"
     return f"{where}: {shown(error.message, 160)} ({error.validator})"
 

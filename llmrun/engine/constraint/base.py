@@ -18,11 +18,11 @@ class FormatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The format that an answer must have. It is untrusted and may be invalid until it has been compiled.
+    """The format that an answer must have. The format is untrusted and may be invalid until compiled.
 
     text     the JSON schema, the regular expression, or the grammar in GBNF or Lark; unused for other kinds
     choices  the texts to choose from; only for CHOICE
-    origin   the flag or field that it comes from, for error messages
+    origin   the flag or field that contained the format, for error messages
     """
 
     kind: FormatKind

@@ -1,9 +1,9 @@
 """Finds keywords in JSON Schemas, and replaces the formats of dates and times with exact patterns.
 
 llguidance enforces "format" with patterns that accept 29 February in every year, and a leap second at any time of day
-(RFC 3339, sections 5.6 and 5.7). The patterns here handle leap years, and they leave out leap seconds, which
-generated text does not need. So the final validation, which uses the original schema, accepts everything that matches
-them (see validation_worker.py). llguidance enforces "format" in the same way in all drafts.
+(RFC 3339, sections 5.6 and 5.7). The patterns here handle leap years, and leave out leap seconds, which
+generated text does not need. Everything that matches these patterns also passes the final validation, which uses the
+original schema (see validation_worker.py). llguidance enforces "format" in the same way in all drafts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAP_OF_SCHEMAS = ("$defs", "definitions", "dependencies", "dependentSchemas", "
 
 _DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 _OLDEST = _DRAFTS.index("draft-04")
-# The draft that introduced a keyword. llguidance ignores a keyword that the schema's draft does not have.
+# The draft that introduced a keyword. llguidance ignores a keyword that is not part of the schema's draft.
 _INTRODUCED = {
     **dict.fromkeys(("const", "contains", "propertyNames"), _DRAFTS.index("draft-06")),
     **dict.fromkeys(("if", "then", "else"), _DRAFTS.index("draft-07")),
@@ -35,14 +35,14 @@ _INTRODUCED = {
     ),
     **dict.fromkeys(("$dynamicRef", "prefixItems"), _DRAFTS.index("2020-12")),
 }
-_REMOVED = ("disallow", "divisibleBy", "extends")  # keywords that only draft-03 has
+_REMOVED = ("disallow", "divisibleBy", "extends")  # keywords that exist only in draft-03
 # The control characters that a JSON string can contain only as \u escapes, which matcher.py does not allow. llguidance
-# would leave them out of a constant or of a literal in a pattern. It handles classes of several characters correctly.
+# would omit such characters from a constant or from a literal in a pattern, but handles character classes correctly.
 _CONTROLS = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
 _CODE = "0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])"
 _ATOM = re.compile(r"\\(?:[xu]\{\w*\}|x\w\w|u\w{4}|.)|.", re.DOTALL)  # a character of a pattern, or an escape for one
 _CONTROL_ATOM = re.compile(rf"{_CONTROLS}|\\[av]|\\[xu](?:{_CODE}|\{{{_CODE}\}})")
-_EXACT = 1 << 53  # llguidance stores numbers as doubles, which represent all integers up to here
+_EXACT = 1 << 53  # llguidance stores numbers as doubles, which represent all integers up to this limit
 
 
 def subschemas(schema: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +72,7 @@ def escaped(name: str) -> str:
 
 
 def place_of(schema: Any, keyword: str, value: object = ...) -> str | None:
-    """Return the first place where a keyword occurs, with this value if one is given, or None."""
+    """Return the first place where a keyword occurs (with `value`, if a value is given), or None."""
     for place, found in subschemas(schema):
         if keyword in found and (value is ... or found[keyword] == value):
             return f"{place}/{escaped(keyword)}"
@@ -109,13 +109,13 @@ def _beyond_exact(value: Any) -> bool:
 
 
 def _counts_free_keys(least: Any, required: Any) -> bool:
-    """Return whether the model must choose several keys. llguidance would count a key that occurs twice as two keys."""
+    """Return True if the model must choose several keys. llguidance would count a repeated key as two keys."""
     n_required = len(required) if isinstance(required, list) else 0
     return isinstance(least, int | float) and least > n_required + 1
 
 
 def _demands_control(keyword: str, value: Any) -> bool:
-    """Return whether a keyword demands a control character that no answer can contain."""
+    """Return True if a keyword demands a control character that no answer can contain."""
     if keyword in ("const", "enum"):
         return any(isinstance(each, str) and re.search(_CONTROLS, each) for each in _scalars(value))
     named = keyword == "patternProperties" and isinstance(value, dict)
@@ -125,7 +125,7 @@ def _demands_control(keyword: str, value: Any) -> bool:
 
 
 def _literals(pattern: str) -> Iterator[str]:
-    """Yield the characters of a pattern outside of classes, and those that are alone in their class."""
+    """Yield the characters of a pattern that are outside of classes or alone in a class."""
     members: list[str] | None = None
     for atom in _ATOM.findall(pattern):
         if members is None and atom != "[":
@@ -149,7 +149,7 @@ def _scalars(value: Any) -> Iterator[Any]:
 
 
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
-_DAY = "(0[1-9]|1[0-9]|2[0-8])"  # of every month
+_DAY = "(0[1-9]|1[0-9]|2[0-8])"  # a day that exists in every month
 _MONTH_AND_DAY = f"((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _DATE = f"([0-9]{{4}}-{_MONTH_AND_DAY}|{_LEAP_YEAR}-02-29)"
 _HOURS_AND_MINUTES = "([01][0-9]|2[0-3]):[0-5][0-9]"
@@ -159,13 +159,13 @@ PATTERNS: Final = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{
 
 
 def with_exact_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a JSON Schema that has an exact pattern in place of each "format" for dates or times.
+    """Return a copy of a JSON Schema with an exact pattern in place of each "format" for dates or times.
 
-    Subschemas that have a "pattern" of their own keep their format. Raises ValueError, TypeError or RecursionError if
+    Subschemas with a "pattern" of their own keep their format. Raises ValueError, TypeError or RecursionError if
     the schema is not JSON.
     """
     text = json.dumps(dict(schema))
-    if '"format"' not in text:  # a copy of 2 MB takes 0.15 s
+    if '"format"' not in text:  # a copy of a 2 MB schema takes 0.15 s
         return dict(schema)
     copied: dict[str, Any] = json.loads(text)
     for _, found in subschemas(copied):

@@ -1,8 +1,8 @@
 """Checks schemas and grammars before llguidance compiles them in this process.
 
-Schemas and grammars may come from anywhere, and llguidance is a library in our process: if it overflows its stack or
-hangs, so does llmrun. So a text is refused here if it is too large or too deep or if llguidance would ignore a part of
-it. Every other text is compiled in a child process first.
+Schemas and grammars may come from anywhere, and llguidance is a library in llmrun's process: if llguidance overflows
+its stack or hangs, so does llmrun. This module refuses texts that are too large or too deep, and texts that llguidance
+would ignore in part. Every other text is compiled in a child process first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from llmrun.engine.isolated_process import ProcessFailed, ProcessLimits
 MOST_SCHEMA_BYTES = 2 << 20
 MOST_GRAMMAR_BYTES = 1 << 20
 MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas from PyPI has 20 levels
-# The largest of these schemas compiles in 0.15 s and 100 MB.
+# The largest schema from PyPI compiles in 0.15 s and 100 MB.
 _COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
-# llguidance recurses for each rule and `$ref`. This is eight times the stack of the trial (parser.py). On some systems,
-# the main thread has a smaller one.
+# llguidance recurses for each rule and `$ref`. This stack is eight times as large as in the trial (parser.py). On some
+# systems, the main thread has a smaller stack.
 LARGE_STACK = 16 << 20
 
-# the beginnings of llguidance's messages that users would not understand, with replacements
+# Maps the beginnings of llguidance's messages that users would not understand to replacements.
 _NO_TEXT = "no text can match it"
 _MEANINGS = {
     "NoExtension": _NO_TEXT,
@@ -76,10 +76,10 @@ def check_grammar_text(text: str, where: str = "grammar") -> None:
 
 
 def compile_probe(grammar: str, schema: Any = None, *, process: ConstraintProcess) -> str | None:
-    """Compile a grammar in an isolated process. Return why it is refused, in one line, or None if it compiles.
+    """Compile a grammar in an isolated process. Returns the reason for a refusal in one line, or None on success.
 
-    grammar  what LLMatcher takes: a Lark grammar, or the JSON that `LLMatcher.grammar_from_json_schema` returns
-    schema   the JSON Schema that the grammar was made from, if any; it is checked against its metaschema, too
+    grammar  the input of LLMatcher: a Lark grammar, or the JSON that `LLMatcher.grammar_from_json_schema` returns
+    schema   the JSON Schema from which the grammar was made, if any; also checked against its metaschema
 
     Raises LlmrunError if the process cannot be started.
     """
@@ -101,7 +101,7 @@ def _check_size(text: str, most: int, where: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Return how many levels of objects and lists are nested, counting no further than one beyond the limit."""
+    """Return the number of nested levels of objects and lists. Counting stops one level beyond the limit."""
     level, depth = [value], 0
     while level and depth <= MOST_DEPTH:
         containers = [each for each in level if isinstance(each, dict | list)]
@@ -111,7 +111,7 @@ def _depth(value: Any) -> int:
 
 
 def _explained(message: str, schema: Any) -> str:
-    """Turn llguidance's message into one line, with the place of the problem if it can be found."""
+    """Turn llguidance's message into one line, with the place of the problem if the place can be found."""
     for pattern, keyword in ((_KEYS, None), (_FORMAT, "format")):
         if found := pattern.search(message):
             name = found[1]

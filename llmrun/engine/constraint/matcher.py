@@ -1,6 +1,6 @@
 """Checks response formats, turns them into grammars, and compiles the grammars for a vocabulary with llguidance.
 
-https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes its Lark dialect and its JSON schemas.
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes llguidance's Lark dialect and JSON schemas.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
-# llguidance's converter from GBNF runs in this process. Its time is quadratic in the number of rules: 4 s for 5,000.
+# llguidance's converter from GBNF runs in this process in quadratic time: 4 s for 5,000 rules.
 _MOST_GBNF_RULES: Final = 1_000
 _MOST_GBNF_CHARACTERS: Final = 1 << 18
-_LARK = re.compile(r"^[ \t]*(%llguidance\b|start\s*:)", re.MULTILINE)  # a line that only Lark grammars have
+_LARK = re.compile(r"^[ \t]*(%llguidance\b|start\s*:)", re.MULTILINE)  # a line that occurs only in Lark grammars
 
-# Whitespace is fixed: models otherwise tend to add it without end, and fixed text need not be drawn. The separators are
-# those of Python's json.dumps, which most training data uses. Each string has only one spelling, because llguidance
-# compares keys by their spelling: with \u escapes, it would take "a\u0022b" for another key than "a\"b". Control
-# characters that have no short escape are thus possible only in property names (see keywords.py).
+# Whitespace is fixed, because models tend to add whitespace without end, and fixed text need not be drawn. The
+# separators match Python's json.dumps, which wrote most training data. Each string has only one spelling, because
+# llguidance compares keys by their spelling: with \u escapes, "a\u0022b" and "a\"b" would be different keys. Control
+# characters without a short escape are thus possible only in property names (see keywords.py).
 _JSON_OPTIONS: Final[JsonCompileOptions] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -47,13 +47,13 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
 
 
 def check_format(response_format: ResponseFormat) -> None:
-    """Raise UsageError if a format is malformed or too large, as far as that can be told without compiling it."""
+    """Raise UsageError if a format is malformed or too large, as far as this can be determined without compiling."""
     if schema_of(response_format) is None:
         _lark_of(response_format)
 
 
 def schema_of(response_format: ResponseFormat) -> dict[str, Any] | None:
-    """Return the parsed JSON schema of a format, or None if it has none. Raises UsageError.
+    """Return the parsed JSON schema of a format, or None for a format without a schema. Raises UsageError.
 
     The schema `true`, which allows all JSON values, becomes an empty object.
     """
@@ -76,7 +76,7 @@ def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -
         text = json.dumps(with_exact_formats(schema))  # llguidance reads larger integers in text than in Python objects
         try:
             return LLMatcher.grammar_from_json_schema(text, None, _JSON_OPTIONS)
-        except ValueError as error:  # an integer is beyond all doubles
+        except ValueError as error:  # an integer is too large for a double
             raise UsageError(f"{response_format.origin}: {shown(str(error), 300)}") from None
     return LLMatcher.grammar_from_lark(_lark_of(response_format))
 
@@ -91,7 +91,7 @@ def _lark_of(response_format: ResponseFormat) -> str:
         return lark
     check_grammar_text(response_format.text, response_format.origin)
     if response_format.kind is FormatKind.REGEX:
-        # As in PCRE and in most of its users, the classes of digits, word characters and spaces are ASCII.
+        # As in PCRE and most programs that use PCRE, the classes of digits, word characters and spaces are ASCII.
         return f"start: /{regex_to_lark(response_format.text, 'dws')}/"
     return _lark_of_grammar(response_format)
 
@@ -123,17 +123,17 @@ def _lark_of_grammar(response_format: ResponseFormat) -> str:
         ) from None
 
 
-_KEPT: Final = 8  # compiled formats
-_LONGEST_REASON: Final = 300  # characters
-_SHORT: Final = 100  # characters of a text whose tokens are remembered
+_KEPT: Final = 8  # number of compiled formats to keep
+_LONGEST_REASON: Final = 300  # maximum number of characters
+_SHORT: Final = 100  # maximum length of a text whose tokens are cached
 
 
 class ConstraintCompiler:
     """Compiles response formats for one model.
 
-    llguidance needs its own form of the vocabulary, which takes 0.1 s for 49,000 tokens and 0.4 s for 152,000.
-    `prepare` builds it in a thread while the weights of the model are loaded. It also starts the isolated process, in
-    which every format is compiled first.
+    llguidance requires its own form of the vocabulary, which takes 0.1 s for 49,000 tokens and 0.4 s for 152,000.
+    `prepare` builds this form in a thread while the weights of the model are loaded, and starts the isolated process,
+    which compiles every format first.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class ConstraintCompiler:
         self._compiled: dict[ResponseFormat, LLMatcher] = {}
 
     def prepare(self, tokenizer: Tokenizer) -> None:
-        """Start building the vocabulary, unless that has already begun."""
+        """Start building the vocabulary, unless building has already begun."""
         if self._building is None:
             self._process.start()
             self._building = threading.Thread(target=self._build, args=(tokenizer,), daemon=True)
@@ -160,7 +160,7 @@ class ConstraintCompiler:
         return Constraint(matcher.deep_copy())
 
     def close(self) -> None:
-        """End the isolated process. It starts again when it is needed. Idempotent."""
+        """End the isolated process, which restarts when needed. Idempotent."""
         self._process.close()
 
     def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
@@ -204,7 +204,7 @@ class Constraint:
 
     @property
     def is_complete(self) -> bool:
-        """True once the text matches the format and nothing may follow it."""
+        """True if the text matches the format and nothing may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self, into: NDArray[np.uint32]) -> None:
@@ -250,7 +250,7 @@ def _reason(matcher: LLMatcher) -> str:
 class _Vocabulary:
     """A vocabulary in the form that llguidance reads: the bytes of every token, and a function that tokenizes text.
 
-    A vocabulary without end-of-generation tokens gets an additional one, which no model can generate.
+    A vocabulary without end-of-generation tokens receives an additional token, which no model can generate.
     """
 
     is_tokenizer_wrapper = True
@@ -258,9 +258,9 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._encode = partial(_continuation, tokenizer)
-        self._encode_short = lru_cache(1024)(self._encode)  # the keys of objects in a list are forced again and again
+        self._encode_short = lru_cache(1024)(self._encode)  # the keys of objects in a list are forced repeatedly
         found = tokenizer.all_token_bytes()
-        # Control tokens have no bytes. Their names are the texts by which a grammar may refer to them.
+        # Control tokens have no bytes. Grammars may refer to control tokens by name.
         self.special_token_ids = [token for token, text in enumerate(found) if not text]
         self.tokens = [text or tokenizer.token_text(token).encode() for token, text in enumerate(found)]
         self.eos_token_id = min(tokenizer.end_of_generation, default=len(found))

@@ -1,11 +1,11 @@
-"""Creates llguidance's matchers, whose parsers have limits of their own.
+"""Creates llguidance's matchers, with limits for their parsers.
 
-The limits count the parser's work, not seconds, so whether an answer exceeds them does not depend on the machine.
+The limits count the parser's work, not seconds, so whether an answer exceeds a limit does not depend on the machine.
 
 A trial in the isolated process shows whether a grammar compiles at all. llguidance reports most problems, but a few
-crash or block the process that it runs in. In 1.9.1, the schema `{"const": -9223372036854775808}`, chains of 3,000
-`$ref`s and chains of 3,000 grammar rules overflow its stack, and 20 patterns in an `allOf` compile for minutes. A crash
-or a timeout there does not affect llmrun.
+crash or block the process. In 1.9.1, the schema `{"const": -9223372036854775808}`, chains of 3,000
+`$ref`s and chains of 3,000 grammar rules overflow the stack, and 20 patterns in an `allOf` compile for minutes. A
+crash or a timeout of the isolated process does not affect llmrun.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from llmrun.base.stacks import on_stack
 
-# The maximum number of Earley items per row. Ambiguous grammars need many, and the work per token grows with their
-# square or cube. With `s: s s s | s s | "a" | "b"`, a mask takes up to 13 ms with 500 items and up to 850 ms with
-# llguidance's default of 2,000.
+# The maximum number of Earley items per row. Ambiguous grammars need many items, and the work per token grows with the
+# square or cube of the number of items. With `s: s s s | s s | "a" | "b"`, a mask takes up to 13 ms with 500 items and
+# up to 850 ms with llguidance's default of 2,000.
 _MOST_ITEMS = 500
 
 
@@ -30,12 +30,12 @@ def new_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 _STACK_BYTES = 2 << 20
-_STEPS = 8  # tokens to try; the parser's limits apply to each of them
-_NO_TOKENIZER = "no tokenizer"  # begins the warning about special tokens, which only the real tokenizer knows
+_STEPS = 8  # number of tokens to try; the parser's limits apply to each token
+_NO_TOKENIZER = "no tokenizer"  # start of the warning about special tokens, which only the real tokenizer contains
 
 
 def grammar_problem(grammar: str) -> str:
-    """Return llguidance's message if it cannot compile a grammar or begin an answer, or ""."""
+    """Return llguidance's message if a grammar cannot be compiled or cannot begin an answer, or ""."""
     try:
         return on_stack(_STACK_BYTES, lambda: _compile_problem(grammar))
     except BaseException:  # noqa: BLE001 - a panic of llguidance is not an Exception

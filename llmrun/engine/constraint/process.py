@@ -1,8 +1,8 @@
 """The isolated process for constrained output, which validates finished answers and compiles every grammar first.
 
 llguidance keeps an answer within its schema token by token, with a few exceptions: products of large numbers in the
-schema overflow, and it treats U+FEFF as a visible character. So the text is parsed and validated once more. This
-happens in an isolated process, because the answer and the schema are untrusted: a pattern such as `^(a+)+$` can keep
+schema overflow, and U+FEFF counts as a visible character. So the text is parsed and validated once more, in
+an isolated process, because the answer and the schema are untrusted: a pattern such as `^(a+)+$` can keep
 Python's `re` busy for years.
 
 If a key occurs twice in one object, the last value counts, as in most parsers.
@@ -28,7 +28,7 @@ _STACK_OVERFLOWS = (-signal.SIGSEGV, -10, 0xC00000FD)  # SIGBUS on macOS, and ST
 class ConstraintProcess(IsolatedProcess):
     """The process that handles the schemas and answers of one model. Not thread-safe.
 
-    It starts with `start` or on first use, which takes 60 ms. The first request takes another 40 to 90 ms for imports.
+    The process is started by `start` or on first use, which takes 60 ms. The first request imports for 40 to 90 ms.
     """
 
     def __init__(self) -> None:
@@ -49,12 +49,12 @@ class ConstraintProcess(IsolatedProcess):
 
 
 def one_line(words: str) -> str:
-    """Return at most 300 characters on one line that is safe to print. Escapes count as well."""
+    """Return at most 300 characters on one line that is safe to print. Escapes count toward the limit."""
     return shown(shown(" ".join(words.split()), _REASON_LENGTH), _REASON_LENGTH)
 
 
 def _explained(failure: ProcessFailed, limits: ProcessLimits) -> ProcessFailed:
-    """Say what an exit status means: Rust aborts if memory is refused, and a stack overflow is a fault."""
+    """Explain an exit status: Rust aborts if memory is refused, and a stack overflow is a fault."""
     if failure.status in _ABORTED:
         return ProcessFailed(limits.out_of_memory)
     return ProcessFailed(TOO_DEEP) if failure.status in _STACK_OVERFLOWS else failure
@@ -70,9 +70,9 @@ _OUTPUT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of validating an answer. `reason` is one line that is safe to print; it is empty if valid.
+    """The result of validating an answer. `reason` is one line that is safe to print; empty for valid answers.
 
-    For invalid answers, it names the place as a JSON pointer, the problem, and the violated keyword in parentheses.
+    For invalid answers, `reason` contains the place as a JSON pointer, the problem, and the violated keyword.
     """
 
     kind: VerdictKind
@@ -89,7 +89,7 @@ def validate(
 
     schema     the parsed schema, or its JSON text
     timeout_s  CPU time limit
-    process    a process to use, which stays open; without one, a process is started, which takes 200 ms
+    process    a process to use, which stays open; if None, a new process is started, which takes 200 ms
 
     Raises LlmrunError if the process cannot be started.
     """
@@ -110,6 +110,6 @@ def validate(
 
 
 def problem_with(value: object, schema: object) -> str | None:
-    """Return what is wrong with a JSON value, or None if it matches the schema or could not be validated."""
+    """Return the problem with a JSON value, or None if the value matches the schema or could not be validated."""
     verdict = validate(json.dumps(value), schema)
     return verdict.reason if verdict.kind == "invalid" else None

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 from llmrun.base.errors import shown
 
-MOST_DIGITS = 4300  # in an integer; this is also Python's default limit, because parsing takes quadratic time
+MOST_DIGITS = 4300  # maximum for an integer; Python has the same default, because parsing takes quadratic time
 
 
 class TooManyDigits(ValueError):
-    """An integer is too long to parse. It is valid JSON."""
+    """An integer is too long to parse, although it is valid JSON."""
 
 
 def parse(text: str) -> Any:
@@ -26,7 +26,7 @@ def parse(text: str) -> Any:
 def parse_unique(text: str) -> Any:
     """Parse one JSON value in which no object has a key twice. Raises ValueError or RecursionError, as `parse` does.
 
-    RFC 8259 leaves the meaning of such keys open. In a schema, they are a mistake, and parsers would disagree about it.
+    RFC 8259 leaves the meaning of repeated keys open, so parsers disagree. In a schema, a repeated key is a mistake.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_int=_integer)
 

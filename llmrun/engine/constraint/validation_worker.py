@@ -3,7 +3,7 @@ r"""The program of the isolated process that validates answers with jsonschema a
 A request is {"text", "schema"}, {"grammar"} or {"grammar", "schema"}. An answer is [kind, value]:
 
 "verdict"  [kind, reason] for a text
-"problem"  why a grammar or its schema is refused; empty if there is no problem
+"problem"  the reason why a grammar or its schema is refused; empty if there is no problem
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def _problem(request: dict[str, Any]) -> str:
         return schema_problem(request["schema"])
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # noqa: BLE001 - for the same reason
+    except Exception as error:  # noqa: BLE001 - the schema is untrusted, and jsonschema expects a well-formed schema
         return f"the schema is invalid: {type(error).__name__}: {error}"

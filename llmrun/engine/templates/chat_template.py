@@ -202,7 +202,7 @@ class TemplateProcess(IsolatedProcess):
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
-        """Probe a template and return its abilities, or empty ones if probing fails. The first call takes 20 to 200 ms."""
+        """Return the abilities of a template, or empty ones if probing fails. The first call takes 20 to 200 ms."""
         if source not in self._abilities:
             self._abilities[source] = self._probe(source)
         return self._abilities[source]

@@ -159,7 +159,7 @@ class ItemReader:
         return None
 
     def _balanced(self, once: bool = False) -> Reading[str]:
-        """Read a value that ends before a separator or the end of the arguments. If `once`, read one array or object."""
+        """Read a value up to a separator or the end of the arguments. If `once`, read one array or object."""
         reader, form = self._reader, self._form
         start, depth = reader.at, 0
         quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.arrays, ('"',))

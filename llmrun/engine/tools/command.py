@@ -1,8 +1,8 @@
 """Runs a command as a tool, from a list of arguments and without a shell, with limits on its time and output.
 
-The child process has a session of its own, and is killed together with its descendants. Because the session has no
-terminal, tools cannot write to the user's screen, and Ctrl-C does not reach them. Threads read the pipes, because
-`select` does not work with pipes on Windows.
+The child process runs in a session of its own, and is killed together with its descendants. The session has no
+terminal, so tools cannot write to the user's screen, and Ctrl-C does not reach the tools. Threads read the pipes,
+because `select` does not work with pipes on Windows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from llmrun.engine.tools import tool
 from llmrun.engine.tools.tool import Definition, Limits, ToolFailed, ToolResult, digest_of, shortened
 from llmrun.engine.tools.tools_file import CommandDeclaration, environment, filled_command
 
-_TAIL = 4096  # bytes of standard error that are kept for messages
+_TAIL = 4096  # number of bytes of standard error that are kept for messages
 _PIECE = 1 << 16
-_LAST_WORDS_S = 1.0  # for reading the rest of standard error, which a descendant that escaped may hold open
+_LAST_WORDS_S = 1.0  # time limit for reading the rest of standard error, which an escaped descendant may hold open
 
 
 class Child:
     """A running process.
 
-    stdin   unbuffered; only one thread may use it
-    stdout  buffered; only one thread may use it
+    stdin   unbuffered; must be used by only one thread
+    stdout  buffered; must be used by only one thread
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None) -> None:
@@ -74,7 +74,7 @@ class Child:
         return self._tail.decode(errors="replace")
 
     def ended(self) -> bool:
-        """Return whether the process has ended. If it has, kill its descendants."""
+        """Return True if the process has ended. In that case, kill its descendants."""
         with self._lock:
             ended = self._process.poll() is not None
             # Do this immediately and only once, because the system may give the process ID to another process.
@@ -84,7 +84,7 @@ class Child:
             return ended
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most this long for the process to end. Returns whether it has."""
+        """Wait at most this long for the process to end. Returns True if it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self.ended()
@@ -95,7 +95,7 @@ class Child:
             self._end_all(at_once=True)
 
     def end(self, seconds: float) -> None:
-        """End the process, whose standard input has been closed: wait, then SIGTERM, then SIGKILL.
+        """End the process after its standard input has been closed: wait, then send SIGTERM, then SIGKILL.
 
         seconds  how long to wait after each of the three steps
         """
@@ -141,7 +141,7 @@ def write_all(stream: io.RawIOBase, data: bytes) -> None:
 
 
 _LOOK_S = 0.05  # how often to check on a running command
-_BYTES_PER_CHARACTER = 4  # the most that UTF-8 uses
+_BYTES_PER_CHARACTER = 4  # the maximum in UTF-8
 
 
 def command_definition(declared: CommandDeclaration) -> Definition:
@@ -160,7 +160,7 @@ def run_command(
 ) -> ToolResult:
     """Run a command and return its standard output.
 
-    If its exit status is not 0, the result is marked as an error and also contains the end of its standard error.
+    If the exit status is not 0, the result is marked as an error and also contains the end of standard error.
     Raises ToolFailed if the command cannot be started or runs too long, and Cancelled if the user stops it.
     """
     try:
@@ -188,10 +188,10 @@ def run_command(
 
 
 class _Output:
-    """Reads standard output and keeps its beginning.
+    """Reads standard output and keeps the beginning.
 
     size      bytes read so far
-    too_long  whether the output is over the limit for commands
+    too_long  True if the output exceeds the limit for commands
     """
 
     def __init__(self, stream: io.BufferedReader, limits: Limits) -> None:
@@ -213,7 +213,7 @@ class _Output:
 
 
 def _write(stream: io.RawIOBase, text: str) -> None:
-    with contextlib.suppress(OSError), stream:  # the command has ended, or does not read its input
+    with contextlib.suppress(OSError), stream:  # the command has ended, or does not read standard input
         write_all(stream, text.encode())
 
 

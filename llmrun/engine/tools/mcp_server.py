@@ -1,10 +1,10 @@
 """A server of the Model Context Protocol (MCP) in a child process: starting it, listing its tools and calling them.
 
-We speak revision 2025-06-18 and older ones, and use only tools. The messages are JSON-RPC over the server's standard
-input and output, one per line. See https://modelcontextprotocol.io/specification/2025-06-18
+llmrun supports revision 2025-06-18 and older revisions, and uses only tools. The messages are JSON-RPC over the
+server's standard input and output, one per line. https://modelcontextprotocol.io/specification/2025-06-18
 
-The server is untrusted. It may send anything at any time, or nothing, and may stop reading. Therefore, one thread reads
-and one writes, and every request has a time limit.
+The server is untrusted: it may send anything at any time, or nothing, and may stop reading. Therefore, one thread reads
+and another writes, and every request has a time limit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOOLS_CHANGED = "notifications/tools/list_changed"
 _INITIALIZE = "initialize"  # the only request that clients must not cancel
 _METHOD_NOT_FOUND = -32601
 _LOOK_S = 0.05  # how often a waiting request checks for Ctrl-C
-_MOST_WAITING = 1000  # messages; more accumulate only if the server does not read its input
+_MOST_WAITING = 1000  # maximum queue length; reached only if the server does not read its input
 
 
 class Connection:
@@ -60,7 +60,7 @@ class Connection:
         self._pending: dict[int, Future[Mapping[str, Any]]] = {}
         self._requests = 0
         self._unasked = 0  # bytes received since the last answer
-        self._trouble = ""  # why the connection ended
+        self._trouble = ""  # the reason for which the connection ended
         self._closed = threading.Event()
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(_MOST_WAITING)
         self._writer = threading.Thread(target=self._write, daemon=True)
@@ -70,7 +70,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is running and its output has not ended."""
+        """True while the server is running and its output has not ended."""
         return not (self._closed.is_set() or self._child.ended())
 
     def request(self, method: str, params: Mapping[str, Any], timeout_s: float, cancelled: tool.Cancelled) -> Any:
@@ -98,7 +98,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the server's input and end the server. Takes at most five times `end_s`. Idempotent."""
-        with contextlib.suppress(queue.Full):  # the server does not read its input, so the signals end it
+        with contextlib.suppress(queue.Full):  # if the server does not read its input, signals end the server
             self._outgoing.put_nowait(None)
         self._child.end(self._limits.end_s)
         for thread in (self._writer, self._reader):
@@ -120,7 +120,7 @@ class Connection:
                 return pending.result(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
             if cancelled():
                 raise Cancelled("cancelled")
-            if self._child.ended():  # its descendants, which may hold its output open, are dead now
+            if self._child.ended():  # the server's descendants, which may hold the output open, are dead now
                 self._reader.join(self._limits.end_s)
                 self._end_pending()
             elif time.monotonic() >= deadline:
@@ -189,7 +189,7 @@ class Connection:
             return
         try:
             value = decode_json(line, self._limits.depth)
-        except RefusedJson as error:  # this is probably an answer
+        except RefusedJson as error:  # the line is probably an answer
             self._fail_pending(f"its answer cannot be used: {shown(str(error))}")
             return
         except ValueError as error:  # a library has probably written a message to standard output
@@ -209,12 +209,12 @@ class Connection:
         number = message.get("id")
         with self._lock:
             pending = self._pending.get(number) if type(number) is int else None
-            if pending is not None and not pending.done():  # otherwise, it answers a cancelled request, or none
+            if pending is not None and not pending.done():  # otherwise, the request was cancelled or never existed
                 self._unasked = 0
                 pending.set_result(message)
 
     def _reply(self, number: object, method: str) -> None:
-        """Answer a ping, and refuse all other requests, because we offer the server nothing."""
+        """Answer a ping, and refuse all other requests, because llmrun offers nothing to servers."""
         if not isinstance(number, str | int):
             return
         error = {"code": _METHOD_NOT_FOUND, "message": "this client supports only ping"}
@@ -222,7 +222,7 @@ class Connection:
             self._send({"jsonrpc": "2.0", "id": number} | ({"result": {}} if method == "ping" else {"error": error}))
 
     def _count(self, line: bytes) -> None:
-        """Count the bytes of a line. Kill a server that floods us, because reading takes CPU time."""
+        """Count the bytes of a line. Kill a server that sends too much, because reading takes CPU time."""
         self._unasked += len(line)
         if self._unasked > self._limits.unasked:
             self._break_off(f"it sent more than {self._limits.unasked:,} bytes that nobody asked for")
@@ -251,12 +251,12 @@ _MOST_PAGES = 100
 
 
 class McpServer:
-    """One server from the user's file. It runs from `start` to `close`, and `call` restarts it if it has died.
+    """A server from the user's file. The server runs from `start` to `close`, and `call` restarts a server that died.
 
-    declared  its entry in the user's file
-    tools     the tools that it offered last
+    declared  the server's entry in the user's file
+    tools     the tools in the server's most recent list
     notes     lines for the user, which are safe to print
-    limits    for its messages and results
+    limits    the limits for messages and results
     """
 
     def __init__(self, declaration: ServerDeclaration, limits: Limits) -> None:
@@ -267,7 +267,7 @@ class McpServer:
         self._connection: Connection | None = None
 
     def start(self, cancelled: tool.Cancelled) -> None:
-        """Start the server and list its tools. Raises ToolFailed and Cancelled, after which the server is closed."""
+        """Start the server and list its tools. Raises ToolFailed and Cancelled after closing the server."""
         self.close()
         declared = self.declared
         child = Child(declared.command, environment(declared.environment), declared.folder)
@@ -285,7 +285,7 @@ class McpServer:
         return self._connection is not None and self._connection.is_open
 
     def refresh(self, cancelled: tool.Cancelled) -> bool:
-        """List the tools again if the server has reported a change. Returns whether it has."""
+        """List the tools again if the server has reported a change. Returns True if a change was reported."""
         connection = self._connection
         if connection is None or not connection.tools_changed.is_set():
             return False

@@ -1,6 +1,6 @@
 """The data types of tools, the limits for them, and the cleaning of their untrusted JSON and text.
 
-The limits keep a tool from using up the memory, the context or the user's time.
+The limits keep a tool from exhausting the memory, the context or the user's time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Limits:
 
     line        bytes of one message from or to a server
     unasked     bytes that a server may send without answering a request, and bytes that a command may write to stdout
-    result      characters of a result that the model gets to see
-    depth       nested arrays and objects in a message
-    tools       tools of one server
+    result      characters of a result that are passed to the model
+    depth       levels of nested arrays and objects in a message
+    tools       number of tools of one server
     definition  characters of one tool's definition as JSON
     end_s       seconds that a process has to end after each step: closing its input, SIGTERM, SIGKILL
     """
@@ -38,8 +38,8 @@ class Limits:
     end_s: float = 1.0
 
 
-Cancelled = Callable[[], bool]  # returns whether the user wants to stop waiting
-Validator = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]  # returns what is wrong with the arguments
+Cancelled = Callable[[], bool]  # returns True if the user wants to stop waiting
+Validator = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]  # returns the problem with the arguments
 
 
 class ToolFailed(LlmrunError):
@@ -74,8 +74,8 @@ class ToolInfo:
     name      the name that the model uses, made of the characters a-z, A-Z, 0-9, _ and -
     server    the server's name in the user's file; "" for a command
     original  the tool's own name
-    is_safe   whether the user allows calls without confirmation
-    why_not   why the tool is not safe although the user marked it; "" if there is no mark
+    is_safe   True if the user allows calls without confirmation
+    why_not   the reason why the tool is not safe although the user marked it as safe; "" without such a mark
     """
 
     name: str
@@ -92,8 +92,8 @@ class ToolResult:
     """The result of a call.
 
     text       untrusted text without control characters, except newlines and tabs
-    is_error   whether the tool reports an error; the model should see its text
-    truncated  whether the text is only the beginning of the result; its last line then says so
+    is_error   True if the tool reports an error; the model should see the text of the error
+    truncated  True if the text is only the beginning of the result; the last line of the text then says so
     seconds    duration of the call
     """
 
@@ -104,7 +104,7 @@ class ToolResult:
 
 
 def digest_of(value: Any) -> str:
-    """Return the sha256 of a JSON value in hexadecimal. It does not depend on the order of keys."""
+    """Return the sha256 of a JSON value in hexadecimal. The result does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -114,14 +114,14 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\U00
 
 
 class RefusedJson(ValueError):
-    """The text can be parsed as JSON, but its value exceeds our limits."""
+    """The text can be parsed as JSON, but the value exceeds the limits for tools."""
 
 
 def decode_json(data: bytes, depth: int) -> Any:
     """Parse JSON with at most `depth` nested arrays and objects.
 
-    NaN and infinite numbers are refused too, because they are not JSON and cannot be passed on. Raises RefusedJson, or
-    ValueError if the data is not JSON. Both have a one-line reason.
+    NaN and infinite numbers are refused too, because JSON does not allow them. Raises RefusedJson, or
+    ValueError if the data is not JSON. Both errors have a one-line reason.
     """
     try:
         value = json.loads(data.decode("utf-8"), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
@@ -144,7 +144,7 @@ def cleaned(text: str) -> str:
 
 
 def cleaned_json(value: Any) -> Any:
-    """Return a copy of a JSON value with `cleaned` strings and keys. Its depth must have been checked."""
+    """Return a copy of a JSON value with `cleaned` strings and keys. The caller must have checked the depth."""
     if isinstance(value, str):
         return cleaned(value)
     if isinstance(value, dict):
@@ -183,7 +183,7 @@ def result_of(value: object, limit: int) -> ToolResult:
     if not isinstance(value, dict) or not isinstance(content := value.get("content", []), list):
         raise ToolFailed("its result is not an object with a list `content`")
     texts = [_text(block) for block in content]
-    # A server should repeat structured content as text, for clients that do not read it.
+    # A server should repeat structured content as text for clients that do not read structured content.
     if not texts and "structuredContent" in value:
         texts = [json.dumps(value["structuredContent"], ensure_ascii=False)]
     text, truncated = shortened("\n".join(texts), limit)
@@ -191,10 +191,10 @@ def result_of(value: object, limit: int) -> ToolResult:
 
 
 def shortened(text: str, limit: int) -> tuple[str, bool]:
-    """Return the text `cleaned` and cut after `limit` characters, and whether it was cut.
+    """Clean a text and cut it after `limit` characters. Returns the text, and True if the text was cut.
 
-    If it was cut, a line at the end tells the model so. The limit applies to the cleaned text, because an escape such
-    as \\U000e0041 is ten times as long as its character.
+    After a cut, a last line informs the model. The limit applies to the cleaned text, because an escape such
+    as \\U000e0041 is ten times as long as the character.
     """
     text = cleaned(text)
     if len(text) <= limit:

@@ -1,14 +1,14 @@
-"""The tools of a chat: starts the servers, gives the tools names and descriptions for a model, and calls them.
+"""The tools of a chat: starts the servers, assigns names and descriptions for a model, and calls the tools.
 
 Names, descriptions, schemas and results come from tools and are untrusted. They contain no control characters, but a
 template must treat them as data, because they may contain the text of control tokens.
 
-A tool runs without confirmation only if the user has marked it as safe, in the tools file or in a chat. A mark is bound
-to the sha256 of the tool's definition, so a tool loses its mark if the server changes what the tool says it does. A
-mark also holds for only one program, which is a command with its working directory and its declared variables: `cwd`
-decides which files relative arguments name, and variables such as PATH or NODE_OPTIONS decide which code runs.
+A tool runs without confirmation only if the user has marked the tool as safe, in the tools file or in a chat. A mark
+is bound to the sha256 of the tool's definition, so a tool loses its mark if the server changes the definition. A mark
+is also bound to one program, which is a command with its working directory and its declared variables: `cwd`
+determines which files relative arguments name, and variables such as PATH or NODE_OPTIONS determine which code runs.
 
-Marks are stored in tools/safe-tools.json in the data folder. The file has only the sha256 of each program, because a
+Marks are stored in tools/safe-tools.json in the data folder. The file contains only the sha256 of each program, because
 program's arguments and variables may contain keys.
 """
 
@@ -53,8 +53,8 @@ class _Mark:
     server   the server's name in the user's file; "" for a command
     command  the sha256 of the program, which is the server or the command itself
     tool     the tool's own name
-    digest   the sha256 of the definition that the mark is for; "" if the user has removed the mark
-    in_chat  whether the mark was made in a chat, so it applies even if the user's file has none
+    digest   the sha256 of the definition that the user has marked; "" if the user has removed the mark
+    in_chat  True if the mark was made in a chat, and so applies even if the user's file contains no mark
     """
 
     server: str
@@ -69,16 +69,16 @@ class _Mark:
 
 
 class SafeMarks:
-    """The marks of one file. Every change reads the file again and replaces it atomically."""
+    """The marks of one file. Every change first reads the file again and then replaces the file atomically."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or data_folder() / "tools" / "safe-tools.json"
         self._marks = {mark.key: mark for mark in self._read()}
 
     def why_unsafe(self, program: Program, tool: Definition, *, in_file: bool) -> str | None:
-        """Return why a tool needs confirmation: "" if it has no mark, or a reason. Returns None if it is safe.
+        """Return None if a tool is safe, or else the reason why it needs confirmation, which is "" for a missing mark.
 
-        in_file  whether the user's file marks the tool. This saves a mark for the first definition that is seen
+        in_file  True if the user's file marks the tool. The first definition of such a tool is saved as its mark
         """
         mark = self._marks.get((tool.server, _digest_of_program(program), tool.name))
         if mark is None and in_file:
@@ -94,14 +94,14 @@ class SafeMarks:
         return None if mark.digest == tool.digest else CHANGED
 
     def add(self, program: Program, tool: Definition, digest: str, *, in_chat: bool) -> None:
-        """Replace the mark of a tool. Raises LlmrunError if the mark cannot be saved. See `_Mark`."""
+        """Replace the mark of a tool. The arguments become fields of `_Mark`. Raises LlmrunError if saving fails."""
         mark = _Mark(tool.server, _digest_of_program(program), tool.name, digest, in_chat)
         marks = {known.key: known for known in self._read()} | {mark.key: mark}  # another chat may have added marks
         self._write(marks)
         self._marks = marks
 
     def _read(self) -> list[_Mark]:
-        """Return the saved marks. Raises LlmrunError if the file is damaged, so that no mark is trusted by mistake."""
+        """Return the saved marks. Raises LlmrunError for a damaged file, so that no mark is trusted by mistake."""
         try:
             with self._path.open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
@@ -133,7 +133,7 @@ class SafeMarks:
 
 
 def _digest_of_program(program: Program) -> str:
-    """Return the sha256 of what the user's file runs: the command, the working directory and the declared variables."""
+    """Return the sha256 of a program: the command, the working directory and the declared variables."""
     folder = None if program.folder is None else str(program.folder)
     return digest_of([program.command, folder, dict(program.environment)])
 
@@ -152,7 +152,7 @@ _LOOK_S = 0.05  # how often to check for Ctrl-C while servers start
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tool and where it comes from."""
+    """A tool and its origin."""
 
     definition: Definition
     source: McpServer | CommandDeclaration
@@ -163,7 +163,7 @@ class _Entry:
 
     @property
     def is_marked(self) -> bool:
-        """Whether the user's file marks the tool as safe."""
+        """True if the user's file marks the tool as safe."""
         if isinstance(self.source, CommandDeclaration):
             return self.source.is_safe
         return self.definition.name in self.source.declared.safe
@@ -187,9 +187,9 @@ class Toolbox:
     ) -> None:
         """Create a toolbox without starting anything. `open` also starts the servers.
 
-        validate  takes a call's arguments and their schema; returns what is wrong, or None if they are valid
-        note      receives lines that the user should read, such as a server's failure; they are safe to print
-        progress  receives lines about servers that are starting, several times a second
+        validate  a function of a call's arguments and their schema that returns the problem, or None if they are valid
+        note      a function for lines that the user should read, such as a server's failure; lines are safe to print
+        progress  a function for lines about starting servers; called several times a second
         """
         self.failures: dict[str, str] = {}
         self._declared = declared
@@ -203,7 +203,7 @@ class Toolbox:
 
     @classmethod
     def open(cls, source: Path | ToolsFile, **options: Any) -> Toolbox:
-        """Read a tools file, start its servers at the same time and wait for them.
+        """Read a tools file, start all of its servers in parallel and wait for them.
 
         A server that cannot be started is left out, with a note. Raises UsageError for an invalid file. `options` are
         passed to the constructor.
@@ -241,7 +241,7 @@ class Toolbox:
         ]
 
     def describe(self, name: str) -> ToolInfo:
-        """Return what the user should know about a tool. Raises ToolFailed if there is no such tool."""
+        """Return information about a tool for the user. Raises ToolFailed if no tool has this name."""
         entry = self._entry(name)
         found, why = entry.definition, self._why_unsafe(entry)
         return ToolInfo(
@@ -255,12 +255,12 @@ class Toolbox:
         )
 
     def mark_safe(self, name: str) -> None:
-        """Let a tool run without confirmation, now and later, until its definition changes. Raises LlmrunError."""
+        """Let a tool run without confirmation from now on, until its definition changes. Raises LlmrunError."""
         entry = self._entry(name)
         self._marks.add(entry.program, entry.definition, entry.definition.digest, in_chat=True)
 
     def unmark(self, name: str) -> None:
-        """Ask about a tool again, even if the file marks it as safe. Raises LlmrunError."""
+        """Require confirmation for a tool again, even if the file marks the tool as safe. Raises LlmrunError."""
         entry = self._entry(name)
         self._marks.add(entry.program, entry.definition, "", in_chat=False)
 
@@ -273,7 +273,7 @@ class Toolbox:
     def call(
         self, name: str, arguments: Mapping[str, Any], cancelled: threading.Event | tool.Cancelled | None = None
     ) -> ToolResult:
-        """Call a tool, whether or not it is safe. The caller must ask the user first.
+        """Call a tool, even if the tool is not safe. The caller must ask the user first.
 
         Returns a result with `is_error` if the tool reports an error, or if the arguments are not valid. Raises
         ToolFailed if there is no result, and Cancelled after `cancelled` is set or returns True.
@@ -291,9 +291,9 @@ class Toolbox:
         return replace(result, seconds=time.monotonic() - started)
 
     def refresh(self, cancelled: threading.Event | tool.Cancelled | None = None) -> bool:
-        """List the tools again for servers that have reported a change. Returns whether any has.
+        """List the tools again for servers that have reported a change. Returns True if a server has reported a change.
 
-        Call it between turns. If a server fails, its old list is kept and a note is written. Raises Cancelled.
+        Call this method between turns. If a server fails, its old list is kept and a note is written. Raises Cancelled.
         """
         changed = False
         for server in self._servers:
@@ -308,7 +308,7 @@ class Toolbox:
         return changed
 
     def close(self) -> None:
-        """End all servers at the same time. Idempotent."""
+        """End all servers in parallel. Idempotent."""
         threads = [threading.Thread(target=server.close, daemon=True) for server in self._servers]
         try:
             for thread in threads:
@@ -323,7 +323,7 @@ class Toolbox:
     # Starting
 
     def _start(self) -> None:
-        """Start all servers. If that is interrupted, kill them."""
+        """Start all servers. If the start is interrupted, kill them."""
         stop = threading.Event()
         starts = [_Start(server, stop.is_set) for server in self._servers]
         try:
@@ -351,14 +351,14 @@ class Toolbox:
         self._tell_notes()
 
     def _collect(self) -> None:
-        """Give all tools their names."""
+        """Assign names to all tools."""
         entries = [_Entry(command_definition(command), command) for command in self._declared.commands]
         entries += [_Entry(found, server) for server in self._servers for found in server.tools]
         names = exposed_names([(entry.definition.server, entry.definition.name) for entry in entries])
         self._entries = dict(zip(names, entries, strict=True))
 
     def _check_names(self) -> None:
-        """Write a note for each name in `safe` that is not a tool of its server."""
+        """Write a note for each name in `safe` for which the server has no tool."""
         for server in self._servers:
             offered = [found.name for found in server.tools]
             for name in server.declared.safe if server.declared.name not in self.failures else ():
@@ -367,7 +367,7 @@ class Toolbox:
                     self._note(f"tools: {server.declared.name}: safe: it has no tool {shown(name)}; {hint}")
 
     def _check_marks(self) -> None:
-        """Write a note for each tool whose mark no longer holds, and record the definitions that are new."""
+        """Write a note for each tool whose mark is no longer valid, and record the definitions that are new."""
         for name, entry in self._entries.items():
             if why := self._why_unsafe(entry):
                 self._note(f"tools: {name}: {why}, so every call needs your confirmation")
@@ -402,7 +402,7 @@ class Toolbox:
 
 
 class _Start(threading.Thread):
-    """A thread that starts a server. `error` says why it failed, in one line that is safe to print, or ""."""
+    """A thread that starts a server. `error` is "" or describes the failure in one line that is safe to print."""
 
     def __init__(self, server: McpServer, cancelled: tool.Cancelled) -> None:
         super().__init__(daemon=True)
@@ -420,7 +420,7 @@ class _Start(threading.Thread):
 
 
 def _not_json(arguments: object) -> str:
-    """Return why a call's arguments cannot be sent, or ""."""
+    """Return the reason why a call's arguments cannot be sent, or ""."""
     if not isinstance(arguments, Mapping):
         return "they must be a JSON object"
     try:

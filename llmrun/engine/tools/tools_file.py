@@ -12,13 +12,13 @@
 
     {"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}
 
-Relative paths to programs and working directories start at the folder of the file. Every error names the file, the key,
-the value and what is valid.
+Relative paths to programs and working directories start at the folder of the file. Every error message contains the
+file, the key, the value and the valid values.
 
-{city} stands for the argument `city`, and {{city}} for the text {city}. Other braces are kept as they are. A value
-always stays within one argument of the program, whatever it contains.
+{city} stands for the argument `city`, and {{city}} for the text {city}. Other braces are kept as written. A value
+always remains within one argument of the program, whatever the value contains.
 
-Tools get the environment variables that are listed here and those that the user declares, but no other keys or tokens.
+Tools receive the environment variables listed in this module and the variables that the user declares, but no others.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LANGUAGE = (
 
 
 def environment(declared: Mapping[str, str]) -> dict[str, str]:
-    """Return the listed variables of this process, and `declared`, which takes precedence."""
+    """Return the listed variables of this process together with `declared`, which takes precedence."""
     listed = (*(_WINDOWS if sys.platform == "win32" else _POSIX), *_LANGUAGE)
     return {name: os.environ[name] for name in listed if name in os.environ} | dict(declared)
 
@@ -67,8 +67,8 @@ def exposed_names(tools: Sequence[tuple[str, str]]) -> list[str]:
     """Return a distinct name for each (server, tool), in the same order. Commands have the server "".
 
     Commands keep their names, which must be valid and distinct. The name of a server's tool does not depend on the
-    order of the tools. If several tools would have the same name, it is prefixed with the server's name, as in
-    `time_now`. If that does not make it distinct, or makes it too long, it ends with part of a hash.
+    order of the tools. If several tools would have the same name, each is prefixed with its server's name, as in
+    `time_now`. If the prefixed name is not distinct, or is too long, the name ends with part of a hash.
     """
     taken = {tool for server, tool in tools if not server}
     names = {key: _OTHERS.sub("_", key[1]) or "tool" for key in tools if key[0]}
@@ -121,7 +121,7 @@ def filled_command(command: Sequence[str], schema: Mapping[str, Any], values: Ma
             if _NO_ARGUMENT.search(texts[name]):
                 raise ValueError(f"the argument {name!r} contains a NUL character or a lone surrogate")
         text = _PLACEHOLDER.sub(lambda match: match[1] or texts[match[2]], argument)
-        # Otherwise a model could pass any option, such as --output=FILE. After "--", programs expect no options.
+        # Otherwise, a model could pass any option, such as --output=FILE. After "--", programs expect no options.
         may_be_option = not argument.startswith("-") and "--" not in command[: len(arguments)]
         if names and may_be_option and text.startswith("-") and not _NUMBER.fullmatch(text):
             raise ValueError(f"the argument {names[0]!r} must not begin with '-'")
@@ -142,11 +142,11 @@ class ServerDeclaration:
     """An MCP server.
 
     command          the program's absolute path and its arguments
-    environment      variables in addition to those that all tools get (see `environment`)
+    environment      variables in addition to the variables that all tools receive (see `environment`)
     folder           working directory; None for llmrun's own
     timeout_s        seconds for each call
     start_timeout_s  seconds to start; `uvx` and `npx` may have to download the server first
-    safe             the server's names for the tools that run without confirmation
+    safe             the server's own names of the tools that run without confirmation
     """
 
     name: str
@@ -160,11 +160,11 @@ class ServerDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class CommandDeclaration:
-    """A command that is itself a tool.
+    """A command that is offered as a tool.
 
     command     the program's absolute path and its arguments, in which {name} stands for an argument of the call
     parameters  the JSON schema of the call's arguments, whose type is "object"
-    json_stdin  whether the call's arguments are written to standard input, as a JSON object
+    json_stdin  True if the call's arguments are written to standard input as a JSON object
     """
 
     name: str
@@ -211,7 +211,7 @@ class Table:
                 raise self.error(key, "no such key", nearest(key, known))
 
     def table(self, key: str) -> Table:
-        """Return the table with this key, or an empty table if there is none."""
+        """Return the table with this key, or an empty table if the key is missing."""
         where = f"{self._where}.{key}" if self._where else key
         value = self.values.get(key, {})
         if not isinstance(value, dict):
@@ -255,7 +255,7 @@ class Table:
         return folder
 
     def environment(self, key: str) -> dict[str, str]:
-        """Return a table of variables. A value such as "$NAME" stands for the variable NAME in our own environment."""
+        """Return a table of variables. A value such as "$NAME" stands for the variable NAME of llmrun's environment."""
         table = self.table(key)
         for name, value in table.values.items():
             if not _VARIABLE.fullmatch(name):
@@ -289,7 +289,7 @@ _SERVER_KEYS = ("command", "env", "cwd", "timeout", "start_timeout", "safe")
 _COMMAND_KEYS = ("description", "command", "parameters", "stdin", "env", "cwd", "timeout", "safe")
 _JSON_SERVERS = "mcpServers"
 _JSON_KEYS = ("command", "args", "type", "disabled", *_SERVER_KEYS[1:])
-# Keys of other hosts that do not change how a server runs. Tools that are approved there still need a mark here.
+# Keys of other hosts that do not change how a server runs. Tools that are approved there still need a mark in llmrun.
 _IGNORED_KEYS = ("alwaysAllow", "autoApprove", "description", "disabledTools", "trust")
 _EXAMPLE = '["uvx", "mcp-server-time"]'
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -301,7 +301,7 @@ def read_tools_file(path: Path) -> ToolsFile:
 
 
 def parse_tools_file(data: bytes, path: Path) -> ToolsFile:
-    """Parse the bytes of a tools file, which is JSON if it begins with a brace. Raises UsageError.
+    """Parse the bytes of a tools file, which is JSON if the first character is a brace. Raises UsageError.
 
     The programs must exist, because a misspelled name is a mistake in the file.
     """
@@ -332,7 +332,7 @@ def _from_json(data: bytes, path: Path) -> ToolsFile:
     except ValueError as error:
         raise UsageError(f"tools: {path}: not valid JSON: {error}") from None
     whole = Table(path, "", values)
-    if _JSON_SERVERS not in whole.values:  # other keys are allowed, because the file may be the settings of a host
+    if _JSON_SERVERS not in whole.values:  # other keys are allowed, because the file may contain the settings of a host
         raise whole.error(_JSON_SERVERS, "missing", 'as in {"mcpServers": {"time": {"command": "uvx", "args": []}}}')
     servers = whole.table(_JSON_SERVERS)
     declared = [_json_server(name, servers.table(name)) for name in servers.values]
@@ -436,7 +436,7 @@ def _check_placeholders(table: Table, command: Sequence[str], parameters: Mappin
 
 
 def _with_program(table: Table, command: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command with the absolute path of its program, which is searched for on the child's PATH."""
+    """Return the command with the absolute path of its program, which is looked up on the child's PATH."""
     if not command or not command[0].strip():
         raise table.error("command", "empty", f"as in command = {_EXAMPLE}")
     program, *arguments = command
@@ -453,7 +453,7 @@ def _with_program(table: Table, command: Sequence[str], variables: Mapping[str, 
 
 
 def _refuse_duplicates(data: bytes) -> None:
-    """Raise ValueError if a JSON object has a key twice."""
+    """Raise ValueError if a JSON object contains a key twice."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
