@@ -1,6 +1,6 @@
-"""Reads LoRA adapters in GGUF files, and checks them against the model that they are for.
+"""Reads LoRA adapters in GGUF files, and checks that an adapter fits its model.
 
-llama.cpp aborts, or reads outside of arrays, for some of the files that are refused here.
+llama.cpp aborts, or reads outside of arrays, for some of the adapters that this module refuses.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _INVOCATION = "adapter.alora.invocation_tokens"
 _A, _B = ".lora_a", ".lora_b"
 _TRAINED_FOR = "adapters work only with the model that they were trained for"
 _NORM = "_norm.weight"
-# Latent attention multiplies by these matrices head by head. llama.cpp does not apply adapters to them.
+# Latent attention multiplies by these matrices head by head. llama.cpp does not apply adapters to such matrices.
 _BY_HEAD = ("attn_k_b.weight", "attn_v_b.weight")
-# The ranks of known adapters are 4 to 256. The memory for products grows with the rank.
+# The ranks of known adapters are 4 to 256. The memory for intermediate products grows with the rank.
 MOST_RANK = 1024
-_MOST_INVOCATION = 1000  # tokens; the invocations of known adapters have a few words
+_MOST_INVOCATION = 1000  # number of tokens; the invocations of known adapters consist of a few words
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class AdapterFile:
     """An open adapter.
 
     alpha       the numerator of the factor alpha / rank, or 0 if the factor is 1
-    invocation  the tokens from whose last occurrence in a prompt on an "activated LoRA" is active; () for all others
-    pairs       the matrices A and B by the name of the tensor that they change
+    invocation  the tokens that activate an "activated LoRA", from their last occurrence in a prompt on; else ()
+    pairs       maps the name of each changed tensor to its matrices A and B
     """
 
     file: GGUFFile
@@ -47,7 +47,7 @@ class AdapterFile:
         return sum(tensor.nbytes for pair in self.pairs.values() for tensor in pair)
 
     def factor(self, rank: int) -> float:
-        """Return the number by which the product of the matrices is multiplied, besides the adapter's scale."""
+        """Return the factor for the product of two matrices of this rank, without the adapter's scale."""
         return self.alpha / rank if self.alpha else 1.0
 
 

@@ -12,8 +12,8 @@ from llmrun.base.errors import BadGGUF
 from llmrun.formats.gguf.format import HeaderTooLong, ScalarType, bad_gguf
 from llmrun.formats.gguf.source import Source
 
-# The size limit for everything before the tensor data. Gemma 4's header is 16 MB long: 262,144 tokens with their scores
-# and types, and 514,906 merges. The worst case is a header of only empty strings, which takes 2.3 s and 0.4 GB to read.
+# The size limit for everything before the tensor data. Gemma 4's header is 16 MB long: 262,144 tokens with scores
+# and types, and 514,906 merges. The worst case is a header of only empty strings; reading it takes 2.3 s and 0.4 GB.
 MAX_HEADER_BYTES = 128 * 2**20
 
 # A header's length is unknown until it has been parsed, so the cursor reads this many bytes at a time.
@@ -90,7 +90,7 @@ class Cursor:
         return self._data[start : start + length].tobytes()
 
     def start(self, n: int) -> bytes:
-        """Return the first n bytes of the file, or all of them if it is shorter."""
+        """Return the first n bytes of the file, or the whole file if the file is shorter."""
         self._fill(min(n, self._end))
         return self._data[:n].tobytes()
 

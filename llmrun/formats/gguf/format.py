@@ -18,7 +18,7 @@ _HINT = (
 
 
 class HeaderTooLong(BadGGUF):
-    """The header is longer than the limit for reading it. The file itself may be complete."""
+    """The header is longer than the reader's limit, although the file itself may be complete."""
 
 
 def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -> BadGGUF:
@@ -31,7 +31,7 @@ def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -
 
 
 def incomplete(path: Path, seen: int, needed: int) -> BadGGUF:
-    """Return the error for a file that has only `seen` bytes although its tensors end at byte `needed`."""
+    """Return the error for a file of only `seen` bytes whose tensors end at byte `needed`."""
     sizes = f"{format_bytes(seen)} of {format_bytes(needed)}"
     if format_bytes(seen) == format_bytes(needed):
         sizes = f"{seen:,} of {needed:,} bytes"
@@ -94,7 +94,7 @@ _OTHER_FILES = (
 
 
 def magic_problem(start: bytes) -> str:
-    """Describe why a file whose first 32 bytes are `start` is not GGUF. Returns "" if it is."""
+    """Describe why a file whose first 32 bytes are `start` is not GGUF. Returns "" for a GGUF file."""
     if not start:
         return "the file is empty"
     if start[:4] == MAGIC:
@@ -108,7 +108,7 @@ def magic_problem(start: bytes) -> str:
 
 
 def version_problem(version: int) -> str:
-    """Describe why a version number is not supported. Returns "" if it is."""
+    """Describe why a version number is not supported. Returns "" for a supported version."""
     if version in VERSIONS:
         return ""
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

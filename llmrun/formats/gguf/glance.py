@@ -1,6 +1,6 @@
 """Reads a few fields of a header, quickly enough to list fifty models. Does not import NumPy or read tensors.
 
-The keys that describe a model come before its vocabulary, in the first few kilobytes. Reading stops before the
+The keys that describe a model come before the vocabulary, in the first few kilobytes. Reading stops before the
 vocabulary unless a key is still missing. All fields that are read are checked by the rules in header.py.
 """
 
@@ -16,11 +16,11 @@ from llmrun.formats.gguf.format import ARRAY_ID, SCALAR_TYPES, HeaderTooLong
 from llmrun.formats.gguf.header import read_array_start, read_counts, read_key, read_single
 from llmrun.formats.gguf.source import FileSource
 
-# 1.5 times the size of Gemma 4's header (16 MB, with 262,144 tokens). The strict limit in cursor.py is higher.
+# The limit is 1.5 times the size of Gemma 4's header (16 MB, with 262,144 tokens). The limit in cursor.py is higher.
 MOST_BYTES = 24 * 2**20
 _STEP = 2**12
-_LONG_ARRAY = 1024  # elements; any longer array is assumed to be the vocabulary
-_MOST_TEXT = 300  # characters; longer names are truncated
+_LONG_ARRAY = 1024  # number of elements; any longer array is assumed to be the vocabulary
+_MOST_TEXT = 300  # maximum number of characters; longer names are truncated
 
 # The values of `general.file_type`, from llama.cpp's `enum llama_ftype`.
 FILE_TYPES: dict[int, str] = {
@@ -42,9 +42,9 @@ class Glance(NamedTuple):  # a dataclass would take 0.3 ms longer to define
 
 
 def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
-    """Read the fields before the vocabulary, and continue after it if any are missing.
+    """Read the fields before the vocabulary, and continue after the vocabulary if any fields are missing.
 
-    needs_file_type  False if the file name already states the type. Quantization tools write this key last, after
+    needs_file_type  False if the file name already contains the type. Quantization tools write the type last, after
                      megabytes of tokens.
 
     Raises ModelNotFound, ModelFileError and BadGGUF. Only the part of the header that was read is checked.
@@ -82,7 +82,7 @@ def _read_facts(cursor: Cursor, seen: dict[str, object], missing: set[str]) -> N
         type_id = cursor.u32(where)
         if type_id == ARRAY_ID:
             element_id, n = read_array_start(cursor, where)
-            # If the context length is not before the vocabulary, it is not after it either.
+            # A context length that is not before the vocabulary is not after the vocabulary either.
             if n > _LONG_ARRAY and missing <= {".context_length"}:
                 return
             if element_id in SCALAR_TYPES:

@@ -9,7 +9,7 @@
 
 A string is its length (u64), then its bytes. An array is its element type (u32), its length (u64), then its elements.
 Everything is little-endian. The format is described in ggml's docs/gguf.md. This module enforces the rules
-of llama.cpp's gguf.cpp and some of its own. NumPy is imported when the first array is read.
+of llama.cpp's gguf.cpp and some stricter ones. NumPy is imported when the first array is read.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read_counts(cursor: Cursor) -> Counts:
 
 
 def read_key(cursor: Cursor, index: int, count: int, before: Container[str]) -> str:
-    """Read the name of a key. Raises BadGGUF if it is in `before`, the keys already read."""
+    """Read the name of a key. Raises BadGGUF if the key is in `before`, the keys already read."""
     key = _key(cursor, index)
     if key in before:
         raise cursor.bad(shown(key), f"duplicate key, used again by key {index} of {count}")
@@ -149,7 +149,7 @@ def _key(cursor: Cursor, index: int) -> str:
 
 
 def checked_name(cursor: Cursor, raw: bytes, where: str) -> str:
-    """Decode a key or a tensor name. Raises BadGGUF if it is not UTF-8 or contains a NUL byte.
+    """Decode a key or a tensor name. Raises BadGGUF if the name is not UTF-8 or contains a NUL byte.
 
     llama.cpp truncates names at the first NUL byte, so two different names could become equal.
     """

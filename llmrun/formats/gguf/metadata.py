@@ -1,8 +1,8 @@
 """Typed access to the metadata of a GGUF file, and checks of the keys for architectures and for split models.
 
-Arrays are views of the header's bytes, and strings are decoded on access. If a key is missing, its getter returns the
-default, or raises BadGGUF if there is no default. If the value has the wrong type or is outside the limits, the getter
-always raises BadGGUF. Errors name the file, the key and the value.
+Arrays are views of the header's bytes, and strings are decoded on access. For a missing key, a getter returns the
+default, or raises BadGGUF if there is no default. For a value of the wrong type or outside the limits, a getter
+always raises BadGGUF. Error messages contain the file, the key and the value.
 
 Each rule for an architecture's keys, such as `llama.block_count`, is an assertion in llama.cpp's loader or kernels, so
 a file that breaks a rule makes llama.cpp abort. The limits also come from llama.cpp (LLAMA_MAX_LAYERS,
@@ -10,7 +10,7 @@ LLAMA_MAX_EXPERTS).
 
 The shards of split models, as written by llama.cpp's gguf-split and by gguf-py, are named `NAME-00001-of-00003.gguf`
 and so on. A split model is opened from its first shard, which contains the metadata. Each shard contains some of the
-tensors and these keys, for which the rules are those of llama.cpp's loader and some of our own:
+tensors and these keys. The rules for these keys are the rules of llama.cpp's loader and some stricter ones:
 
     split.no             u16, the shard's index, which starts at 0 (in file names, it starts at 1)
     split.count          u16, the number of shards
@@ -36,7 +36,7 @@ from llmrun.formats.gguf.format import BOOL_ID, SCALAR_TYPES, bad_gguf
 
 _DTYPES = {id_: np.dtype("?" if id_ == BOOL_ID else type_.layout.format) for id_, type_ in SCALAR_TYPES.items()}
 
-# A read-only view of the header. It may be unaligned in memory because GGUF aligns only tensors.
+# A read-only view of the header, which may be unaligned in memory because GGUF aligns only tensors.
 NumberArray = NDArray[np.generic]
 
 
@@ -88,10 +88,10 @@ class StringArray(Sequence[str]):
         return [region[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def positions(self) -> dict[bytes, int]:
-        """Map each string to its index, or to the last index if it occurs more than once.
+        """Map each string to its index, or to its last index if the string occurs more than once.
 
-        The result is cached because both the uniqueness check and the tokenizer need it, and building it for 128k
-        tokens takes 25 ms.
+        The result is cached because both the uniqueness check and the tokenizer use this map, and building the map for
+        128k tokens takes 25 ms.
         """
         if self._positions is None:
             strings = self.all_raw()
@@ -122,7 +122,7 @@ Default = TypeVar("Default")
 
 ADAPTER: Final = "adapter"
 
-# Values of `general.type`, with the name of such a file and its use.
+# Maps values of `general.type` to a description of such a file and its use.
 _OTHERS: Final = {
     ADAPTER: ("a LoRA adapter", "apply it to its model: llmrun chat MODEL --lora FILE"),
     "imatrix": ("an importance matrix", "use it with llmrun quantize IN OUT TYPE --imatrix FILE"),
@@ -203,7 +203,7 @@ class Metadata:
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> int | Default:
-        """Return an integer of any width. Both limits are inclusive. They do not apply to the default."""
+        """Return an integer of any width. Both limits are inclusive, but the default is not checked."""
         if self._missing(key, default):
             return cast(Default, default)
         value = self.metadata[key]
@@ -238,7 +238,7 @@ class Metadata:
         return value
 
     def _missing(self, key: str, default: object) -> bool:
-        """Return whether the key is missing. Raises BadGGUF if it is and there is no default."""
+        """Return True if the key is missing. Raises BadGGUF if the key is missing and there is no default."""
         if key in self.metadata:
             return False
         if default is ...:
@@ -250,7 +250,7 @@ class Metadata:
 
 
 def purpose_of(file: Metadata) -> str:
-    """Return what a file is if it is not a model, such as "a LoRA adapter", or ""."""
+    """Return a description of a file that is not a model, such as "a LoRA adapter", or "" for a model."""
     kind = file.metadata.get("general.type")
     return _OTHERS[kind][0] if isinstance(kind, str) and kind in _OTHERS else ""
 
@@ -268,11 +268,11 @@ MAX_EXPERTS = 1024
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 _EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.group_norm_epsilon")
-_NO_LANGUAGE_MODEL = "clip"  # the architecture of vision encoders, whose files have none of these keys
+_NO_LANGUAGE_MODEL = "clip"  # the architecture of vision encoders, whose files contain no keys of language models
 
 
 def check_hyperparameters(file: Metadata) -> None:
-    """Check the architecture's keys that are present. Raises BadGGUF with the name of the key."""
+    """Check those keys of the architecture that are present. Raises BadGGUF with the name of the key."""
     architecture = file.string("general.architecture", "")
     if architecture == _NO_LANGUAGE_MODEL or not architecture:
         return
@@ -312,7 +312,7 @@ def _check_experts(file: Metadata, architecture: str) -> None:
 
 
 def _most(file: Metadata, key: str) -> int:
-    """Return the value of a key, or the maximum if it has one value per layer. Returns 0 if the key is missing."""
+    """Return the value of a key, or the maximum of one value per layer. Returns 0 if the key is missing."""
     if isinstance(file.metadata.get(key), np.ndarray):
         return int(file.integers(key).max(initial=0))
     return file.integer(key, 0, minimum=0)
@@ -378,7 +378,7 @@ def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> 
 def _checked_prefix(file: Metadata, number: int, count: int) -> str:
     """Return the common prefix of the shards' file names.
 
-    The other shards are found by name, so the name of this file must match its keys. Raises BadGGUF if it does not.
+    The other shards are found by name. Raises BadGGUF if the name of this file does not match its keys.
     """
     named = _NAME.fullmatch(file.path.name)
     if named is None:

@@ -1,6 +1,6 @@
 """Opens GGUF files. The whole header is checked. Tensors are read on demand, not memory-mapped.
 
-Everything that backends rely on is checked here or in the architecture's module, so a file that opens cannot crash a
+This module and the architectures' modules check everything that backends rely on, so a file that opens cannot crash a
 backend. llama.cpp is less strict and aborts on some of the files that it accepts.
 
 A sampled digest identifies a model without reading all of its bytes.
@@ -28,7 +28,7 @@ from llmrun.formats.gguf.source import FileSource, JoinedSource, RangeSource, So
 from llmrun.formats.gguf.tensors import TensorInfo, read_tensors
 from llmrun.formats.gguf.vocabulary import check_vocabulary
 
-OpenShard = Callable[[str], Source]  # opens a file by its name, in the first shard's folder; raises ModelNotFound
+OpenShard = Callable[[str], Source]  # opens a file in the first shard's folder by name; raises ModelNotFound
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
@@ -46,7 +46,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
     """Open a model from any source and check it. Raises the same errors as `open_gguf`.
 
-    source      the first file; it is closed with the GGUFFile, or on failure
+    source      the first file, which is closed with the GGUFFile, or on failure
     path        the path of the first file, used in error messages and to find the other shards
     open_shard  opens another shard
     """
@@ -75,8 +75,8 @@ def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
 def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
     """Open the other shards of a model and return the whole model, with the tensors of all shards.
 
-    Returns `first` itself if the model is not split. Closing the result closes all shards. On failure, they are closed
-    too. Raises the same errors as `open_gguf`.
+    Returns `first` itself if the model is not split. Closing the result closes all shards, and so does a failure.
+    Raises the same errors as `open_gguf`.
     """
     joined = JoinedSource()
     joined.append(first._source)
@@ -196,14 +196,14 @@ class GGUFFile(Metadata):
     def check_unchanged(self) -> None:
         """Raise ModelFileError if any of the files was modified after it was opened.
 
-        Call this after the last read, because a mixture of two versions of a file would produce nonsense.
+        Call this method after the last read, because a mixture of two versions of a file would produce nonsense.
         """
         self._source.check_unchanged()
 
     def check_in_place(self) -> None:
         """Raise ModelFileError if any of the files was replaced or modified after it was opened.
 
-        Call this after another library has opened the same path, to make sure that it opened the file checked here.
+        Call this method after another library has opened the same path, to make sure that both opened the same file.
         """
         self._source.check_in_place()
 
@@ -213,7 +213,7 @@ def _ones(start: int, end: int) -> bytes:
     return np.ones(-(-(end - start) // 4), "<f4").tobytes()[: end - start]
 
 
-_SAMPLE = 4096  # bytes
+_SAMPLE = 4096  # bytes per sample
 
 
 def sampled_digest(file: GGUFFile) -> str:

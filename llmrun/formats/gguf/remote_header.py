@@ -3,10 +3,10 @@
 Llama 3's vocabulary of 128,256 tokens makes the header 7.8 MB long, 1 % of a 1B model's file. Most of the
 header is the tokenizer's merges, which do not affect the model's size or speed. The reader therefore skips the
 vocabulary's numeric arrays, finds the end of the merges by probing, and reads the keys and tensor descriptions after
-them.
+the merges.
 
 All quantizations of a model have the same header except for a few keys. Once the position of the tensor descriptions
-in one file is known, two reads are enough to find them near the same position in the file's siblings.
+in one file is known, two reads are enough to find the tensor descriptions near the same position in sibling files.
 
 The skipped parts are not checked. The rest is trusted only if it is consistent to the byte: the key and tensor
 counts must match, each tensor must start where the previous one ends, and the last tensor must end at the end of the
@@ -39,17 +39,17 @@ from llmrun.formats.gguf.tensors import read_tensors
 from llmrun.formats.gguf.vocabulary import MERGES, SCORES, TOKEN_TYPES, TOKENS
 
 STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # these keys are missing from a partially read header
-FIRST_WINDOW = 256 << 10  # bytes; enough for a header with a small vocabulary
+FIRST_WINDOW = 256 << 10  # number of bytes, which is enough for a header with a small vocabulary
 
 _PROBE = 4 << 10
-_NEAR = 64 << 10  # bytes; the search stops when the range is this small, and one read fetches the range
+_NEAR = 64 << 10  # number of bytes; the search stops when the range is this small, and one read fetches the range
 _MOST_PROBES = 64
 _IN_A_ROW = 12  # this many consecutive merges are unlikely to be a coincidence
 _LONGEST_MERGE = 1024  # bytes; the longest merge in real files is 260 bytes long
 _ROOMY_MERGE_BYTES = 40
 
-_HEAD = 16 << 10  # bytes; enough for the keys before a sibling's vocabulary
-_SLACK = 32 << 10  # bytes; headers of siblings differ in a few keys, such as the author and the importance matrix
+_HEAD = 16 << 10  # number of bytes, which is enough for the keys before a sibling's vocabulary
+_SLACK = 32 << 10  # number of bytes; siblings differ in a few keys, such as the author and the importance matrix
 _VARYING = ("general.", "quantize.")  # prefixes of keys that may differ between siblings
 
 
@@ -132,8 +132,8 @@ def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | No
 def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value | None) -> None:
     """Skip n merges.
 
-    The file does not record their size in bytes. A search with growing steps, followed by bisection, finds their end:
-    `inside` is a position within the merges, and `outside` is a position after them.
+    The file does not contain the size of the merges in bytes. A search with growing steps, followed by bisection, finds
+    the end: `inside` is a position within the merges, and `outside` is a position after the merges.
     """
     if n * _ROOMY_MERGE_BYTES <= _NEAR:
         for _ in range(n):
@@ -178,7 +178,7 @@ def _are_merges(data: bytes, at: int) -> bool:
 
 
 def _is_merge(text: bytes) -> bool:
-    """Return whether `text` is two strings separated by a space.
+    """Return True if `text` is two strings separated by a space.
 
     The left string may begin with a space. Keys and tensor names never have this form.
     """

@@ -4,7 +4,7 @@ Files are never memory-mapped. If a memory-mapped file is truncated, the process
 whereas a read fails with an ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms,
 compared with 81 ms for a mapping and its page faults.
 
-Errors of the operating system are converted to llmrun's own. This module does not import NumPy.
+Errors of the operating system are converted to llmrun's errors. This module does not import NumPy.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 
-# Mistyped paths cause these errors.
+# errors that mistyped paths cause
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-_TOO_MANY = (errno.EMFILE, errno.ENFILE)  # open files
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)  # errors for too many open files
 
 
 @contextmanager
 def opening(path: Path, kind: str = "model file") -> Iterator[None]:
-    """Convert any OSError about this file to ModelNotFound or ModelFileError. `kind` names it in messages."""
+    """Convert any OSError about this file to ModelNotFound or ModelFileError. Messages describe the file as `kind`."""
     try:
         yield
     except OSError as error:
@@ -70,7 +70,7 @@ def opened(path: Path) -> FileIO:
 def kind_of(path: Path) -> str:
     """Describe the kind of file at a path, such as "a folder" or "a device". Returns "" for a regular file.
 
-    Raises OSError if the path does not exist, and ValueError if it contains a NUL byte.
+    Raises OSError if the path does not exist, and ValueError if the path contains a NUL byte.
     """
     try:
         mode = path.stat().st_mode
@@ -117,7 +117,7 @@ class JoinedSource:
         self._begins: list[int] = []
 
     def append(self, part: Source) -> int:
-        """Append an open source and return the offset where its bytes begin. `close` also closes it."""
+        """Append an open source and return the offset of its first byte. `close` also closes this source."""
         begin = self.size
         self._parts.append(part)
         self._begins.append(begin)
@@ -142,10 +142,10 @@ class JoinedSource:
 
 
 class FileSource:
-    """An open file, closed by `close` or when it is garbage-collected.
+    """An open file, closed by `close` or when the object is garbage-collected.
 
-    If another file replaces it under the same name, reads still return the original bytes. If the file is modified,
-    `check_unchanged` detects the new size or modification time. If the file is truncated, `read` fails too.
+    If another file replaces the file under the same name, reads still return the original bytes. If the file is
+    modified, `check_unchanged` detects the new size or modification time. If the file is truncated, `read` fails too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +159,7 @@ class FileSource:
         self._finalizer = weakref.finalize(self, self._file.close)
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See Source.read. Raises ValueError if the file is closed."""
+        """Implement `Source.read`. Raises ValueError if the file is closed."""
         rest = into
         while len(rest):
             try:
@@ -222,7 +222,7 @@ class RangeSource:
     path: Path
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See Source.read. Also raises the same errors as `fetch`."""
+        """Implement `Source.read`. Also raises the errors of `fetch`."""
         data = self.fetch(offset, offset + len(into))
         if len(data) != len(into):
             asked = f"bytes {offset} to {offset + len(into)} were requested, but only {len(data)} bytes arrived"
@@ -233,10 +233,10 @@ class RangeSource:
         into[:] = data
 
     def check_unchanged(self) -> None:
-        """Do nothing because changes to a remote file cannot be detected here."""
+        """Do nothing, because a RangeSource cannot detect changes to a remote file."""
 
     def check_in_place(self) -> None:
-        """Do nothing because changes to a remote file cannot be detected here."""
+        """Do nothing, because a RangeSource cannot detect changes to a remote file."""
 
     def close(self) -> None:
-        """Do nothing because nothing is open."""
+        """Do nothing, because a RangeSource holds no open file."""

@@ -1,7 +1,7 @@
 """Checks the rules for `tokenizer.ggml.*` that llama.cpp's vocabulary loader and tokenizers rely on.
 
-Some of these rules are assertions in llama.cpp, and some raise exceptions that a C caller cannot catch. A file that
-breaks one of them kills the process instead of failing to load. The tokenizers that llmrun itself supports are in
+Some of these rules are assertions in llama.cpp, and others raise exceptions that a C caller cannot catch. A file that
+breaks such a rule kills the process instead of failing to load. The tokenizers that llmrun itself supports are in
 tokenizers/.
 """
 
@@ -31,15 +31,15 @@ SPECIAL_IDS = (
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
     *("prefix", "suffix", "middle"),  # older names of the first three FIM (fill-in-the-middle) IDs
 )
-# Some published models have a padding ID of -1, or one past the last token. Only its type is checked because neither
-# llmrun nor llama.cpp uses it.
+# Some published models have a padding ID of -1, or an ID after the last token. Only the type of the ID is checked,
+# because neither llmrun nor llama.cpp uses padding IDs.
 PADDING_ID = PREFIX + "padding_token_id"
 
 FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces")
 
 
 class _Defaults(NamedTuple):
-    """The values that llama.cpp assumes for missing keys. It asserts that every token it adds to a prompt exists."""
+    """The values that llama.cpp assumes for missing keys. llama.cpp asserts that all tokens added to prompts exist."""
 
     bos: int
     eos: int
@@ -48,7 +48,7 @@ class _Defaults(NamedTuple):
 
 _DEFAULTS = {"llama": _Defaults(1, 2, True), "gpt2": _Defaults(11, 11, False)}
 _NEEDS_MERGES = ("gpt2", "gemma4")
-_NO_TOKENIZER = ("none", "no_vocab")  # without tokens, so llama.cpp aborts if a token is requested
+_NO_TOKENIZER = ("none", "no_vocab")  # tokenizers without tokens; llama.cpp aborts if a token is requested
 _WORDPIECE = "bert"
 _BYTE = 6
 _RWKV_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
@@ -77,7 +77,7 @@ def check_vocabulary(file: Metadata) -> None:
 def _check_unique(file: Metadata, tokens: StringArray) -> None:
     """Check that all tokens are different, as llama.cpp asserts.
 
-    llama.cpp truncates a token at its first NUL byte, and gives an empty token a name derived from its ID.
+    llama.cpp truncates a token at its first NUL byte, and derives the name of an empty token from the token's ID.
     """
     positions = tokens.positions()
     empty = int(np.count_nonzero(tokens.lengths == 0))
@@ -171,7 +171,7 @@ def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
         file.boolean(PREFIX + name, None)
     if file.has(SUPPRESSED) and file.types[SUPPRESSED] != "arr[i32]":
         raise file.bad(SUPPRESSED, f"must be arr[i32], not {file.types[SUPPRESSED]}")
-    if model == _WORDPIECE:  # which always adds the first two tokens, and puts the third in place of unknown words
+    if model == _WORDPIECE:  # WordPiece always adds the first two tokens, and uses the third for unknown words
         for name, default in (("bos", 101), ("seperator", 102), ("unknown", 100)):
             _check_added(file, name, default, n_tokens, added=True)
     defaults = _DEFAULTS.get(model)
@@ -192,10 +192,10 @@ def _check_added(file: Metadata, name: str, default: int, n_tokens: int, added: 
 
 
 def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:
-    """Check that the first byte of every token is a token itself.
+    """Check that the first byte of every token is itself a token.
 
-    llama.cpp consumes the longest token that the remaining text begins with. If not even the first byte is a token, it
-    loops forever and keeps allocating memory.
+    llama.cpp consumes the longest token that is a prefix of the remaining text. If not even the first byte is a token,
+    llama.cpp loops forever and keeps allocating memory.
     """
     begun: dict[int, int] = {}
     alone: set[int] = set()
@@ -219,7 +219,7 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 
 
 def _check_byte_fallback(file: Metadata, tokens: StringArray) -> None:
-    """Check that there is a token for every byte.
+    """Check that every byte has a token.
 
     A SentencePiece tokenizer encodes text that has no token as bytes. llama.cpp throws if the token for a byte is
     missing.

@@ -1,7 +1,7 @@
-"""Writes GGUF files: the header at once, then the tensors, one after another.
+"""Writes GGUF files: first the whole header, then the tensors, one after another.
 
-The header is small enough for memory, but a model is not. The data of each tensor is therefore produced piece by piece
-while it is written.
+The header fits in memory, but a whole model does not. The data of each tensor is therefore produced piece by piece
+during writing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmrun.formats.gguf.format import ARRAY_ID, BOOL_ID, DEFAULT_ALIGNMENT, MAGIC, SCALAR_TYPES, STRING_ID, VERSIONS
 from llmrun.formats.quants.weight_type import WeightType
 
-# Python's int is written as u32 and float as f32, which are the types of almost all keys. A NumPy array keeps its type.
+# The types of Python's int and float are u32 and f32, as for almost all keys. A NumPy array keeps its type.
 NewValue = bool | int | float | str | Sequence[str] | NDArray[np.generic]
 
 _U32, _F32 = 4, 6
@@ -30,7 +30,7 @@ class NewTensor:
     """A tensor to write.
 
     shape  in GGUF's order, with the row length first
-    data   produces the bytes, as contiguous arrays that together have `nbytes` bytes
+    data   a function that yields the bytes, as contiguous arrays of `nbytes` bytes in total
     """
 
     name: str
@@ -71,9 +71,9 @@ def write_gguf(
     tensors: Sequence[NewTensor],
     written: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Write a whole file. Each tensor's data is produced only when it is written.
+    """Write a whole file. The data of each tensor is produced only when the tensor is written.
 
-    written  is called with the number of bytes of each piece of a tensor that has been written
+    written  a function that receives the size in bytes of each piece of a tensor that has been written
     Raises OSError, the errors of `header_bytes`, and ValueError if a tensor has more or fewer bytes than its shape.
     """
     _write(file, header_bytes(metadata, tensors))
@@ -89,7 +89,7 @@ def write_gguf(
 
 
 def _write(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all bytes. An unbuffered file may write fewer bytes than it is given."""
+    """Write all bytes, even to an unbuffered file, which may accept only part of the data at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
