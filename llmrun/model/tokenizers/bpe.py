@@ -1,16 +1,16 @@
-r"""BPE tokenizers, `gpt2` and `gemma4` in GGUF files, and the pre-tokenizers that split text into pieces before them.
+r"""BPE tokenizers, `gpt2` and `gemma4` in GGUF files, and the pre-tokenizers that first split the text into pieces.
 
 `gpt2` is byte-level BPE. The vocabulary spells every byte as one printable character, so any text can be encoded.
-`gemma4` is character-level BPE. Characters that are not in its vocabulary become one token per byte.
+`gemma4` is character-level BPE. A character outside the vocabulary becomes one token per byte.
 
-The names and rules of pre-tokenizers are llama.cpp's. A pre-tokenizer is a list of patterns, most of which are the same
-as in llama.cpp. Each pattern is one stage. A stage splits every piece of the previous stage and cannot look beyond a
-piece's ends. Text between two matches becomes a piece too. Code points that no pattern can distinguish share a symbol,
-and patterns.py compiles every pattern to a table over symbols. A single kernel runs all of the tables. The sets of code
-points come from a fixed Unicode version, also in patterns.py.
+The names and rules of pre-tokenizers come from llama.cpp. A pre-tokenizer is a list of patterns, most of which are
+identical to llama.cpp's. Each pattern is one stage. A stage splits every piece of the previous stage and cannot look
+beyond the ends of a piece. Text between two matches becomes a piece too. Code points that no pattern can distinguish
+share a symbol, and patterns.py compiles every pattern to a table over symbols. A single kernel runs all tables. The
+sets of code points, also in patterns.py, come from a fixed Unicode version.
 
-llama.cpp distinguishes case only in ASCII. Its `\p{Lu}` matches any letter, and its notation for capitals is
-`[\p{L}&&[^a-z]]`. In its patterns with non-ASCII characters, ranges of such characters never match whitespace.
+llama.cpp distinguishes case only in ASCII. In llama.cpp, `\p{Lu}` matches any letter, and capitals are written as
+`[\p{L}&&[^a-z]]`. In llama.cpp's patterns with non-ASCII characters, ranges of such characters never match whitespace.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class PreTokenizer:
     """The rules for one value of `tokenizer.ggml.pre`."""
 
     stages: tuple[Stage, ...]
-    ignore_merges: bool = False  # a piece that is itself a token is not split, even if no merges lead to it
-    add_bos: bool = False  # the default if the file has no `tokenizer.ggml.add_bos_token`
-    has_default_bos: bool = True  # BOS defaults to llama.cpp's id 11 if the file does not name one
-    by_character: bool = False  # tokens consist of characters instead of bytes; `<0x41>` stands for a byte
-    escapes_spaces: bool = False  # a space is spelled U+2581
+    ignore_merges: bool = False  # a piece that is itself a token is not split, even if no merges produce this token
+    add_bos: bool = False  # the default if the file does not contain `tokenizer.ggml.add_bos_token`
+    has_default_bos: bool = True  # BOS defaults to llama.cpp's id 11 if the file does not specify a BOS
+    by_character: bool = False  # tokens consist of characters instead of bytes; `<0x41>` represents a byte
+    escapes_spaces: bool = False  # a space is written as U+2581
     whole_newlines: bool = False  # a piece of newlines that is itself a token is not split
-    always_adds_bos: bool = False  # adds a BOS even if the file says otherwise
-    strips_before: str = ""  # the special token that removes the whitespace before it
+    always_adds_bos: bool = False  # adds a BOS even if the file specifies otherwise
+    strips_before: str = ""  # the special token that strips preceding whitespace
 
 
 class Splitter:
@@ -84,9 +84,9 @@ class Splitter:
         self._stages = np.array(words, np.int64)
 
     def split(self, text: bytes, part_ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Split UTF-8 text into pieces and return int64[pieces], the byte offsets of their ends.
+        """Split UTF-8 text into pieces and return int64[pieces], the byte offsets of the ends of the pieces.
 
-        No piece crosses an offset in `part_ends`, the last of which is the end of the text.
+        No piece crosses an offset in `part_ends`, whose last offset is the end of the text.
         """
         buffer = np.frombuffer(text + b"\0", np.uint8)
         symbols = np.empty(len(text) + 1, np.uint8)
@@ -216,7 +216,7 @@ def _named(names: str, rule: PreTokenizer) -> dict[str, PreTokenizer]:
     return dict.fromkeys(names.split(), rule)
 
 
-# Some pre-tokenizers use the same patterns but differ from each other in other rules.
+# Some pre-tokenizers use the same patterns but differ in other rules.
 PRE_TOKENIZERS = {
     "default": PreTokenizer(_DEFAULT),
     **_named(
@@ -277,7 +277,7 @@ PRE_TOKENIZERS = {
 }
 
 
-_DEFAULT_ID = 11  # llama.cpp's default for BOS and EOS if the file has no key for them
+_DEFAULT_ID = 11  # llama.cpp's default for BOS and EOS if the file does not specify them
 _NEWLINE = 0x0A
 _ANY_BYTE = -1
 
@@ -319,7 +319,7 @@ def _load(file: GGUFFile, rule: PreTokenizer, defaults: Defaults) -> BPETokenize
 
 
 def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
-    """Return the file's pre-tokenizer. Raises UnsupportedModel if it is not in PRE_TOKENIZERS."""
+    """Return the file's pre-tokenizer. Raises UnsupportedModel if PRE_TOKENIZERS does not contain the pre-tokenizer."""
     name = file.string("tokenizer.ggml.pre", "") or "default"
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
@@ -339,7 +339,7 @@ class BPETokenizer(TextTokenizer):
         self._rule = rule
         self._splitter = splitter(rule.stages)
         self._merge = load_kernel("tokens.bpe_merge", "merge")
-        # Other characters below 256 are not byte characters, so they become one that Latin-1 cannot encode.
+        # Other characters below 256 are not byte characters, so a character that Latin-1 cannot encode replaces them.
         others = dict.fromkeys(range(256), "\uffff")
         self._latin_1 = others | {ord(character): chr(byte) for byte, character in enumerate(byte_characters())}
         tables = vocabulary.tables

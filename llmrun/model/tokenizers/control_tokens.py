@@ -1,8 +1,8 @@
-"""Finds the control tokens that end an answer, and those of prompts for filling in the middle.
+"""Finds the control tokens that end an answer, and the control tokens of prompts for filling in the middle.
 
-GGUF files name some of them, such as one or two tokens that end an answer. The others are recognized by their text. The
-rules and the texts are llama.cpp's (`llama_vocab_is_eog`, `llama_vocab_fim_pre` and others), so answers end at the same
-token as in llama.cpp.
+GGUF files specify only some of these tokens, such as one or two tokens that end an answer. The others are recognized by
+their text. The rules and the texts are llama.cpp's (`llama_vocab_is_eog`, `llama_vocab_fim_pre` and others), so
+answers end at the same token as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FillTokens:
     """The ids of the control tokens in prompts for filling in the middle.
 
     bos         the token before the prefix, or None
-    prefix, suffix, middle  begin the text before the gap, the text after it, and the answer
+    prefix, suffix, middle  begin the text before the gap, the text after the gap, and the answer
     repository  begins the name of the repository, or None
     file        begins the name of each file, or None
     """
@@ -38,9 +38,9 @@ class FillTokens:
 class Role(NamedTuple):
     """The role of a token in prompts, and how to find the token.
 
-    keys   the keys that may name the token, without the prefix `tokenizer.ggml.`; the last one that the file has counts
-    texts  the texts that are tried if the file has none of these keys
-    ends   whether the token also ends an answer
+    keys   the keys that may specify the token, without the prefix `tokenizer.ggml.`; the last key in the file counts
+    texts  the texts to look for if the file contains none of these keys
+    ends   True if the token also ends an answer
     """
 
     keys: tuple[str, ...]
@@ -97,16 +97,16 @@ ROLES = (_PREFIX, _SUFFIX, _MIDDLE, _PADDING, _REPOSITORY, _FILE)
 
 
 class Found(NamedTuple):
-    """The token of a role, and whether it was found by its text. Such tokens become control tokens."""
+    """The token of a role, and whether the token was found by its text. Such tokens become control tokens."""
 
     token: int
     by_text: bool
 
 
 def find_roles(known: Mapping[str, int], named: Mapping[str, int]) -> dict[Role, Found]:
-    """Return the tokens that the vocabulary has for these roles.
+    """Return the tokens of the vocabulary for these roles.
 
-    known  the ids of the texts that are in the vocabulary
+    known  maps the texts that are in the vocabulary to their ids
     named  the ids in the file's keys `tokenizer.ggml.*_token_id`, indexed by the part of the key after the last dot
     """
     found = {}
@@ -119,16 +119,16 @@ def find_roles(known: Mapping[str, int], named: Mapping[str, int]) -> dict[Role,
 
 
 def fill_tokens(found: Mapping[Role, Found], bos: int | None) -> FillTokens | None:
-    """Return the tokens for prompts, or None if one of the three required ones is missing."""
+    """Return the tokens for prompts, or None if one of the three required tokens is missing."""
     tokens = [found[role].token if role in found else None for role in (_PREFIX, _SUFFIX, _MIDDLE, _REPOSITORY, _FILE)]
     return checked_fill_tokens(bos, *tokens)
 
 
 def fill_tokens_of(file: GGUFFile) -> FillTokens | None:
-    """Return a file's tokens for filling in the middle, without the BOS and without loading the vocabulary."""
+    """Return a file's tokens for filling in the middle, except BOS, without loading the vocabulary."""
     texts = {text for role in ROLES for text in role.texts}
     tokens = file.strings("tokenizer.ggml.tokens")
-    # Comparing only tokens that begin like one of the texts takes a hundredth of the time.
+    # Comparing only the tokens that begin like one of the texts takes a hundredth of the time.
     beginnings = tokens.data[np.minimum(tokens.starts, len(tokens.data) - 1)]
     likely = np.flatnonzero(np.isin(beginnings, [text.encode()[0] for text in texts])).tolist()
     known = {tokens[number]: number for number in likely if tokens[number] in texts}
@@ -144,13 +144,13 @@ def checked_fill_tokens(
     repository: int | None,
     file: int | None,
 ) -> FillTokens | None:
-    """Return these tokens, or None if one of the three required ones is missing."""
+    """Return these tokens, or None if one of the three required tokens is missing."""
     if prefix is None or suffix is None or middle is None:
         return None
     return FillTokens(bos, prefix, suffix, middle, repository, file)
 
 
-# Tokens with these texts end an answer. They are control tokens even if the file says otherwise.
+# Tokens with these texts end an answer, and are control tokens even if the file specifies otherwise.
 ENDING_TEXTS = (
     "<|eot_id|>",
     "<|im_end|>",
@@ -176,7 +176,7 @@ ENDING_TEXTS = (
     "[e~[",
 )
 
-# If the file has these keys, the tokens that they name end an answer.
+# The token ids under these keys of the file end an answer.
 ENDING_KEYS = ("eot_token_id", "eom_token_id")
 
 KNOWN_TEXTS = (*ENDING_TEXTS, "<|plamo:eos|>", *(text for role in ROLES for text in role.texts))
@@ -187,7 +187,7 @@ def find_ending_tokens(
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return the ids that end an answer and the ids that are control tokens because of their text.
 
-    known  the ids of the KNOWN_TEXTS that are in the vocabulary
+    known  maps those KNOWN_TEXTS that are in the vocabulary to their ids
     named  the ids in the file's keys `tokenizer.ggml.*_token_id`, indexed by the part of the key after the last dot
     roles  the result of `find_roles`
     """

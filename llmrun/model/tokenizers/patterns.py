@@ -4,17 +4,17 @@ The patterns are a subset of regular expressions. It consists of literals, `\r \
 `\s \S \p{..}` (with the names in NAMED), `[...]` with ranges, `^` and one `&&[...]`, `(?:...)`, `|`, the greedy
 quantifiers `? * + {n} {m,n}`, and the lookahead `(?!\S)`, which matches before whitespace and at the end.
 
-A table finds the match that a backtracking matcher would find first, but the kernel never backtracks. The table is a
-DFA that precomputes Thompson's NFA simulation. A state is the list of positions in the pattern that may come next, in
-order of preference. When one of them reaches the end of the pattern, the positions after it in the list are dropped.
+A table finds the match that a backtracking matcher would find first, although the kernel never backtracks. The table
+is a DFA that precomputes Thompson's NFA simulation. A state is the list of positions in the pattern that may come next,
+in order of preference. When one position reaches the end of the pattern, all later positions in the list are dropped.
 The match ends where the end of the pattern was last reached. A lookahead depends on the character after the match, so a
 match is recorded one step late, as a flag of the transition.
 
 A set of code points is a sorted int64 array of the code points at which membership changes, starting with the first
 member. For example, `[A-C]` is [0x41, 0x44].
 
-The named sets are those of Unicode 15.1, the version that llama.cpp uses. It is fixed because token ids must not depend
-on the Unicode version of the interpreter or of a library. For example, Unicode 17.0 assigns about 23,000 code points
+The named sets are those of Unicode 15.1, the version that llama.cpp uses. A fixed version makes token ids independent
+of the Unicode version of the interpreter and of libraries. For example, Unicode 17.0 assigns about 23,000 code points
 that are unassigned in 15.1. The sets are the general categories L, N, P, M, S and C (without unassigned code points),
 and the property White_Space. Their ranges are in hexadecimal and include both ends.
 Source: the Unicode Character Database.
@@ -227,20 +227,20 @@ NAMED = {
     "Han": "3400-4DBF 4E00-9FFF F900-FAFF 20000-2A6DF 2A700-2B73F 2B740-2CEAF 2CEB0-2EBEF 2F800-2FA1F",
     "s": WHITE_SPACE,
     "ASCII symbols": "24 2B 3C-3E 5E 60 7C 7E",
-    # Hugging Face's BERT normalizer has 2B920 instead of 2B820, and the vocabularies were made with it.
+    # Hugging Face's BERT normalizer contains 2B920 instead of 2B820, and the vocabularies were made with this range.
     "Ideographs of BERT": "3400-4DBF 4E00-9FFF F900-FAFF 20000-2A6DF 2A700-2B73F 2B740-2B81F 2B920-2CEAF 2F800-2FA1F",
 }
 
 
 @functools.cache
 def named(name: str) -> CodePoints:
-    """Return the set with this name in NAMED."""
+    """Return the set that NAMED contains under this name."""
     spans = [code_points.partition("-") for code_points in NAMED[name].split()]
     return union(*(span(int(first, 16), int(last or first, 16)) for first, _, last in spans))
 
 
 def span(first: int, last: int) -> CodePoints:
-    """Return the set of the code points from `first` to `last`, both included."""
+    """Return the set of the code points from `first` to `last`, including both."""
     return np.array([first, last + 1], np.int64)
 
 
@@ -248,7 +248,7 @@ def union(*sets: CodePoints) -> CodePoints:
     """Return the code points that are in at least one of the sets."""
     if len(sets) == 1:
         return sets[0]
-    # Sweep over all edges once. `depth` is the number of sets that contain the code points from an edge to the next.
+    # Sweep over all edges once. `depth` is the number of sets that contain the code points between two edges.
     edges = np.concatenate(sets)
     steps = np.concatenate([_steps(one) for one in sets])
     places, where = np.unique(edges, return_inverse=True)
@@ -269,7 +269,7 @@ def intersection(one: CodePoints, other: CodePoints) -> CodePoints:
 
 
 def contains(one: CodePoints, places: CodePoints) -> NDArray[np.bool_]:
-    """Return whether the set contains each code point, as bool[places]."""
+    """Return bool[places]: True for each code point that the set contains."""
     inside: NDArray[np.bool_] = np.searchsorted(one, places, side="right") % 2 == 1
     return inside
 
@@ -350,7 +350,7 @@ Node = OneOf | Ahead | Sequence | Choice | Repeat
 
 
 def parse(pattern: str) -> Node:
-    """Parse a pattern. Raises ValueError if it is not in the subset described above."""
+    """Parse a pattern. Raises ValueError for a pattern outside the subset described at the top of this module."""
     parser = _Parser(pattern)
     node = parser.choice()
     if parser.at < len(pattern):
@@ -401,7 +401,7 @@ class _Parser:
         return OneOf(self._character()[0])
 
     def _bracket(self) -> CodePoints:
-        """Parse a bracket expression up to and including its closing bracket."""
+        """Parse a bracket expression up to and including the closing bracket."""
         inverted = self._takes("^")
         sets: list[CodePoints] = []
         while not self._takes("]"):
@@ -419,7 +419,7 @@ class _Parser:
         return complement(members) if inverted else members
 
     def _character(self) -> tuple[CodePoints, int | None]:
-        """Parse one character or escape. Returns a set, and its code point if it is a single character."""
+        """Parse one character or escape. Returns a set, and the code point if the set is a single character."""
         if self._takes("\\"):
             if self._takes("p{"):
                 return named(self._until("}")), None
@@ -470,7 +470,7 @@ class _Take:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A step that requires the next character, if there is one, to be in the set, without consuming it."""
+    """A step that requires the next character, if there is one, to be in the set, without consuming the character."""
 
     set_number: int
     after: int
@@ -478,7 +478,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """A step that branches to several others, in order of preference."""
+    """A step that branches to several other steps, in order of preference."""
 
     after: tuple[int, ...]
 
@@ -525,7 +525,7 @@ def _number_sets(node: Node, numbers: dict[int, int], count: int) -> int:
 
 
 def _compile(node: Node, after: int, steps: list[_Step], numbers: dict[int, int]) -> int:
-    """Append the steps of a node, which continue at the step with index `after`. Returns the index of the first."""
+    """Append the steps of a node, which continue at the step with index `after`. Returns the first step's index."""
 
     def add(step: _Step) -> int:
         steps.append(step)
@@ -600,7 +600,7 @@ class _Walker:
     def _reached(self, state: tuple[int, ...], symbol: int) -> tuple[list[_Take], bool]:
         """Follow all branches from a state, given the symbol of the next character.
 
-        Returns the _Take steps reached, in order of preference, and whether the pattern's end is reached. If it is, the
+        Returns the _Take steps reached, in order of preference, and whether the pattern's end is reached. If so, the
         steps with a lower preference than the end are left out.
         """
         self._looked = False

@@ -43,7 +43,7 @@ _KINDS = {
         load_unigram, tuple(KernelName.of("tokens.unigram", name) for name in ("measure", "normalize", "encode"))
     ),
 }
-# Kinds of tokenizer that llama.cpp supports but llmrun does not. The error message explains their names.
+# Kinds of tokenizer that llama.cpp supports but llmrun does not. Error messages use these explanations.
 _OTHERS = {
     "rwkv": "RWKV",
     "plamo2": "PLaMo-2",
@@ -53,7 +53,7 @@ _OTHERS = {
 
 
 def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
-    """Return the kernels that `load_tokenizer` needs, so that all of a model's kernels can be compiled together.
+    """Return the kernels that `load_tokenizer` uses, so that all of a model's kernels can be compiled together.
 
     Raises UnsupportedModel in the same cases as `load_tokenizer`, but does not read the vocabulary.
     """
@@ -66,11 +66,11 @@ def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
 def load_tokenizer(file: GGUFFile) -> Tokenizer:
     """Load the tokenizer of an open GGUF file. The tokenizer keeps the file's header in memory.
 
-    Raises UnsupportedModel if the kind of tokenizer or the pre-tokenizer is not supported, and BadGGUF if the file has
+    Raises UnsupportedModel if the kind of tokenizer or the pre-tokenizer is not supported, and BadGGUF if there is
     no vocabulary.
     """
     kind = _kind_of(file)
-    load_kernels(tokenizer_kernels(file))  # a single call, so that a first run compiles them in parallel
+    load_kernels(tokenizer_kernels(file))  # a single call, so that a first run compiles all kernels in parallel
     return kind.load(file)
 
 

@@ -5,8 +5,8 @@ which are words that the model's authors added and which may appear in any text.
 
 Untrusted text from users, tools and files is *protected* before a chat template renders it. `protect` inserts a mark
 after the first character of every control string, so that the string no longer matches, even if the template changes
-the text around it. The mark is U+FDD0, a code point that Unicode excludes from text interchange. Marks that are already
-in the text are doubled. `unmark` removes the marks and returns their positions.
+the surrounding text. The mark is U+FDD0, a code point that Unicode excludes from text interchange. Marks that the text
+already contains are doubled. `unmark` removes the marks and returns their positions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MARK = "\ufdd0"
 
 # The kernel tries to match tokens at every possible position, which takes time in proportion to the longest token. The
-# limit prevents a malicious file from making this slow. Longer tokens are searched for one at a time.
-_LONGEST_IN_TREE = 512  # bytes
+# limit prevents a malicious file from slowing down the kernel. Longer tokens are searched for one at a time.
+_LONGEST_IN_TREE = 512  # maximum length in bytes
 
 _ASCII_SPACE = " \t\n\v\f\r"
 
@@ -41,8 +41,8 @@ class SpecialToken:
     token_id: int
     text: str
     is_control: bool
-    strips_right: bool = False  # also matches the whitespace after it
-    strips_left: bool = False  # also matches the whitespace before it
+    strips_right: bool = False  # also matches the whitespace after the token
+    strips_left: bool = False  # also matches the whitespace before the token
 
 
 class SpecialTokens:
@@ -76,7 +76,7 @@ class SpecialTokens:
     def partition(self, text: str, *, parse_control: bool, marks: Sequence[int] = ()) -> list[bytes | int]:
         """Split text into UTF-8 text and the ids of special tokens, in order.
 
-        Control strings stay text unless `parse_control` is True. Control strings with a mark inside always stay text.
+        Control strings stay text unless `parse_control` is True. Control strings that contain a mark always stay text.
         `marks` are the positions that `unmark` returns.
         """
         encoded = text.encode()
@@ -97,7 +97,7 @@ class SpecialTokens:
         return parts
 
     def protect(self, text: str) -> str:
-        """Insert a mark into every control string, and double the marks that are already in the text."""
+        """Insert a mark into every control string, and double the marks that the text already contains."""
         places: set[int] = set()
         found = self._find(text.encode(), parse_control=True, marks=())
         for token in [*self._long_in(text), *found.present]:
@@ -115,7 +115,7 @@ class SpecialTokens:
     ) -> list[bytes | int]:
         """Split text with one pass per token, from the longest to the shortest, which is llama.cpp's algorithm.
 
-        Only this gives the right result if tokens overlap or strip whitespace.
+        Only this algorithm is correct if tokens overlap or strip whitespace.
         """
         spans = [(0, len(text), -1)] if text else []
         for token in present:
@@ -171,7 +171,7 @@ class _Found:
 
 
 def _byte_offsets(text: str, positions: Sequence[int]) -> list[int]:
-    """Convert ascending positions in a text into byte offsets in its UTF-8."""
+    """Convert ascending positions in a text into byte offsets in the UTF-8 encoding of the text."""
     offsets = []
     done = length = 0
     for position in positions:
@@ -182,7 +182,7 @@ def _byte_offsets(text: str, positions: Sequence[int]) -> list[int]:
 
 
 def unmark(text: str) -> tuple[str, list[int]]:
-    """Return the text without marks, and the positions in it where marks were. A doubled mark becomes a single mark."""
+    """Return the text without marks, and the positions of the marks in this text. A doubled mark becomes one mark."""
     kept: list[str] = []
     marks: list[int] = []
     length = start = 0
@@ -205,7 +205,7 @@ def _mark_offset(token: SpecialToken) -> int:
 def _cut_at(
     token: SpecialToken, text: str, spans: list[tuple[int, int, int]], marks: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Split the plain-text spans (those with id -1) at every unmarked occurrence of the token."""
+    """Split the plain-text spans (spans with id -1) at every unmarked occurrence of the token."""
     result = []
     length = len(token.text)
     for start, end, token_id in spans:
@@ -233,5 +233,5 @@ def _cut_at(
 
 
 def _is_marked(marks: Sequence[int], first: int, after: int) -> bool:
-    """Return True if there is a mark at a position p with `first` <= p < `after`."""
+    """Return True if a mark is at a position p with `first` <= p < `after`."""
     return bool(marks) and bisect_left(marks, first) < bisect_left(marks, after)

@@ -1,6 +1,6 @@
 """The Unigram tokenizer of SentencePiece, `t5` in GGUF files. XLM-RoBERTa and its descendants use this tokenizer.
 
-Text is normalized by a table in the file (usually NFKC), and divided into the tokens with the largest sum of scores.
+A table in the file (usually NFKC) normalizes the text, which is divided into tokens with the largest sum of scores.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from llmrun.formats.gguf.reader import GGUFFile
 
-_UNKNOWN_ID, _EOS_ID = 2, 1  # llama.cpp's defaults if the file has no keys for these tokens
-_PENALTY = np.float32(10)  # what an unknown character costs beyond the lowest score
+_UNKNOWN_ID, _EOS_ID = 2, 1  # llama.cpp's defaults if the file does not specify these tokens
+_PENALTY = np.float32(10)  # the difference between the lowest score and the score of an unknown character
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 
 
@@ -43,9 +43,9 @@ def load_unigram(file: GGUFFile) -> UnigramTokenizer:
 
 
 def _read_replacing(file: GGUFFile) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Return the nodes of the trie of texts to replace, and the texts that replace them, each with a NUL at its end.
+    """Return the nodes of the trie of texts to replace, and the replacement texts, each with a NUL at the end.
 
-    The file has the size of the trie in bytes, the trie and the texts, in one array.
+    The file contains the size of the trie in bytes, the trie and the texts, in one array.
     """
     if not file.has(_CHARSMAP):
         return np.empty(0, np.uint32), np.zeros(1, np.uint8)
@@ -119,7 +119,7 @@ class UnigramTokenizer(TextTokenizer):
 def _usable(scores: NDArray[np.float32], kinds: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the scores for the kernel, and the score of an unknown character, float64[1].
 
-    User-defined tokens have the score 0, so that they are likely. Control tokens, the unknown token and tokens with
+    User-defined tokens have the score 0, which makes them likely. Control tokens, the unknown token and tokens with
     the score -inf are impossible. Unknown characters are never impossible, so every text can be divided.
     """
     normal = scores[(kinds == NORMAL) & np.isfinite(scores)]

@@ -1,6 +1,6 @@
 """Reads the vocabulary of a GGUF file: token texts and types, special tokens, and the rules for BOS and EOS.
 
-The hash tables of its tokens and merges, which the kernels use, are also built here.
+This module also builds the hash tables of tokens and merges that the kernels use.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class _Texts:
 class TokenTables:
     """Hash tables that map texts to token ids, and pairs of ids to the ids that they merge into.
 
-    Merges may contain texts that are not tokens, and a byte may have no token. Such texts get ids from
-    `vocabulary_size` up, so that merging can work with ids alone. These ids never appear in the result.
+    Merges may contain texts that are not tokens, and a byte may have no token. The ids of such texts start at
+    `vocabulary_size`, so that merging can work with ids alone. These ids never appear in the result.
 
     `starts`, int64[symbols], holds the addresses of the texts, in the file's header or in memory owned by this object.
-    `lengths`, int64[symbols], holds their lengths in bytes. kernels/tokens/token_table.py describes `table`, `pairs`
-    and the masks.
+    `lengths`, int64[symbols], holds the lengths of the texts in bytes. kernels/tokens/token_table.py describes `table`,
+    `pairs` and the masks.
     """
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
-        """Build the tables. Each text in `required` gets an id even if it is not a token."""
+        """Build the tables. Each text in `required` receives an id even if the text is not a token."""
         self._build_kernel = load_kernel("tokens.token_table", "build")
         self.vocabulary_size = len(tokens)
         texts = _Texts.in_file(tokens)
@@ -164,7 +164,7 @@ _FORMER_NAMES = ("prefix", "suffix", "middle")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The defaults of one kind of tokenizer, for keys that the file does not have."""
+    """The defaults of one kind of tokenizer, for keys that the file does not contain."""
 
     bos_id: int | None
     eos_id: int | None
@@ -197,7 +197,7 @@ def read_vocabulary(
 
     merged         True if this kind of tokenizer reads merges from the file
     required       texts that must have an id even if they are not tokens
-    strips_before  the special token that removes the whitespace before it
+    strips_before  the special token that strips preceding whitespace
 
     The kernels require that tokens are unique, that arrays are as long as the vocabulary, and that ids are in range.
     The GGUF reader checked all of this when the file was opened.
@@ -236,7 +236,7 @@ def _kinds(file: GGUFFile, size: int) -> NDArray[np.int32]:
 
 
 def _named_tokens(file: GGUFFile) -> dict[str, int]:
-    """Return the token ids in the file's keys, by the last part of the key."""
+    """Return the token ids in the file's keys, indexed by the last part of the key."""
     keys = [f"{name}_token_id" for name in (*_NAMED_TOKENS, *_FORMER_NAMES)]
     return {key: file.integer(f"tokenizer.ggml.{key}") for key in keys if file.has(f"tokenizer.ggml.{key}")}
 
@@ -258,7 +258,7 @@ def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFil
         except UnicodeDecodeError:
             continue  # this token never matches, because text never contains invalid UTF-8
         if MARK in text:
-            continue  # only `protect` may put marks into a rendered text
+            continue  # only `protect` may insert marks into a rendered text
         right = strips_right and not strips_before and text not in ("<unk>", "<s>", "<|endoftext|>")
         left = text == strips_before
         found.append(SpecialToken(token, text, kinds[token] != USER_DEFINED, strips_left=left, strips_right=right))

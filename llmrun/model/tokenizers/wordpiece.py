@@ -1,7 +1,7 @@
 """The WordPiece tokenizer of BERT models, `bert` in GGUF files.
 
-Text is cleaned, divided into words and punctuation, and usually converted to lower case without accents, so it cannot
-be restored from the ids. In a GGUF vocabulary, tokens that begin a word begin with U+2581.
+Text is cleaned, divided into words and punctuation, and usually converted to lower case without accents, so decoding
+cannot restore the text. In a GGUF vocabulary, tokens that begin a word begin with U+2581.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.patterns import CodePoints
 
-# llama.cpp's defaults if the file has no keys for these tokens: [UNK], [CLS] and [SEP] of bert-base-uncased.
+# llama.cpp's defaults if the file does not specify these tokens: [UNK], [CLS] and [SEP] of bert-base-uncased.
 _UNKNOWN_ID, _CLS_ID, _SEP_ID = 100, 101, 102
 
-_REPLACEMENT = "\ufffd"  # stands for invalid UTF-8
+_REPLACEMENT = "\ufffd"  # replaces invalid UTF-8
 
 
 def load_wordpiece(file: GGUFFile) -> WordPieceTokenizer:
@@ -35,7 +35,7 @@ def load_wordpiece(file: GGUFFile) -> WordPieceTokenizer:
     vocabulary = read_vocabulary(file, Defaults(bos_id=_CLS_ID, eos_id=None, add_bos=True), merged=False)
     lowercase = file.boolean("tokenizer.ggml.normalizer.lowercase", True)
     return WordPieceTokenizer(
-        # llama.cpp always adds [CLS] and [SEP], whatever the file says about BOS.
+        # llama.cpp always adds [CLS] and [SEP], even if the file specifies otherwise.
         replace(vocabulary, add_bos=True),
         unknown_id=file.integer("tokenizer.ggml.unknown_token_id", _UNKNOWN_ID),
         sep_id=file.integer("tokenizer.ggml.seperator_token_id", _SEP_ID),
@@ -46,7 +46,7 @@ def load_wordpiece(file: GGUFFile) -> WordPieceTokenizer:
 
 
 class Words(dict[int, str]):
-    """A table for `str.translate` that normalizes the characters of a text and puts spaces between its words.
+    """A table for `str.translate` that normalizes the characters of a text and inserts spaces between words.
 
     Characters are looked up on demand, because a table of all of Unicode would take too long to build. Characters that
     Unicode 15.1 does not assign are never changed, so that ids do not depend on the interpreter's Unicode version.
@@ -64,7 +64,7 @@ class Words(dict[int, str]):
         return text
 
     def _normalized(self, character: str) -> str:
-        """Return what stands for a character: a space, nothing, or the character, with spaces if it is a word."""
+        """Return the replacement of a character: a space, nothing, or the character, in spaces if it is a word."""
         if self._strip_accents and _contains(self._changing, character):
             character = normalize("NFD", character)[0]
         if _contains(named("s"), character):
