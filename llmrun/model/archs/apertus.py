@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """The hyperparameters of apertus. `curves` has the parameters of each layer's activation."""
+    """The hyperparameters of apertus. `curves` contains the parameters of each layer's activation."""
 
     curves: tuple[XieluCurve, ...]
 
@@ -34,8 +34,8 @@ def read_config(file: GGUFFile) -> Config:
 
 
 def _curves(file: GGUFFile, layers: int) -> tuple[XieluCurve, ...]:
-    """Read the parameters of xIELU. Files store both alphas before the softplus that keeps them positive."""
-    keys = Keys(file, "xielu")  # these keys do not begin with the architecture
+    """Read the parameters of xIELU. Files store both alphas before the softplus, which makes the alphas positive."""
+    keys = Keys(file, "xielu")  # the names of these keys do not begin with the architecture
     stored = (keys.factors(name, layers) for name in ("alpha_p", "alpha_n", "beta", "eps"))
     return tuple(
         XieluCurve(softplus(positive), beta + softplus(negative), beta, least)

@@ -6,7 +6,7 @@ Models: DeepSeek V2 Lite, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3, Kanana 
 
 Newer files split the matrix that computes keys and values into two matrices (attn_k_b, attn_v_b). Queries are
 multiplied by the first matrix and compared directly with the latent features, so all heads share one KV head and the
-cache is small. Older files contain the original matrix (attn_kv_b), and the keys and values of every head are computed.
+cache is small. With the original matrix (attn_kv_b) of older files, the keys and values of every head are computed.
 
 The rotated features of a head come first in this module, but last in the file.
 """
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
     from llmrun.model.plan.twin import Value
 
-# GLM-4.7-Flash is recognized by its vocabulary size and its number of layers (with or without the layer for multi-token
-# prediction), because its files are older than the metadata key for the gating function.
+# GLM-4.7-Flash is recognized by the vocabulary size and the number of layers (with or without the layer for multi-token
+# prediction), because the model's files are older than the metadata key for the gating function.
 _LAYERS_OF_GLM, _VOCABULARY_OF_GLM = (47, 48), 154880
-_MOST_MULTIPLIER = 10.0  # limit for YaRN; real models have at most 1
+_MOST_MULTIPLIER = 10.0  # limit for YaRN; the multiplier of real models is at most 1
 _MOST_SCALE = 1e9
 
 
@@ -58,13 +58,13 @@ class Config(Hyperparameters):
 
     In each head, RoPE rotates `rope.dimensions` features. The remaining features are called `plain`.
 
-    absorbed      whether to use the latent features themselves as keys and values
+    absorbed      True if the latent features themselves are used as keys and values
     latent        number of latent features for the keys and values of all heads
     query_latent  number of latent features for queries; 0 if queries are computed from the whole row
     value_size    number of features of each value head
     scale         factor applied to the attention scores
     growth        a Rope that scales queries by their position and rotates by no angle, or None
-    unused        number of layers at the end for multi-token prediction, which are not run
+    unused        number of unused layers at the end, which are for multi-token prediction
     experts       None if all layers are dense
     dense         number of layers before the first layer with experts
     shared        number of features of the shared expert
@@ -103,8 +103,8 @@ def read_config(file: GGUFFile) -> Config:
 def config_of(keys: Keys, *, has_equal_multipliers: bool) -> Config:
     """Read the hyperparameters that deepseek2 and mistral4 share. Raises BadGGUF and UnsupportedModel.
 
-    `has_equal_multipliers` says whether the multiplier of YaRN's magnitude (mscale) equals that of the attention scale
-    (mscale_all_dim), as in all models of deepseek2, or is 1.
+    If `has_equal_multipliers`, the multiplier of YaRN's magnitude (mscale) equals the multiplier of the attention scale
+    (mscale_all_dim), as in all models of deepseek2. Otherwise, the multiplier of the magnitude is 1.
     """
     absorbed = keys.has("attention.key_length_mla")
     part = "_mla" if absorbed else ""
@@ -146,7 +146,7 @@ def _check_heads(keys: Keys, c: Config) -> None:
 
 
 def _yarn_multiplier(keys: Keys) -> float:
-    """Return mscale_all_dim from the model's config, or 0 if it has none. GGUF files store a tenth of the value."""
+    """Return mscale_all_dim from the model's config, or 0 if it is missing. GGUF files store a tenth of the value."""
     key = "rope.scaling.yarn_log_multiplier"
     multiplier = 10 * keys.number(key, 0.0)
     if not 0 <= multiplier <= _MOST_MULTIPLIER:
@@ -155,7 +155,7 @@ def _yarn_multiplier(keys: Keys) -> float:
 
 
 def _with_own_magnitude(rope: RopeSettings, divisor: float) -> RopeSettings:
-    """Divide YaRN's magnitude of the rotated features by that of the multiplier `divisor`, unless `divisor` is 0.
+    """Divide YaRN's magnitude of the rotated features by the magnitude for `divisor`, unless `divisor` is 0.
 
     The attention scale then includes this magnitude.
     """
@@ -174,7 +174,7 @@ def _attention_scale(keys: Keys, rope: RopeSettings, multiplier: float, head_siz
     """Compute the attention scale in the same way as llama.cpp, even for models without YaRN or a multiplier."""
     spread = log(rope.factor)
     magnitude = rope.magnitude_with_yarn if rope.yarn is not None else rope.magnitude * (1 + 0.1 * spread)
-    twice = magnitude * (1 + 0.1 * multiplier * spread)  # for queries and for keys
+    twice = magnitude * (1 + 0.1 * multiplier * spread)  # the magnitude applies to queries and to keys
     scale = twice * twice / sqrt(head_size)
     if not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
         raise keys.bad("rope.scaling.factor", f"{rope.factor:g} gives an attention scale of {scale:g}")
@@ -220,7 +220,7 @@ def draft_plan(file: GGUFFile, config: Config) -> Plan | None:
 
 
 def _add_layer(w: PlanWriter, block: str, c: Config, rope: Rope, experts: Experts | None, to: Value) -> None:
-    """Add a layer, whose feed-forward is dense if `experts` is None."""
+    """Add a layer. The layer's feed-forward is dense if `experts` is None."""
     h = w.rmsnorm(f"{block}.attn_norm", to)
     a = _absorbed_attention(w, block, h, c, rope) if c.absorbed else _full_attention(w, block, h, c, rope)
     w.linear_add(f"{block}.attn_output", a, to=to)
@@ -253,7 +253,7 @@ def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) 
 
 
 def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:
-    """Return (plain, rotated): the features of each head that RoPE leaves unchanged, and those that it rotates."""
+    """Return (plain, rotated): the features of each head that RoPE leaves unchanged, and the rotated features."""
     if c.query_latent:
         latent = w.rmsnorm(f"{block}.attn_q_a_norm", w.linear(f"{block}.attn_q_a", h, c.query_latent))
         q = w.linear(f"{block}.attn_q_b", latent, c.heads * c.head_size)

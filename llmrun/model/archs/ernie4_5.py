@@ -22,7 +22,7 @@ def read_config(file: GGUFFile) -> llama.Config:
 
 
 def refuse_output_bias(keys: Keys) -> None:
-    """Raise UnsupportedModel if the file has a bias that llama.cpp loads but ignores."""
+    """Raise UnsupportedModel if the file contains a bias that llama.cpp loads but ignores."""
     if any(name.endswith(".attn_output.bias") for name in keys.file.tensors):
         raise keys.unsupported("a bias on the attention output")
 

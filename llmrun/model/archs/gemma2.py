@@ -35,7 +35,7 @@ class Config(Hyperparameters):
 def attention_scale(config: Hyperparameters, *, largest: int) -> float:
     """Return the attention scale.
 
-    It is derived from the head size, except in the largest model (the one with `largest` layers), where it is derived
+    The scale is derived from the head size. In the largest model, which has `largest` layers, the scale is derived
     from the width divided by the number of heads.
     """
     size = config.width // config.heads if config.layers == largest else config.head_size

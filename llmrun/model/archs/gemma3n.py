@@ -1,12 +1,12 @@
 """The `gemma3n` architecture: like gemma3, with four residual streams (AltUp) and an input for every layer.
 
-Each layer predicts all streams from their values before the layer, runs only on the first, and then corrects the
-others by the error of its prediction (https://arxiv.org/abs/2301.13310). LAuReL adds a low-rank product to attention
-(https://arxiv.org/abs/2411.07501). Later layers attend to the keys and values of earlier layers. The activations of the
-first layers are sparse.
+Each layer predicts all streams from their values before the layer, runs only on the first stream, and then corrects the
+other streams by the error of the prediction (https://arxiv.org/abs/2301.13310). LAuReL adds a low-rank product to
+attention (https://arxiv.org/abs/2411.07501). Later layers attend to the keys and values of earlier layers. The
+activations of the first layers are sparse.
 
-llama.cpp reads few of the model's hyperparameters and uses those of the published models, E2B and E4B. Other values are
-refused here.
+llama.cpp reads few of the model's hyperparameters. For all others, llama.cpp uses the values of the published models,
+E2B and E4B. This module refuses other values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 _STREAMS: Final = 4
-_TABLE_WIDTH: Final = 256  # features for each layer in the second embedding table
-_RANK: Final = 64  # of LAuReL's product
-STORING: Final = 20  # layers before the first layer that uses the KV cache of an earlier layer
-_SPARSE: Final = 10  # layers with sparse activations
-_DEVIATIONS: Final = 1.6448533535003662  # standard deviations above the mean, which 5 % of normal numbers exceed
+_TABLE_WIDTH: Final = 256  # number of features for each layer in the second embedding table
+_RANK: Final = 64  # rank of LAuReL's product
+STORING: Final = 20  # number of layers before the first layer that uses the KV cache of an earlier layer
+_SPARSE: Final = 10  # number of layers with sparse activations
+_DEVIATIONS: Final = 1.6448533535003662  # standard deviations above the mean that 5 % of normal numbers exceed
 _LOGIT_CAP: Final = 30.0
 
 _WINDOWS = Windows(every=5)
@@ -43,7 +43,7 @@ _WINDOWS = Windows(every=5)
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """The hyperparameters of gemma3n. `windows` has the window of each layer."""
+    """The hyperparameters of gemma3n. `windows` contains the window of each layer."""
 
     windows: tuple[int, ...]
     window_base: float
@@ -67,7 +67,7 @@ def read_config(file: GGUFFile) -> Config:
 
 
 def _refuse_other_values(keys: Keys, config: Config) -> None:
-    """Raise UnsupportedModel for hyperparameters other than those of the published models."""
+    """Raise UnsupportedModel for hyperparameters that differ from the published models."""
     known = {
         "altup.num_inputs": _STREAMS,
         "altup.active_idx": 0,
@@ -81,7 +81,7 @@ def _refuse_other_values(keys: Keys, config: Config) -> None:
     key, deviations = "activation_sparsity_scale", np.where(np.arange(config.layers) < _SPARSE, _DEVIATIONS, -inf)
     seen = keys.file.metadata.get(keys.name(key), deviations)
     is_known = isinstance(seen, np.ndarray) and seen.shape == deviations.shape
-    # The converter computes the number with PyTorch, whose versions may round differently.
+    # The converter computes this number with PyTorch, whose versions may round differently.
     if not (is_known and np.allclose(seen, deviations, rtol=1e-5, atol=0.0)):
         raise keys.unsupported(f"a {keys.name(key)} other than {_DEVIATIONS:g} in {_SPARSE} layers and -inf in others")
 
@@ -122,21 +122,21 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _projected(w: PlanWriter, name: str, values: list[Value], like: Value) -> list[Value]:
-    """Multiply each value by its own matrix, and give the products the length of `like`."""
+    """Multiply each value by its own matrix, and rescale the products to the length of `like`."""
     weight = w.tensors.experts(f"{name}.weight", like.width, like.width, len(values))
     parts = [weight.part(number * like.width, like.width) for number in range(len(values))]
     return [w.plan.match_length(w.plan.linear(x, part), like) for x, part in zip(values, parts, strict=True)]
 
 
 def _router(w: PlanWriter, block: str, x: Value) -> Value:
-    """Compute the features from which AltUp's factors are computed, one for each stream."""
+    """Compute the features from which AltUp's factors are computed, one feature for each stream."""
     weight = w.tensors.vector(f"{block}.altup_router_norm.weight", x.width) / np.float32(x.width)
     h = w.plan.rmsnorm(x, weight, w.epsilon)
     return w.plan.activate(w.linear(f"{block}.altup_router", h, _STREAMS), Activation.TANH)
 
 
 def _predicted(w: PlanWriter, block: str, streams: list[Value]) -> list[Value]:
-    """Predict the streams after the layer: each is its value before, plus a weighted sum of all streams."""
+    """Predict each stream after the layer: the stream before the layer, plus a weighted sum of all streams."""
     factors = w.linear(f"{block}.altup_predict_coef", _router(w, block, streams[0]), _STREAMS * _STREAMS)
     predicted = []
     for number, stream in enumerate(streams):
@@ -149,7 +149,7 @@ def _predicted(w: PlanWriter, block: str, streams: list[Value]) -> list[Value]:
 
 
 def _correct(w: PlanWriter, block: str, predicted: list[Value], y: Value) -> None:
-    """Correct the predicted streams in place, given the first stream after the layer, y, which is changed too."""
+    """Correct the predicted streams in place, given the first stream after the layer, y, which is also changed."""
     factors = w.linear(f"{block}.altup_correct_coef", _router(w, block, y), _STREAMS)
     w.plan.add(predicted[0], to=y, scale=-1.0)
     for number, stream in enumerate(predicted):

@@ -1,8 +1,8 @@
-"""The `gemma4` architecture: like gemma3, but the head size and head count of sliding-window layers differ from those
-of the other layers.
+"""The `gemma4` architecture: like gemma3, but sliding-window layers and other layers differ in head size and in head
+count.
 
 The small models (E2B, E4B) have a second embedding table with an input for every layer, and their last layers attend to
-the keys and values of earlier layers. 26B-A4B has experts in addition to the feed-forward.
+the keys and values of earlier layers. The layers of 26B-A4B have experts in addition to the feed-forward.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
     """Return the RoPE of layers without a sliding window.
 
-    Its frequency factors are required, because they determine which features are not rotated.
+    Frequency factors are required, because the factors determine which features are not rotated.
     """
     w.tensors.vector("rope_freqs.weight", c.rope.dimensions // 2)
     return w.rope(Pairing.NEOX)

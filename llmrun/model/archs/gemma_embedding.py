@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Config(Hyperparameters):
     """The hyperparameters of gemma-embedding. A window of 0 means that rows attend to the whole sequence.
 
-    `dense` is the number of features between the two matrices that follow pooling, or 0 if there are none.
+    `dense` is the number of features between the two matrices that follow pooling, or 0 without such matrices.
     """
 
     windows: tuple[int, ...]
@@ -61,14 +61,14 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         y = w.linear(f"{block}.ffn_down", w.gated(block, h, Activation.GELU), c.width)
         w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
     w.plan.hidden = _dense(w, c, w.rmsnorm_wanted("output_norm", x))
-    w.tensors.leave_out("output.weight")  # llama.cpp loads it, but computes no logits
+    w.tensors.leave_out("output.weight")  # llama.cpp loads this matrix, but computes no logits
     return w.finished()
 
 
 def _dense(w: PlanWriter, c: Config, x: Value) -> Value:
     """Append the matrices that Sentence Transformers applies after pooling.
 
-    They are linear, so the mean of their outputs is their output for the mean.
+    The matrices are linear, so the mean of their outputs is their output for the mean.
     """
     if "dense_2.weight" not in w.tensors:
         return x

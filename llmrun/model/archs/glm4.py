@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Config(Hyperparameters):
     """The hyperparameters of glm4.
 
-    unused  number of layers at the end for multi-token prediction, which are not run
+    unused  number of unused layers at the end, which are for multi-token prediction
     """
 
     pairing: Pairing

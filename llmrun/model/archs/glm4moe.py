@@ -54,7 +54,7 @@ def draft_plan(file: GGUFFile, config: MixtureConfig) -> Plan | None:
 
 
 def _add_layer(w: PlanWriter, block: str, c: MixtureConfig, rope: Rope, experts: Experts | None, to: Value) -> None:
-    """Add a layer, whose feed-forward is dense if `experts` is None."""
+    """Add a layer. The layer's feed-forward is dense if `experts` is None."""
     h = w.rmsnorm(f"{block}.attn_norm", to)
     q, k, v = w.queries_keys_values(block, h)
     if f"{block}.attn_q_norm.weight" in w.tensors:

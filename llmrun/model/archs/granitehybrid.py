@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Config(Hyperparameters):
     """The hyperparameters of granitehybrid.
 
-    looks_back       whether each layer is an attention layer
+    looks_back       True for each layer that is an attention layer
     sizes            sizes of the Mamba-2 layers
     attention_scale  None if the scale is derived from the head size
     experts          None if all layers are dense

@@ -22,7 +22,7 @@ def read_config(file: GGUFFile) -> Hyperparameters:
     keys = Keys(file)
     if keys.integer("expert_count", 0, minimum=0, maximum=MAX_EXPERTS) != 1:  # a file with one expert is dense
         refuse_experts(keys)
-    keys.refuse("rope.scaling.alpha", "rope.dimension_sections")  # only in files of models that also read images
+    keys.refuse("rope.scaling.alpha", "rope.dimension_sections")  # only image models have these keys
     return Hyperparameters.of(keys)
 
 

@@ -1,4 +1,4 @@
-"""The `jamba` architecture: most layers are Mamba-1 layers, the others attention layers without RoPE.
+"""The `jamba` architecture: most layers are Mamba-1 layers, and the others are attention layers without RoPE.
 
 The feed-forward of some layers is a mixture of experts.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Config(Hyperparameters):
     """The hyperparameters of jamba.
 
-    looks_back  whether each layer is an attention layer
+    looks_back  True for each layer that is an attention layer
     inner       number of features that a Mamba-1 layer convolves and scans
-    state_size  number of features of the state for each of them
+    state_size  number of features of the state for each of the inner features
     step_rank   number of features from which the step sizes are computed
     taps        number of positions that the convolution covers, including the row's own
     experts     None if all layers are dense
@@ -78,8 +78,8 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 def _mamba(w: PlanWriter, block: str, h: Value, config: Config) -> Value:
     """Compute a Mamba-1 layer for h, up to its output matrix (`ssm_out`).
 
-    The input matrix (`ssm_in`) has the rows of x followed by those of z, the gate of the output. The matrix after the
-    convolution (`ssm_x`) has the rows of the step sizes, of B and of C, all of which are normalized.
+    The input matrix (`ssm_in`) contains the rows of x, then the rows of z, the gate of the output. The matrix after
+    the convolution (`ssm_x`) contains the rows of the step sizes, of B and of C. All three outputs are normalized.
     """
     plan, inner, size, rank, taps = w.plan, config.inner, config.state_size, config.step_rank, config.taps
     inputs = w.tensors.matrix(f"{block}.ssm_in.weight", h.width, 2 * inner)

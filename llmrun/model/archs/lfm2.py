@@ -23,8 +23,8 @@ _WINDOWS = Windows(every=0)
 class Config(Hyperparameters):
     """The hyperparameters of lfm2.
 
-    looks_back  whether each layer is an attention layer
-    window      window of the attention layers; 0 if they attend to all earlier positions
+    looks_back  True for each layer that is an attention layer
+    window      window of the attention layers; 0 if attention covers all earlier positions
     """
 
     looks_back: tuple[bool, ...]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Config(Hyperparameters):
     """The hyperparameters of lfm2moe.
 
-    looks_back  whether each layer is an attention layer
+    looks_back  True for each layer that is an attention layer
     dense       number of layers before the first layer with experts
     """
 

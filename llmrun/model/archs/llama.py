@@ -1,6 +1,6 @@
 """The `llama` architecture: RMSNorm, RoPE, grouped-query attention and SwiGLU.
 
-It covers SmolLM2, TinyLlama, Mistral and other models of the same form. In Mixtral, the feed-forward is a mixture of
+This architecture covers SmolLM2, TinyLlama, Mistral and similar models. In Mixtral, the feed-forward is a mixture of
 experts.
 """
 

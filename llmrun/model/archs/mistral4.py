@@ -1,4 +1,4 @@
-"""The `mistral4` architecture: like deepseek2, with another magnitude of YaRN."""
+"""The `mistral4` architecture: like deepseek2, with a different magnitude of YaRN."""
 
 from __future__ import annotations
 

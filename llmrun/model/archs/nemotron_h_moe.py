@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Config(NemotronConfig):
     """The hyperparameters of nemotron_h_moe.
 
-    latent  number of input and output features of the experts; 0 if it is that of the layers
+    latent  number of input and output features of the experts; 0 if it equals the number of the layers' features
     shared  number of features of the shared expert
     """
 
@@ -65,7 +65,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _add_experts(c: Config, w: PlanWriter, block: str, h: Value, size: int, to: Value) -> None:
-    """Add the outputs of the experts and of the shared expert to `to`. The router reads h, not the latent."""
+    """Add the outputs of the experts and of the shared expert to `to`. The router reads h, not the latent features."""
     add_ungated(w, f"{block}.ffn_up_shexp", f"{block}.ffn_down_shexp", h, c.shared, to)
     routing = routing_of(w, block, h, c.experts)
     if not c.latent:

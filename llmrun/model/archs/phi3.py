@@ -1,7 +1,7 @@
 """The `phi3` architecture: one matrix for queries, keys and values, and one matrix for gate and up.
 
-Models: dense Phi-3, Phi-3.5 and Phi-4. Their files specify a sliding window, but the models do not use it, and
-llama.cpp also ignores it.
+Models: dense Phi-3, Phi-3.5 and Phi-4. The files specify a sliding window, but neither the models nor llama.cpp use
+the window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
 
-_WINDOWS = Windows(unused=True)  # some files have a wrong one, and llama.cpp ignores it
+_WINDOWS = Windows(unused=True)  # some files contain a wrong window, and llama.cpp ignores it
 
 
 def read_config(file: GGUFFile) -> Hyperparameters:

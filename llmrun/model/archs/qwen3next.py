@@ -1,7 +1,7 @@
 """The `qwen3next` architecture: like qwen35moe, but consecutive heads of a gated delta net share a key head.
 
-The rows of the matrix that computes gate and beta are grouped by key head. In older files, so are the rows of the
-matrix that computes queries, keys, values and z.
+The rows of the matrix that computes gate and beta are grouped by key head. In older files, the rows of the matrix that
+computes queries, keys, values and z are also grouped by key head.
 """
 
 from __future__ import annotations

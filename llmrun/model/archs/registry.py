@@ -1,7 +1,7 @@
 """The supported architectures, by their `general.architecture` name.
 
-Each file of this folder declares one. It is imported only for a model that needs it, because a plan of one model would
-otherwise load sixty files.
+Each file of this folder declares one architecture, and is imported only for a model of this architecture. Otherwise,
+the plan of one model would import sixty files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KNOWN_BEST = ("llama", "qwen3", "gemma3", "phi3")
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
-    """Return the architecture of a file. Raises UnsupportedModel if it is not registered."""
+    """Return the architecture of a file. Raises UnsupportedModel if the architecture is not registered."""
     name = file.string("general.architecture")
     found = architecture_named(name)
     if found is None:
@@ -44,7 +44,7 @@ def architecture_named(name: str) -> Architecture | None:
 
 
 def architectures() -> dict[str, Architecture]:
-    """Return all architectures by name, which loads every file of this folder."""
+    """Import every file of this folder, and return all architectures by name."""
     found = [_declared_in(module) for module in sorted(_modules())]
     return {architecture.name: architecture for architecture in found}
 
@@ -76,7 +76,7 @@ def plan_of_header(file: GGUFFile) -> Plan:
 
 
 def draft_plan_of_header(file: GGUFFile) -> Plan | None:
-    """Return the plan of a model's draft head like `plan_of_header`, or None if it has none."""
+    """Return the plan of a model's draft head for computing sizes, or None if the file contains no draft head."""
     architecture = architecture_of(file)
     made_up = file.with_placeholder_weights()
     return architecture.draft_plan(made_up, architecture.read_config(made_up))

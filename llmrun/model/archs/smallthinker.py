@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
 
-_WINDOW = 4096  # llama.cpp uses this window whatever the file says
+_WINDOW = 4096  # llama.cpp uses this window even if the file specifies another window
 
 _WINDOWS = Windows(every=4, first=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """The hyperparameters of smallthinker. `windows` has the window of each layer, all 0 in models without windows."""
+    """The hyperparameters of smallthinker. `windows` contains the window of each layer, or 0 for no window."""
 
     windows: tuple[int, ...]
     experts: Experts

@@ -1,4 +1,4 @@
-"""The declaration that each file of `model/archs/` makes about its architecture."""
+"""The declaration of an architecture, which each file of `model/archs/` contains."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _no_head(file: GGUFFile, config: Any) -> Plan | None:
 class Windows:
     """The layers that have a sliding window, if the file does not list them.
 
-    every            the last layer of each `every` layers has none; 0 if all layers have one
+    every            the last layer of each `every` layers has no window; 0 if all layers have a window
     default          the window in tokens if the file does not specify one
-    first            whether the first layer of each `every` layers has none, instead of the last
-    only_with        the number of layers of the only models with windows; 0 if all models have them
-    unused           whether the window in the file is never used
+    first            True if the first layer of each `every` layers has no window, instead of the last layer
+    only_with        the number of layers of the only models with windows; 0 if all models have windows
+    unused           True if the window in the file is never used
     """
 
     every: int = 0
@@ -37,13 +37,13 @@ class Windows:
 class Architecture:
     """An architecture that llmrun supports.
 
-    name         the value of `general.architecture`. The file has the same name, with "_" for "-"
-    read_config  reads the config from a file
-    plan         builds the plan, and checks every tensor against the config
-    models       the common names of its models
-    notes        its unusual features
-    draft_plan   builds the plan of the draft head, or returns None if the file has none
-    windows      which layers have a sliding window in llama.cpp, for sizes that are computed without a plan
+    name         the value of `general.architecture`. The module has the same name, with "_" for "-"
+    read_config  a function that reads the config from a file
+    plan         a function that builds the plan, and checks every tensor against the config
+    models       the common names of the architecture's models
+    notes        the unusual features of the architecture
+    draft_plan   a function that builds the plan of the draft head, or returns None for files without a draft head
+    windows      the layers that have a sliding window in llama.cpp, for sizes that are computed without a plan
     """
 
     name: str

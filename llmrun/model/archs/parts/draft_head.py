@@ -1,7 +1,7 @@
 """The plan of a draft head: the layer for multi-token prediction (MTP), called `nextn` in files.
 
-Given the model's hidden state at one position and the next token, a head predicts the token after that one. It has its
-own layer and its own cache, and shares the embedding and output matrices with the model. The formula is that of
+Given the model's hidden state at one position and the next token, a head predicts the second next token. The head has
+its own layer and its own cache, and shares the embedding and output matrices with the model. The formula comes from
 DeepSeek V3 (arXiv:2412.19437, section 2.2).
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 # Heads draft only the first tokens of large vocabularies, because the output matrix takes most of the time of a draft
-# (FastMTP, arXiv:2509.18362). Qwen3.5 has 248,320 tokens, roughly in order of frequency. This is the share of a text's
-# tokens below a bound (the texts in other languages are Vim's tutor):
+# (FastMTP, arXiv:2509.18362). Qwen3.5 has 248,320 tokens, roughly in order of frequency. The table shows the share of a
+# text's tokens below a bound (the texts in other languages are Vim's tutor):
 #
 #             English  Python  German  French  Chinese  Japanese  Russian
 #    65,536      97 %    98 %    94 %    94 %     64 %      72 %     75 %
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 #   131,072     100 %   100 %   100 %   100 %     99 %      94 %     90 %
 #
 # Other tokens are never drafted. In Qwen3.5 2B (Q4_K_M, 2 threads), a draft took at least 10.7 ms with 65,536 tokens,
-# 15.1 ms with 131,072 and 29.7 ms with all, and a step 112 ms.
+# 15.1 ms with 131,072 tokens and 29.7 ms with all tokens, and a step took 112 ms.
 DRAFTED_TOKENS: Final = 131072
 
-# Adds the ops of the head's layer, whose tensors begin with the given block, to the given value.
+# A function that adds the ops of the head's layer, whose tensor names begin with the given block, to the given value.
 AddLayer = Callable[[PlanWriter, str, "Value"], None]
 
 
 def draft_plan(file: GGUFFile, config: Hyperparameters, unused: int, add_layer: AddLayer) -> Plan | None:
-    """Return the plan of the model's draft head, or None if the file has none.
+    """Return the plan of the model's draft head, or None if the file contains no draft head.
 
-    A file may lack the tensors of the `unused` layers at its end, and models with several heads are not supported.
-    Raises BadGGUF and UnsupportedModel for tensors that do not match the config. The model can still run without its
-    head.
+    The tensors of the `unused` layers at the end may be missing, and models with several heads are not supported.
+    Raises BadGGUF and UnsupportedModel for tensors that do not match the config. The model can still run without the
+    draft head.
     """
     block = f"blk.{config.layers}"
     if unused != 1 or f"{block}.nextn.eh_proj.weight" not in file.tensors:
@@ -68,5 +68,5 @@ def _plan(w: PlanWriter, config: Hyperparameters, block: str, add_layer: AddLaye
 
 
 def _own(w: PlanWriter, own: str, shared: str) -> str:
-    """Return the name of the head's own tensor, or of the model's tensor if the head has none."""
+    """Return the name of the head's own tensor, or of the model's tensor if the head has no tensor of its own."""
     return own if f"{own}.weight" in w.tensors else shared

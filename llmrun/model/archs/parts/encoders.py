@@ -1,6 +1,6 @@
 """The parts that encoders such as BERT have in common: the embedding, norms after each block, and classification heads.
 
-The header of a file says whether a model is an encoder, and whether it scores documents.
+The header of a file determines whether a model is an encoder, and whether a model scores documents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.twin import Value
 
-# Architectures that never have a causal mask. Not all of their files have the key `attention.causal`.
+# Architectures that never have a causal mask. Some of their files lack the key `attention.causal`.
 _ENCODERS: Final = frozenset(
     {
         *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert"),
@@ -32,20 +32,20 @@ _ENCODERS: Final = frozenset(
 
 
 def is_encoder(file: GGUFFile) -> bool:
-    """Return whether a model has no causal mask. It then computes hidden states, but generates no text."""
+    """Return True if a model has no causal mask. Such a model computes hidden states, but generates no text."""
     architecture = file.string("general.architecture")
     return architecture in _ENCODERS or not file.boolean(f"{architecture}.attention.causal", default=True)
 
 
 def has_no_cache(file: GGUFFile) -> bool:
-    """Return whether llama.cpp runs the model without a KV cache."""
+    """Return True if llama.cpp runs the model without a KV cache."""
     return file.string("general.architecture") in _ENCODERS - {"t5encoder"}
 
 
 def labels_of(file: GGUFFile) -> int:
     """Return the number of labels that a reranker scores, or 0 if the model is not a reranker.
 
-    Raises UnsupportedModel if the file has no matrix that computes the scores.
+    Raises UnsupportedModel if the file contains no matrix that computes the scores.
     """
     architecture = file.string("general.architecture")
     if file.integer(f"{architecture}.pooling_type", 0) != Pooling.RANK:
@@ -66,7 +66,7 @@ _TYPE_COUNT = "tokenizer.ggml.token_type_count"
 
 
 def bert_embedding(w: PlanWriter, config: Hyperparameters, *, positions: bool) -> Value:
-    """Append the normalized sum of three embeddings: token, first token type and, if asked, position."""
+    """Append the normalized sum of three embeddings: token, first token type and, if `positions`, position."""
     x = w.embed()
     if "token_types.weight" in w.tensors:
         count = w.tensors.file.integer(_TYPE_COUNT, 1, minimum=1, maximum=MOST_WIDTH)
@@ -80,7 +80,7 @@ def bert_embedding(w: PlanWriter, config: Hyperparameters, *, positions: bool) -
 def bert_layers(
     w: PlanWriter, config: Hyperparameters, x: Value, rope: Rope | None, feed_forward: Callable[[str, Value], Value]
 ) -> Value:
-    """Append all layers, each of which normalizes the sum after its attention and after its feed-forward.
+    """Append all layers, each of which normalizes the sum after attention and the sum after the feed-forward.
 
     `feed_forward` appends a layer's feed-forward up to the last matrix, for a name such as "blk.0" and an input.
     """
@@ -99,14 +99,14 @@ def bert_layers(
 
 
 def ungated(w: PlanWriter, config: Hyperparameters) -> Callable[[str, Value], Value]:
-    """Return a feed-forward without a gate, with GELU."""
+    """Return a function that appends a feed-forward with GELU and without a gate."""
     return lambda block, h: w.plan.activate(w.linear(f"{block}.ffn_up", h, config.feed_forward), Activation.GELU)
 
 
 def classified(w: PlanWriter, x: Value) -> Value:
-    """Append the classification head, if the file has one. Its output replaces the hidden state.
+    """Append the classification head, if the file contains one. The head's output replaces the hidden state.
 
-    The head consists of a dense layer with tanh, an output layer, or both. Only rerankers use it.
+    The head consists of a dense layer with tanh, an output layer, or both. Only rerankers use the head.
     """
     labels = labels_of(w.tensors.file)
     if not labels:

@@ -1,4 +1,4 @@
-"""Functions for mixtures of experts. They read the hyperparameters and add the ops to a plan."""
+"""Functions for mixtures of experts, which read the hyperparameters and add the ops to a plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Experts:
 
     Each row uses `used` of these networks.
 
-    normalized  whether to divide the weights of the used experts by their sum
+    normalized  True if the weights of the used experts are divided by their sum
     scale       factor that is applied to the weights last
     groups      None if rows can use all experts
     """
@@ -48,8 +48,8 @@ class MixtureConfig(Hyperparameters):
     """The hyperparameters of models with a shared expert whose first layers are dense.
 
     dense   number of layers before the first layer with experts
-    shared  number of features of the shared expert; 0 if there is none
-    unused  number of layers at the end for multi-token prediction, which are not run
+    shared  number of features of the shared expert; 0 without a shared expert
+    unused  number of unused layers at the end, which are for multi-token prediction
     """
 
     experts: Experts
@@ -79,7 +79,7 @@ def experts_of(
 
 
 def _groups(keys: Keys, count: int, used: int) -> ExpertGroups | None:
-    # The GGUF reader has already checked that the groups are of equal size, and that some but not all are used.
+    # The GGUF reader has already checked that the groups are of equal size, and that some but not all groups are used.
     groups = keys.integer("expert_group_count", 0, minimum=0, maximum=count)
     if groups <= 1:
         return None
@@ -98,7 +98,7 @@ def expert_size(keys: Keys) -> int:
 def expert_size_or_share(keys: Keys) -> int:
     """Return the number of features of each expert.
 
-    If the file does not specify it, this is the feed-forward size divided by the number of used experts.
+    If the file does not specify this number, return the feed-forward size divided by the number of used experts.
     """
     return keys.of_all_layers(_SIZE, 0, minimum=0, maximum=MOST_WIDTH) or feed_forward_of(keys) // _used(keys)
 
@@ -109,7 +109,7 @@ def shared_size(keys: Keys, default: int) -> int:
 
 
 def shared_size_by_count(keys: Keys) -> int:
-    """Return the total number of features of all shared experts, for files that specify how many there are."""
+    """Return the total number of features of all shared experts, for files that specify the number of experts."""
     return expert_size(keys) * shared_count(keys)
 
 
@@ -127,7 +127,7 @@ def scale_of(keys: Keys) -> float:
 
 
 def gating_of(keys: Keys, default: Gating | None = None) -> Gating:
-    """Return the gating function specified in the file, or the default if the file has none or 0.
+    """Return the gating function specified in the file, or the default if the file contains no gating function or 0.
 
     Raises BadGGUF and UnsupportedModel.
     """
@@ -140,14 +140,14 @@ def gating_of(keys: Keys, default: Gating | None = None) -> Gating:
 
 
 def _used(keys: Keys) -> int:
-    # The GGUF reader has already checked that this is at most `expert_count`.
+    # The GGUF reader has already checked that this number is at most `expert_count`.
     return keys.of_all_layers("expert_used_count", minimum=1, maximum=MAX_EXPERTS)
 
 
 def add_feed_forward(w: PlanWriter, block: str, h: Value, experts: Experts | None, shared: int, to: Value) -> None:
     """Add the output of a layer's feed-forward for h to `to`.
 
-    It is dense if `experts` is None. `shared` is the number of features of the shared expert, or 0 if there is none.
+    The feed-forward is dense if `experts` is None. `shared` is the number of features of the shared expert, or 0.
     """
     if experts is None:
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=to)

@@ -1,4 +1,4 @@
-"""The parts of Gemma 3n that Gemma 4 took over: an input for every layer, and layers that share a KV cache."""
+"""The parts that Gemma 3n and Gemma 4 share: an input for every layer, and layers that share a KV cache."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers s
 def check_storing(keys: Keys, shapes: Sequence[AttentionShape], storing: int) -> None:
     """Check that the other layers can reuse the KV caches of the first `storing` layers.
 
-    llama.cpp reuses the last of these layers, or, in sliding-window layers, the second to last. The plan reuses the
-    last layer of the same shape. In all existing models, this is the same layer. Raises UnsupportedModel.
+    In llama.cpp, other layers reuse the last of these layers or, in sliding-window layers, the second to last. The plan
+    reuses the last layer of the same shape. In all existing models, the two layers coincide. Raises UnsupportedModel.
     """
     for shape in set(shapes[storing:]):
         last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
@@ -34,9 +34,9 @@ def check_storing(keys: Keys, shapes: Sequence[AttentionShape], storing: int) ->
 
 
 def inputs_of_layers(w: PlanWriter, x: Value, layers: int, table_width: int, vocabulary: int) -> Value:
-    """Return the extra input of every layer, `table_width` features for each.
+    """Return the extra input of every layer, which has `table_width` features for each layer.
 
-    It is (table row of the token + normalized projection of the embedding) * sqrt(1/2).
+    The input is (table row of the token + normalized projection of the embedding) * sqrt(1/2).
     """
     width, half = layers * table_width, sqrt(0.5)
     table = w.tensors.matrix("per_layer_token_embd.weight", width, vocabulary)
@@ -52,7 +52,7 @@ def inputs_of_layers(w: PlanWriter, x: Value, layers: int, table_width: int, voc
 def input_of_layer(
     w: PlanWriter, block: str, x: Value, of_layers: Value, layer: int, table_width: int, width: int
 ) -> Value:
-    """Compute what a layer's extra input, gated by x, adds to the residual."""
+    """Compute the addition of a layer's extra input, gated by x, to the residual."""
     gate = w.linear(f"{block}.inp_gate", x, table_width)
     mine = w.plan.slice(of_layers, layer * table_width, table_width)
     y = w.linear(f"{block}.proj", w.plan.gated(gate, mine, Activation.GELU), width)
@@ -72,7 +72,7 @@ def attention(
     """Compute attention. Values are also normalized per head, but without a weight.
 
     Layers without a value matrix use the unnormalized keys as values. Layers that do not store keys and values attend
-    to those of the last layer of the same shape.
+    to the keys and values of the last layer of the same shape.
     """
     size = shape.head_size
     if not stores:

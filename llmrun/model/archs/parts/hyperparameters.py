@@ -9,7 +9,7 @@ from llmrun.model.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.model.archs.parts.rope_settings import RopeSettings
 from llmrun.model.plan.shapes import ALL, AttentionShape
 
-# These limits are far above the values in real models. They prevent malicious headers from causing too much work.
+# These limits, far above the values in real models, prevent malicious headers from causing too much work.
 MOST_HEADS: Final = 1024
 MOST_WIDTH: Final = 1 << 20
 MOST_CONTEXT: Final = 1 << 27
@@ -35,7 +35,7 @@ class Hyperparameters:
     train_context: int
     norm_epsilon: float
     rope: RopeSettings
-    is_causal: bool  # whether rows attend to earlier positions only
+    is_causal: bool  # True if rows attend to earlier positions only
 
     @classmethod
     def of(cls, keys: Keys, *, kv_heads: int | None = None, feed_forward: int | None = None, **more: Any) -> Self:
@@ -67,7 +67,7 @@ class Hyperparameters:
     ) -> Self:
         """Read the hyperparameters of a model whose layers have different sizes. Raises BadGGUF and UnsupportedModel.
 
-        The head counts and RoPE settings are those of layers without a sliding window. `kv_heads` and `feed_forward`
+        The head counts and RoPE settings come from layers without a sliding window. `kv_heads` and `feed_forward`
         are the maximum over all layers. Pass `head_size` if keys and values have different sizes. `unused_layers` is
         the number of layers at the end that the plan omits. The layers of an `encoder` have no causal
         mask. `more` contains the fields of a subclass.
@@ -116,11 +116,11 @@ def refuse_experts(keys: Keys) -> None:
 
 
 def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[int, ...]:
-    """Return the window size of each layer. It includes the row's own position, and 0 means all earlier positions.
+    """Return the window size of each layer. A window includes the row's own position; 0 means all earlier positions.
 
-    Every `every`-th layer has no window and all other layers have one, unless the file specifies another period or a
-    value per layer. If `default` is None, the file must specify the window. If `default` is 0 and the file does not
-    specify a window, no layer has one.
+    Every `every`-th layer has no window and all other layers have a window, unless the file specifies another period or
+    a value per layer. If `default` is None, the file must specify the window. If `default` is 0 and the file does not
+    specify a window, no layer has a window.
     """
     layers = layers_of(keys)
     window = keys.integer("attention.sliding_window", default, minimum=int(default != 0), maximum=MOST_CONTEXT)
@@ -132,7 +132,7 @@ def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[i
 
 
 def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
-    """Return whether each layer is an attention layer, and the number of KV heads of the attention layers.
+    """Return (True for each attention layer, the number of KV heads of the attention layers).
 
     The other layers have no KV heads. Raises BadGGUF and UnsupportedModel.
     """
@@ -143,7 +143,7 @@ def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
     some = set(counts) - {0}
     if len(some) > 1:
         raise keys.unsupported(f"different values of {keys.name(key)} in different layers")
-    kv_heads = some.pop() if some else 1  # the value is not used if there are no attention layers
+    kv_heads = some.pop() if some else 1  # the value is not used without attention layers
     if not 1 <= kv_heads <= MOST_HEADS:
         raise keys.bad(key, f"must be 0 to {MOST_HEADS}, not {kv_heads}")
     return tuple(count > 0 for count in counts), kv_heads
@@ -174,7 +174,7 @@ def feed_forward_of(keys: Keys) -> int:
 
 
 def optional_feed_forward_of(keys: Keys) -> int:
-    """Return the number of features of the dense feed-forward, or 0 if the file does not specify it."""
+    """Return the number of features of the dense feed-forward, or 0 if the file does not specify this number."""
     return keys.of_all_layers("feed_forward_length", 0, minimum=0, maximum=MOST_WIDTH)
 
 
@@ -184,7 +184,7 @@ def head_size_of(keys: Keys) -> int:
 
 
 def window_head_size_of(keys: Keys) -> int:
-    """Return the head size of the sliding-window layers, which may differ from that of the other layers."""
+    """Return the head size of the sliding-window layers, which may differ from the head size of the other layers."""
     return _head_size(keys, "_swa", head_size_of(keys))
 
 

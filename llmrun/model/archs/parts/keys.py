@@ -11,7 +11,7 @@ from llmrun.base.errors import BadGGUF, UnsupportedModel, shown
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
 
-# These limits are far above the values in real models. They prevent malicious headers from causing too much work or
+# These limits, far above the values in real models, prevent malicious headers from causing too much work or
 # overflowing float32.
 MOST_LAYERS: Final = 1024
 VECTOR: Final = 16  # number of features that kernels process together
@@ -20,7 +20,7 @@ _LARGEST_NUMBER = 1e30
 
 
 class Keys:
-    """Getters for the metadata of one file. Key names omit the prefix, which is the architecture unless specified.
+    """Getters for the metadata of one file. Key names omit the prefix, which is the architecture by default.
 
     A default of None makes a key required. All getters raise BadGGUF if the key is missing, has the wrong type or is
     out of range.
@@ -43,7 +43,7 @@ class Keys:
         return self.file.integer(name, default, minimum=minimum, maximum=maximum)
 
     def features(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
-        """Return a number of features. Raises UnsupportedModel if it is not a whole number of vectors."""
+        """Return a number of features. Raises UnsupportedModel if the number is not a whole number of vectors."""
         count = self.integer(key, default, minimum=minimum, maximum=maximum)
         if count % VECTOR:
             raise self.unsupported(f"{self.name(key)} must be a multiple of {VECTOR}, not {count}")
@@ -65,7 +65,7 @@ class Keys:
         return value
 
     def factor(self, key: str, default: float | None = None) -> float:
-        """Return a factor. Unlike `scale`, this returns a stored 0 unchanged."""
+        """Return a factor. Unlike `scale`, this method returns a stored 0 unchanged."""
         value = self.number(key, default)
         if abs(value) > _LARGEST_SCALE:
             raise self.bad(key, f"must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}, not {value:g}")
@@ -120,7 +120,7 @@ class Keys:
         return values
 
     def several(self, key: str, count: int, *, minimum: int, maximum: int) -> tuple[int, ...]:
-        """Return an array of `count` integers. The file may contain a single value for all of them."""
+        """Return an array of `count` integers. The file may contain a single value for all integers."""
         if not self.is_array(key):
             return (self.integer(key, minimum=minimum, maximum=maximum),) * count
         values = self._integers(key)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class NemotronConfig(Hyperparameters):
     """The hyperparameters of Nemotron-H models.
 
-    feed_forwards  number of features of each layer's feed-forward network; 0 if the layer has none
-    looks_back     whether each layer without a feed-forward is an attention layer
+    feed_forwards  number of features of each layer's feed-forward network; 0 for layers without such a network
+    looks_back     True for each layer that is an attention layer; only for layers without a feed-forward
     sizes          sizes of the Mamba-2 layers
-    unused         number of layers at the end for multi-token prediction, which are not run
+    unused         number of unused layers at the end, which are for multi-token prediction
     """
 
     feed_forwards: tuple[int, ...]
@@ -59,7 +59,7 @@ class NemotronConfig(Hyperparameters):
         )
 
 
-# Adds the output of a layer's feed-forward network: (w, block, h, features, to)
+# A function that adds the output of a layer's feed-forward network: (w, block, h, features, to)
 AddFeedForward = Callable[["PlanWriter", str, "Value", int, "Value"], None]
 
 
@@ -82,5 +82,5 @@ def add_layers(w: PlanWriter, c: NemotronConfig, add_feed_forward: AddFeedForwar
 
 
 def add_ungated(w: PlanWriter, up: str, down: str, h: Value, size: int, to: Value) -> None:
-    """Add the output of an ungated feed-forward network to `to`. `up` and `down` are the names of its matrices."""
+    """Add the output of an ungated feed-forward network to `to`. `up` and `down` are the names of the matrices."""
     w.linear_add(down, w.plan.activate(w.linear(up, h, size), Activation.RELU_SQUARED), to=to)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from llmrun.model.plan.shapes import AttentionShape
     from llmrun.model.plan.twin import Value
 
-_MOST_HEAD_SIZE: Final = 1024  # real models have at most 256
-_LEAST_TAPS, _MOST_TAPS = 2, 16  # the limits of the convolution's kernel; real models have 4
+_MOST_HEAD_SIZE: Final = 1024  # the head size of real models is at most 256
+_LEAST_TAPS, _MOST_TAPS = 2, 16  # the limits for the length of the convolution's kernel, which is 4 in real models
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def taps_of(keys: Keys) -> int:
     return taps
 
 
-_MOST_SHORT_TAPS = 64  # real models have 3
+_MOST_SHORT_TAPS = 64  # the number is 3 in real models
 _FEATURES_AT_ONCE = 16  # the vector size of the kernel
 
 
@@ -114,8 +114,8 @@ def add_convolution(w: PlanWriter, block: str, h: Value, taps: int, to: Value) -
 def mamba(w: PlanWriter, block: str, h: Value, sizes: RecurrentSizes) -> Value:
     """Compute a Mamba-2 layer for h, up to its output matrix (`ssm_out`). Raises BadGGUF and UnsupportedModel.
 
-    The input matrix (`ssm_in`) has the rows of z (the gate of the output), of x, B and C (which are convolved), and of
-    dt (which determines the decay). x, B and C are the values, keys and queries of the recurrence.
+    The input matrix (`ssm_in`) contains the rows of z (the gate of the output), of x, B and C (which are convolved),
+    and of dt (which determines the decay). x, B and C are the values, keys and queries of the recurrence.
     """
     s, plan = sizes, w.plan
     matrix = w.tensors.matrix(f"{block}.ssm_in.weight", h.width, s.values + s.convolved + s.heads)
@@ -146,9 +146,9 @@ def mamba(w: PlanWriter, block: str, h: Value, sizes: RecurrentSizes) -> Value:
 class DeltaConfig(Hyperparameters):
     """The hyperparameters of models with gated delta nets.
 
-    recurrent  whether each layer is a gated delta net
+    recurrent  True for each layer that is a gated delta net
     sizes      sizes of the gated delta nets
-    unused     number of layers at the end for multi-token prediction, which are not run
+    unused     number of unused layers at the end, which are for multi-token prediction
     """
 
     recurrent: tuple[bool, ...]
@@ -179,9 +179,9 @@ class DeltaInputs(NamedTuple):
 
 
 def recurrent_layers(keys: Keys) -> tuple[bool, ...]:
-    """Return whether each layer is a gated delta net. The others are attention layers. Raises BadGGUF.
+    """Return True for each layer that is a gated delta net. All other layers are attention layers. Raises BadGGUF.
 
-    If the file has no value per layer, every `full_attention_interval`-th layer is an attention layer.
+    If the file contains no value per layer, every `full_attention_interval`-th layer is an attention layer.
     """
     key, layers = "attention.recurrent_layers", layers_of(keys)
     if keys.is_array(key):
@@ -205,7 +205,7 @@ def delta_sizes_of(keys: Keys) -> RecurrentSizes:
 
 
 def delta_inputs(w: PlanWriter, block: str, h: Value, sizes: RecurrentSizes) -> DeltaInputs:
-    """Compute the inputs of a gated delta net, each with a matrix of its own."""
+    """Compute the inputs of a gated delta net, each with a separate matrix."""
     return DeltaInputs(
         qkv=w.linear(f"{block}.attn_qkv", h, sizes.convolved),
         z=w.linear(f"{block}.attn_gate", h, sizes.values),
@@ -237,9 +237,9 @@ def add_delta_net(
 
 
 def add_gated_attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope: Rope, to: Value) -> None:
-    """Add the output of gated attention to `to`. Before the output matrix, it is multiplied by sigmoid(gate).
+    """Add the output of gated attention to `to`. The output matrix is applied after multiplying by sigmoid(gate).
 
-    The query matrix has, for each head, the rows of its query followed by those of its gate.
+    For each head, the query matrix contains the rows of the query followed by the rows of the gate.
     """
     size, kv_width = shape.head_size, shape.kv_heads * shape.head_size
     both = w.tensors.matrix(f"{block}.attn_q.weight", h.width, 2 * shape.heads * size)

@@ -1,7 +1,7 @@
-"""RoPE settings from the metadata, and the Rope objects built from them.
+"""RoPE settings from the metadata, and the Rope objects built from these settings.
 
 With every scaling method, the angle is linear in the position, so each method can be expressed as a set of frequencies
-and one magnitude. The formulas are those of ggml's rope with llama.cpp's defaults. llama.cpp's `freq_scale` is
+and one magnitude. The formulas come from ggml's rope, with llama.cpp's defaults. llama.cpp's `freq_scale` is
 1 / factor here.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from llmrun.model.archs.parts.keys import Keys
     from llmrun.model.archs.parts.tensors import Tensors
 
-_MOST_FREQUENCY = 1e9  # radians per position; real models have at most 1
-_LEAST_FREQUENCY = 1e-6  # below this, a pair rotates by less than a degree in 16,000 positions
+_MOST_FREQUENCY = 1e9  # radians per position; the frequencies of real models are at most 1
+_LEAST_FREQUENCY = 1e-6  # with a lower frequency, a pair rotates by less than a degree in 16,000 positions
 _MOST_CONTEXT = 1 << 27
 
 
@@ -52,7 +52,7 @@ class RopeSettings:
 
     dimensions        number of features of a head that are rotated, starting with the first
     base              base of the geometric series of frequencies
-    factor            divisor for the positions; YaRN applies it only to slow pairs
+    factor            divisor for the positions; YaRN applies the divisor only to slow pairs
     yarn              None if all pairs are scaled equally
     original_context  context size in tokens above which LongRoPE's long factors are used
     magnitude         `rope.scaling.attn_factor`
@@ -133,7 +133,7 @@ class RopeSettings:
     def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:
         """Build the Rope with the frequency factors in the file's tensors.
 
-        These are either Llama 3.1's factors or the two sets of factors of LongRoPE.
+        The tensors contain either Llama 3.1's factors or the two sets of factors of LongRoPE.
 
         Raises BadGGUF and UnsupportedModel.
         """
@@ -153,7 +153,7 @@ class RopeSettings:
         return factors
 
     def _kept_by_yarn(self, yarn: YarnSettings) -> NDArray[np.float64]:
-        """Return how much of its frequency each pair keeps, as float64[pairs] from 0 to 1."""
+        """Return the fraction of its frequency that each pair keeps, as float64[pairs] from 0 to 1."""
 
         def pair_of(turns: float) -> float:
             """Return the fractional index of the pair that makes `turns` rotations within the original context."""
@@ -184,12 +184,12 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
 def check_sections(keys: Keys, rope: RopeSettings, head_size: int, *, interleaved: bool = True) -> None:
     """Check that multimodal RoPE (M-RoPE) rotates text like NeoX RoPE. Raises BadGGUF and UnsupportedModel.
 
-    M-RoPE has four positions per token, and `rope.dimension_sections` says how many pairs of features each of them
-    rotates. The pairs of the first three are interleaved in some models and consecutive in others. For text, these
-    three equal the position of the token, but llama.cpp sets the fourth to 0, so files in which it rotates a pair are
-    refused, unless the pair hardly rotates. In Qwen3-VL, pairs 61 and 62 of 64 rotate with the token in the original
-    model, but not in llama.cpp. Consecutive sections of which the first or the second is empty are refused too, because
-    llama.cpp ignores them and rotates like models without M-RoPE.
+    M-RoPE has four positions per token, and `rope.dimension_sections` contains the number of pairs of features that
+    each position rotates. The pairs of the first three are interleaved in some models and consecutive in others. For
+    text, these three equal the position of the token, but llama.cpp sets the fourth position to 0. Therefore, files in
+    which the fourth position rotates a pair are refused, unless the pair hardly rotates. In Qwen3-VL, pairs 61 and 62
+    of 64 rotate with the token in the original model, but not in llama.cpp. Consecutive sections whose first or second
+    section is empty are refused too, because llama.cpp ignores them and rotates like models without M-RoPE.
     """
     key = "rope.dimension_sections"
     sections = keys.several(key, 4, minimum=0, maximum=head_size)
@@ -204,7 +204,7 @@ def check_sections(keys: Keys, rope: RopeSettings, head_size: int, *, interleave
 
 
 def _turns(keys: Keys, key: str, default: float) -> float:
-    """Read YaRN's `beta_fast` or `beta_slow`. In real models, these are 32 and 1."""
+    """Read YaRN's `beta_fast` or `beta_slow`. In real models, the values are 32 and 1."""
     turns = keys.positive(key, default)
     if not 1e-6 <= turns <= 1e6:
         raise keys.bad(key, f"must be 1e-06 to 1e+06, not {turns:g}")

@@ -1,4 +1,4 @@
-"""Checks that a file has exactly the tensors that its architecture expects, with the right shapes."""
+"""Checks that a file contains exactly the tensors that the architecture expects, with the right shapes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Shape = tuple[int, ...]
 
 
 class Tensors:
-    """The tensors of a file. They are requested by name, with the shape that the metadata implies.
+    """The tensors of a file, which are requested by name, with the shape that the metadata implies.
 
-    `finish` rejects files with tensors that have not been requested, because ignoring a bias, for example, would give
+    `finish` rejects files with unrequested tensors, because ignoring a bias, for example, would give
     wrong results. The methods raise BadGGUF for tensors that are missing or have the wrong shape, and UnsupportedModel
     for weight types without kernels.
     """
@@ -54,7 +54,7 @@ class Tensors:
         return both.part_of_each(n, 0, rows), both.part_of_each(n, rows, rows)
 
     def leave_out(self, *prefixes: str) -> None:
-        """Accept tensors whose names begin with these prefixes, although no op uses them."""
+        """Accept tensors whose names begin with these prefixes, although no op uses the tensors."""
         self._left_out += prefixes
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:

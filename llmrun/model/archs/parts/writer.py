@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PlanWriter:
-    """A writer that adds ops to `plan`. Methods take the names of weight tensors, without the suffix `.weight`.
+    """A writer that adds ops to `plan`. Methods accept the names of weight tensors, without the suffix `.weight`.
 
     If the file also contains a tensor with the suffix `.bias`, that bias is added. All methods raise BadGGUF and
     UnsupportedModel for tensors that do not match the config.
@@ -37,7 +37,7 @@ class PlanWriter:
         return self.plan
 
     def leave_out_layers(self, first: int, count: int) -> None:
-        """Accept the tensors of `count` layers, although no op uses them."""
+        """Accept the tensors of `count` layers, although no op uses the tensors."""
         self.tensors.leave_out(*(f"blk.{layer}." for layer in range(first, first + count)))
 
     @property
@@ -60,7 +60,7 @@ class PlanWriter:
     def headnorm(self, name: str, x: Value, head_size: int | None = None) -> Value:
         """Apply RMSNorm to each head, with the same weight for all heads.
 
-        Pass `head_size` if it differs between layers.
+        Pass `head_size` if the size differs between layers.
         """
         weight = self.tensors.vector(f"{name}.weight", head_size or self._config.head_size)
         return self.plan.headnorm(x, weight, self.epsilon)
@@ -102,7 +102,7 @@ class PlanWriter:
     ) -> tuple[Value, Value, Value]:
         """Compute queries, keys and values from three matrices, or from one fused matrix (`attn_qkv`).
 
-        Pass `shape` if it differs between layers.
+        Pass `shape` if the shape differs between layers.
         """
         s = shape or self._config.attention()
         kv_width = s.kv_heads * s.head_size
@@ -133,7 +133,7 @@ class PlanWriter:
         return self.plan.linear(x, self.tensors.matrix(fused, x.width, all_rows).part(0, rows))
 
     def gated(self, block: str, x: Value, activation: Activation, size: int | None = None) -> Value:
-        """Compute activation(x . gate) * (x . up). Pass `size` (in features) if it differs between layers."""
+        """Compute activation(x . gate) * (x . up). Pass `size` (in features) if the size differs between layers."""
         size = size or self._config.feed_forward
         gate = self.linear(f"{block}.ffn_gate", x, size)
         return self.plan.gated(gate, self.linear(f"{block}.ffn_up", x, size), activation)
@@ -150,7 +150,7 @@ class PlanWriter:
     # --- logits ---
 
     def output_after_rmsnorm(self, x: Value, scale: float = 1.0, norm: str = "output_norm") -> None:
-        """Compute the logits of the wanted rows, times `scale`."""
+        """Compute the logits of the requested rows, times `scale`."""
         weight = self.tensors.vector(f"{norm}.weight", x.width)
         h = self.plan.rmsnorm_wanted(x, _scaled(weight, scale), self.epsilon)
         self._output(h, scale)
@@ -169,7 +169,7 @@ class PlanWriter:
 
     @property
     def output_name(self) -> str:
-        """The name of the output matrix. Files without one use the embedding matrix instead."""
+        """The name of the output matrix, or of the embedding matrix for files without an output matrix."""
         return "output" if "output.weight" in self.tensors else "token_embd"
 
     # --- rotary positions ---
@@ -184,5 +184,5 @@ class PlanWriter:
 
 
 def _scaled(weight: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
-    """Scale the weight of the last norm. The logits are linear in it, so this scales the logits without an extra op."""
+    """Scale the weight of the last norm, in which the logits are linear. Scaling the logits needs no extra op."""
     return weight if scale == 1.0 else weight * np.float32(scale)
