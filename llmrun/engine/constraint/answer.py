@@ -139,7 +139,7 @@ class AnswerConstraint:
         return masks
 
     def n_allowed(self, draft: Sequence[int]) -> int:
-        """Return how many of the first tokens of a draft are allowed.
+        """Return the number of leading tokens of a draft that are allowed.
 
         Where the thinking may end, the draft ends too, because other tokens are allowed afterwards. A draft never ends
         the answer, because llguidance cannot roll back an end-of-generation token.

@@ -9,7 +9,7 @@ which ECMA-262 and llguidance accept. Python's $ also matches before a final lin
 such as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when they are compiled.
 
 Formats: llguidance enforces ten formats with regular expressions while the answer is generated. In the JSON Schema test
-suite, three of the ten accept invalid strings: 29 February in common years, and leap seconds at the wrong time
+suite, three of the ten formats accept invalid strings: 29 February in common years, and leap seconds at the wrong time
 of day (RFC 3339, sections 5.6 and 5.7). Only these three formats are checked here. The verdict therefore does not
 depend on the installed optional libraries of jsonschema.
 """

@@ -40,7 +40,7 @@ _REMOVED = ("disallow", "divisibleBy", "extends")  # keywords that exist only in
 # would omit such characters from a constant or from a literal in a pattern, but handles character classes correctly.
 _CONTROLS = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
 _CODE = "0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])"
-_ATOM = re.compile(r"\\(?:[xu]\{\w*\}|x\w\w|u\w{4}|.)|.", re.DOTALL)  # a character of a pattern, or an escape for one
+_ATOM = re.compile(r"\\(?:[xu]\{\w*\}|x\w\w|u\w{4}|.)|.", re.DOTALL)  # a character of a pattern, or an escape sequence
 _CONTROL_ATOM = re.compile(rf"{_CONTROLS}|\\[av]|\\[xu](?:{_CODE}|\{{{_CODE}\}})")
 _EXACT = 1 << 53  # llguidance stores numbers as doubles, which represent all integers up to this limit
 

@@ -226,13 +226,13 @@ class Constraint:
         self._check()
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next because there is no other choice. `allowed` then allows no others."""
+        """Return the tokens that must come next because `allowed` permits no others."""
         tokens = self._matcher.compute_ff_tokens()
         self._check()
         return tokens
 
     def n_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of the first tokens of a sequence may come next, one after another."""
+        """Return the number of leading tokens of a sequence that may come next, one after another."""
         n = self._matcher.validate_tokens(list(tokens))
         self._check()
         return n

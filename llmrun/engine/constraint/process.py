@@ -35,7 +35,7 @@ class ConstraintProcess(IsolatedProcess):
         super().__init__("engine.constraint.validation_worker", "structured output")
 
     def value(self, content: dict[str, Any], wanted: str, limits: ProcessLimits) -> Any:
-        """Send a request and return the answer's value. Raises ProcessFailed unless its kind is `wanted`."""
+        """Send a request and return the answer's value. Raises ProcessFailed unless the answer's kind is `wanted`."""
         try:
             request = encoded(content)
         except RecursionError:
@@ -70,7 +70,7 @@ _OUTPUT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of validating an answer. `reason` is one line that is safe to print; empty for valid answers.
+    """The result of validating an answer. `reason` is one line that is safe to print, or empty for valid answers.
 
     For invalid answers, `reason` contains the place as a JSON pointer, the problem, and the violated keyword.
     """

@@ -1,14 +1,14 @@
 """Chooses a model's chat template and renders conversations with it, in an isolated process.
 
-A template comes with the model file, so it is an untrusted program. Jinja2's sandbox restricts its access to Python,
-but not its running time or memory, so the isolated process limits both. Even a template that escapes the sandbox finds
+A template comes with the model file, so it is an untrusted program. Jinja2's sandbox restricts access to Python,
+but not running time or memory, so the isolated process limits both. Even a template that escapes the sandbox finds
 an empty environment and no open files.
 
 Templates receive the same variables as in `transformers`. If the model should continue an answer, the prompt is
 truncated at the end of that answer, as in `transformers`.
 
-For files without a template, the vocabulary or name of the model selects a fallback template. Its format comes from
-the family's model card. If a family has no system role, the system message becomes part of the first user turn.
+For files without a template, the vocabulary or name of the model selects a fallback template. The formats come from
+the families' model cards. If a family has no system role, the system message becomes part of the first user turn.
 `encode_rendered` adds a BOS token if the template has not written a BOS.
 """
 
@@ -188,7 +188,7 @@ class TemplateProcess(IsolatedProcess):
         self._abilities: dict[str, TemplateAbilities] = {}
 
     def render(self, source: str, name: str, variables: Mapping[str, Any]) -> str:
-        """Render a template. `name` identifies it in error messages. Raises TemplateRefused."""
+        """Render a template. `name` identifies the template in error messages. Raises TemplateRefused."""
         try:
             request = encoded({"source": source, "variables": variables, "now": datetime.now().isoformat()})
         except (TypeError, ValueError, RecursionError) as error:
@@ -319,7 +319,7 @@ def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) ->
 def _with_reasoning(messages: Sequence[Any]) -> list[Any]:
     """Copy past thinking from any known key to `reasoning_content`, which most templates read.
 
-    It is also copied to `thinking`, which gpt-oss reads, unless that key is already set.
+    Past thinking is also copied to `thinking`, which gpt-oss reads, unless that key is already set.
     """
     named = []
     for message in messages:

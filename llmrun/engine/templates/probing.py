@@ -2,7 +2,7 @@
 
 The template renders small conversations made of marker words. The output shows how the template writes past thinking,
 and how each template variable changes the end of the prompt, where the answer begins. The source is parsed only to find
-names and texts to try. The template process does all of this for one request.
+names and texts to try. The template process runs the whole search in one request.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _tag_of_plain_answers(header: str, prompt: str, known: tuple[str, str]) -> s
 
 
 def _answer_closing(end: str) -> str:
-    """Return the tag after an answer, or "" if nothing follows it, because it then ends the turn."""
+    """Return the tag after an answer, or "" if nothing follows the tag, because such a tag ends the turn."""
     first = _FIRST_TAG.match(end.strip())
     return first[0] if first and first[0] != end.strip() else ""
 
@@ -242,13 +242,13 @@ class _Switch:
 
     on: Mapping[str, object]
     off: Mapping[str, object]
-    rank: tuple[int, bool]  # how far apart the two prompt endings are, and whether the variable is a boolean
+    rank: tuple[int, bool]  # (distance between the prompt endings, True for a boolean variable)
 
 
 def _switch(tries: Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
     """Find the variable that changes the end of the prompt most.
 
-    A variable that does not change this end counts only if it is a boolean that changes the prompt elsewhere.
+    A variable that does not change the end of the prompt counts only if it is a boolean that changes other parts.
     """
     switches = [_tried(tries, name, constants, tags) for name, constants in variables.items()]
     return max((switch for switch in switches if switch), key=lambda switch: switch.rank, default=None)
@@ -270,7 +270,7 @@ def _tried(tries: Tries, name: str, constants: Sequence[Constant], tags: Thinkin
     contrast = _ending(on_text, tags) - _ending(off_text, tags)
     if contrast:
         return _Switch(on, off, (contrast, bool(values)))
-    printed = _WORD in (tries.text([_USER], **{name: _WORD}) or "")  # as in "Reasoning effort: high"
+    printed = _WORD in (tries.text([_USER], **{name: _WORD}) or "")  # for example, in "Reasoning effort: high"
     if values and not printed and tries.text([_USER], **{name: True}) != tries.text([_USER], **{name: False}):
         return _Switch({name: True}, {name: False}, (0, True))
     return None

@@ -360,7 +360,7 @@ class _Messages:
         self._after_plain = ""
 
     def format(self) -> ToolCallFormat | None:
-        """Return the format of calls, or None if this style does not work."""
+        """Return the format of calls, or None if the style does not work with the template."""
         call = (_NAMES[0], {_KEYS[0]: _STRINGS[0]})
         text = self._text([call])
         written = _after_question(text)

@@ -232,7 +232,7 @@ def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | 
 
 
 def _python_as_json(text: str) -> str | None:
-    """Convert a Python literal, which may also contain true, false and null, to JSON. Returns None if it is invalid."""
+    """Convert a Python literal, which may also contain true, false and null, to JSON. Returns None for invalid text."""
     try:
         with warnings.catch_warnings():  # warnings about invalid escape sequences
             warnings.simplefilter("ignore")
@@ -252,7 +252,7 @@ def _quoted_keys(text: str, quote: str) -> str:
     parts = text.strip().split(quote)
     if len(parts) % 2 == 0:
         return text
-    # Outside of strings, every key follows a bracket or a comma. A key right after a string begins its part.
+    # Outside of strings, every key follows a bracket or a comma. A key right after a string starts a new part.
     for at in range(0, len(parts), 2):
         parts[at] = _BARE_KEY.sub(lambda found: found[1] + json.dumps(found[2]) + found[3], parts[at])
     for at in range(1, len(parts), 2):

@@ -187,7 +187,7 @@ class ItemGrammar:
     # --- objects
 
     def _members(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
-        """Return the name and the schema of each property of an object, and whether it is required."""
+        """Return (name, schema, True if required) for each property of an object."""
         properties = schema.get("properties") or {}
         required = schema.get("required") or []
         if not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -196,7 +196,7 @@ class ItemGrammar:
         return [(name, properties.get(name, {}), name in required) for name in names]
 
     def _listed(self, items: Sequence[str], needed: Sequence[bool], between: str) -> str:
-        """Return the expression for at least one of the items, in order, including all that are needed."""
+        """Return the expression for at least one of the items, in order, including all required items."""
         tail = ""
         starts = []
         for at in range(len(items) - 1, -1, -1):

@@ -123,9 +123,9 @@ class Reader:
                 return self.text[start : self.at]
 
     def until(self, *stops: str, longest: int | None = None) -> Reading[tuple[str, str]]:
-        """Read up to and including the stop that ends first. Returns the text before it and the stop. Raises Ended.
+        """Read up to and including the stop that ends first. Returns (text before the stop, stop). Raises Ended.
 
-        Raises Malformed if the text before it is longer than `longest`.
+        Raises Malformed if the text before the stop is longer than `longest`.
         """
         start, seen = self.at, self.at
         width = max(map(len, stops))

@@ -74,7 +74,7 @@ class Child:
         return self._tail.decode(errors="replace")
 
     def ended(self) -> bool:
-        """Return True if the process has ended. In that case, kill its descendants."""
+        """Return True if the process has ended, and kill the descendants of an ended process."""
         with self._lock:
             ended = self._process.poll() is not None
             # Do this immediately and only once, because the system may give the process ID to another process.
@@ -84,7 +84,7 @@ class Child:
             return ended
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most this long for the process to end. Returns True if it has ended."""
+        """Wait at most this long for the process to end. Returns True if the process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self.ended()
@@ -119,7 +119,7 @@ class Child:
         return ": ".join([*how, *([shown(line.strip(), 200)] if line else [])])
 
     def _end_all(self, *, at_once: bool) -> None:
-        """Send SIGKILL or SIGTERM to the process and its descendants. On Windows, kill them in both cases."""
+        """Send SIGKILL or SIGTERM to the process and its descendants. On Windows, always kill all of the processes."""
         if sys.platform == "win32":
             command = ["taskkill", "/T", "/F", "/PID", str(self._process.pid)]
             subprocess.run(command, capture_output=True, check=False)
@@ -141,7 +141,7 @@ def write_all(stream: io.RawIOBase, data: bytes) -> None:
 
 
 _LOOK_S = 0.05  # how often to check on a running command
-_BYTES_PER_CHARACTER = 4  # the maximum in UTF-8
+_BYTES_PER_CHARACTER = 4  # the maximum number of bytes per character in UTF-8
 
 
 def command_definition(declared: CommandDeclaration) -> Definition:

@@ -45,7 +45,7 @@ _MOST_WAITING = 1000  # maximum queue length; reached only if the server does no
 
 
 class Connection:
-    """A connection to a running server. Any thread may use it.
+    """A connection to a running server. Any thread may use the connection.
 
     notes          receives lines about the server's mistakes, which are safe to print
     tools_changed  set when the server reports that its list of tools has changed

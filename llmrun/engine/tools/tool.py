@@ -45,7 +45,7 @@ Validator = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]  # retu
 class ToolFailed(LlmrunError):
     """A tool or its server could not be started, broke the protocol, died or took too long.
 
-    The message is one line and safe to print. A chat may pass it to the model as the result of the call.
+    The message is one line and safe to print. A chat may pass the message to the model as the result of the call.
     """
 
 
@@ -176,7 +176,7 @@ _LONGEST_WORD = 200  # characters of a name, type or URI inside a description
 
 
 def result_of(value: object, limit: int) -> ToolResult:
-    """Convert the result of `tools/call`. Raises ToolFailed if it breaks the protocol.
+    """Convert the result of `tools/call`. Raises ToolFailed if the result breaks the protocol.
 
     limit  maximum number of characters
     """

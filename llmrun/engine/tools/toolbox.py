@@ -1,7 +1,7 @@
 """The tools of a chat: starts the servers, assigns names and descriptions for a model, and calls the tools.
 
-Names, descriptions, schemas and results come from tools and are untrusted. They contain no control characters, but a
-template must treat them as data, because they may contain the text of control tokens.
+Names, descriptions, schemas and results come from tools and are untrusted. Such text contains no control characters,
+but a template must treat the text as data, because it may contain the text of control tokens.
 
 A tool runs without confirmation only if the user has marked the tool as safe, in the tools file or in a chat. A mark
 is bound to the sha256 of the tool's definition, so a tool loses its mark if the server changes the definition. A mark
@@ -323,7 +323,7 @@ class Toolbox:
     # Starting
 
     def _start(self) -> None:
-        """Start all servers. If the start is interrupted, kill them."""
+        """Start all servers. If the start is interrupted, kill all servers."""
         stop = threading.Event()
         starts = [_Start(server, stop.is_set) for server in self._servers]
         try:

@@ -193,7 +193,7 @@ _LONGEST_S = 3600.0
 
 
 class Table:
-    """A table of the user's file. `where` is its dotted name, or "" for the whole file."""
+    """A table of the user's file. `where` is the table's dotted name, or "" for the whole file."""
 
     def __init__(self, path: Path, where: str, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -308,7 +308,7 @@ def parse_tools_file(data: bytes, path: Path) -> ToolsFile:
     data = data.removeprefix(b"\xef\xbb\xbf")
     if data.lstrip().startswith(b"{"):
         return _from_json(data, path)
-    import tomllib  # imported here, because it takes 5 ms
+    import tomllib  # imported late, because the import takes 5 ms
 
     try:
         whole = Table(path, "", tomllib.loads(data.decode("utf-8")))

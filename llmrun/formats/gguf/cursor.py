@@ -27,8 +27,8 @@ _I64 = struct.Struct("<q")
 class Cursor:
     """A position in a header.
 
-    Reading methods accept a name for the value (`what`), which error messages mention. They raise BadGGUF if bytes are
-    missing. The cursor owns the header's memory, and all views of that memory are read-only.
+    Reading methods raise BadGGUF if bytes are missing. Their argument `what` is a name of the value for error messages.
+    The cursor owns the header's memory, and all views of that memory are read-only.
 
     header  all bytes up to the limit; bytes that have not been read yet are 0
     """
@@ -135,7 +135,7 @@ class Cursor:
         return begins
 
     def skip_strings(self, n: int, what: str) -> None:
-        """Skip n strings without recording their positions. This takes 60 ns per string."""
+        """Skip n strings without recording their positions, which takes 60 ns per string."""
         length_at, position = _U64.unpack_from, self.position
         while n:
             data = self._data
@@ -186,7 +186,7 @@ class Cursor:
         return start
 
     def _fill(self, end: int) -> None:
-        """Make sure that the bytes up to `end` have been read. Reads at least one whole step if any are missing."""
+        """Make sure that the bytes up to `end` have been read. Reads at least one whole step if bytes are missing."""
         filled = len(self._data)
         if end <= filled:
             return

@@ -130,7 +130,7 @@ def no_other(name: str) -> Source:
 
 
 class GGUFFile(Metadata):
-    """An open model, stored in one file or in several shards. Arrays read from it stay valid after `close`.
+    """An open model, stored in one file or in several shards. Arrays read from the model stay valid after `close`.
 
     The class is a context manager and inherits typed getters, as in `file.integer("llama.block_count", minimum=1)`.
 

@@ -107,8 +107,8 @@ def _type(cursor: Cursor, where: str) -> WeightType:
 def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
     """Check that a tensor's weight type suits the operations that use the tensor.
 
-    llama.cpp looks up the function for a matmul in a table indexed by type. For an unsupported type, it aborts or calls
-    a null pointer.
+    llama.cpp looks up the function for a matmul in a table indexed by type. For unsupported types, llama.cpp aborts or
+    calls a null pointer.
     """
     if name.endswith(_ELEMENTWISE) and type_.name not in _ELEMENTWISE_TYPES:
         raise cursor.bad(shown(name), f"must have type {' or '.join(_ELEMENTWISE_TYPES)}, not {type_.name}")
@@ -119,7 +119,7 @@ def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
-    """Return the tensors with offsets from the start of the file. Raises BadGGUF unless they are contiguous."""
+    """Return the tensors with offsets from the start of the file. Raises BadGGUF unless tensors are contiguous."""
     start = cursor.position
     expected = end = 0
     placed: dict[str, TensorInfo] = {}

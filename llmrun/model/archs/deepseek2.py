@@ -157,7 +157,7 @@ def _yarn_multiplier(keys: Keys) -> float:
 def _with_own_magnitude(rope: RopeSettings, divisor: float) -> RopeSettings:
     """Divide YaRN's magnitude of the rotated features by the magnitude for `divisor`, unless `divisor` is 0.
 
-    The attention scale then includes this magnitude.
+    The attention scale then includes the magnitude for `divisor`.
     """
     return rope if rope.yarn is None else replace(rope, yarn=replace(rope.yarn, log_multiplier=divisor))
 

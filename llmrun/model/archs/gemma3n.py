@@ -5,8 +5,8 @@ other streams by the error of the prediction (https://arxiv.org/abs/2301.13310).
 attention (https://arxiv.org/abs/2411.07501). Later layers attend to the keys and values of earlier layers. The
 activations of the first layers are sparse.
 
-llama.cpp reads few of the model's hyperparameters. For all others, llama.cpp uses the values of the published models,
-E2B and E4B. This module refuses other values.
+llama.cpp reads few hyperparameters of the model. For all other hyperparameters, llama.cpp uses the values of the
+published models, E2B and E4B. This module refuses other values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds the control tokens that end an answer, and the control tokens of prompts for filling in the middle.
 
-GGUF files specify only some of these tokens, such as one or two tokens that end an answer. The others are recognized by
+GGUF files specify only some control tokens, such as one or two tokens that end an answer. Other tokens are found by
 their text. The rules and the texts are llama.cpp's (`llama_vocab_is_eog`, `llama_vocab_fim_pre` and others), so
 answers end at the same token as in llama.cpp.
 """
@@ -144,7 +144,7 @@ def checked_fill_tokens(
     repository: int | None,
     file: int | None,
 ) -> FillTokens | None:
-    """Return these tokens, or None if one of the three required tokens is missing."""
+    """Return FillTokens of these ids, or None if one of the three required ids is missing."""
     if prefix is None or suffix is None or middle is None:
         return None
     return FillTokens(bos, prefix, suffix, middle, repository, file)

@@ -1,6 +1,6 @@
 r"""Compiles the patterns of pre-tokenizers into transition tables, for a kernel that does one lookup per character.
 
-The patterns are a subset of regular expressions. It consists of literals, `\r \n \t`, escaped punctuation,
+The patterns are a subset of regular expressions. The subset consists of literals, `\r \n \t`, escaped punctuation,
 `\s \S \p{..}` (with the names in NAMED), `[...]` with ranges, `^` and one `&&[...]`, `(?:...)`, `|`, the greedy
 quantifiers `? * + {n} {m,n}`, and the lookahead `(?!\S)`, which matches before whitespace and at the end.
 
@@ -16,7 +16,7 @@ member. For example, `[A-C]` is [0x41, 0x44].
 The named sets are those of Unicode 15.1, the version that llama.cpp uses. A fixed version makes token ids independent
 of the Unicode version of the interpreter and of libraries. For example, Unicode 17.0 assigns about 23,000 code points
 that are unassigned in 15.1. The sets are the general categories L, N, P, M, S and C (without unassigned code points),
-and the property White_Space. Their ranges are in hexadecimal and include both ends.
+and the property White_Space. All ranges are in hexadecimal and include both ends.
 Source: the Unicode Character Database.
 """
 
@@ -600,8 +600,8 @@ class _Walker:
     def _reached(self, state: tuple[int, ...], symbol: int) -> tuple[list[_Take], bool]:
         """Follow all branches from a state, given the symbol of the next character.
 
-        Returns the _Take steps reached, in order of preference, and whether the pattern's end is reached. If so, the
-        steps with a lower preference than the end are left out.
+        Returns the _Take steps reached, in order of preference, and whether the pattern's end is reached. Steps with a
+        lower preference than a reached end are left out.
         """
         self._looked = False
         takes: list[_Take] = []

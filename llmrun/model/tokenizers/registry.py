@@ -43,7 +43,7 @@ _KINDS = {
         load_unigram, tuple(KernelName.of("tokens.unigram", name) for name in ("measure", "normalize", "encode"))
     ),
 }
-# Kinds of tokenizer that llama.cpp supports but llmrun does not. Error messages use these explanations.
+# Maps the kinds of tokenizer that llama.cpp supports but llmrun does not to the explanations in error messages.
 _OTHERS = {
     "rwkv": "RWKV",
     "plamo2": "PLaMo-2",

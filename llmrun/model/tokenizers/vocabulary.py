@@ -47,7 +47,7 @@ class TokenTables:
     """Hash tables that map texts to token ids, and pairs of ids to the ids that they merge into.
 
     Merges may contain texts that are not tokens, and a byte may have no token. The ids of such texts start at
-    `vocabulary_size`, so that merging can work with ids alone. These ids never appear in the result.
+    `vocabulary_size`, so that merging can work with ids alone. The added ids never appear in the result.
 
     `starts`, int64[symbols], holds the addresses of the texts, in the file's header or in memory owned by this object.
     `lengths`, int64[symbols], holds the lengths of the texts in bytes. kernels/tokens/token_table.py describes `table`,
@@ -200,7 +200,7 @@ def read_vocabulary(
     strips_before  the special token that strips preceding whitespace
 
     The kernels require that tokens are unique, that arrays are as long as the vocabulary, and that ids are in range.
-    The GGUF reader checked all of this when the file was opened.
+    The GGUF reader checked these requirements when the file was opened.
     """
     tokens = file.strings("tokenizer.ggml.tokens")
     merges = file.strings("tokenizer.ggml.merges") if merged else None

@@ -64,7 +64,7 @@ class Words(dict[int, str]):
         return text
 
     def _normalized(self, character: str) -> str:
-        """Return the replacement of a character: a space, nothing, or the character, in spaces if it is a word."""
+        """Return the replacement of a character: a space, nothing, or the character (with spaces if it is a word)."""
         if self._strip_accents and _contains(self._changing, character):
             character = normalize("NFD", character)[0]
         if _contains(named("s"), character):

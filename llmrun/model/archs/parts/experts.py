@@ -27,7 +27,7 @@ _GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
 class Experts:
     """The experts of a layer: `count` feed-forward networks with `feed_forward` features each.
 
-    Each row uses `used` of these networks.
+    Each row uses `used` of the networks.
 
     normalized  True if the weights of the used experts are divided by their sum
     scale       factor that is applied to the weights last
@@ -193,7 +193,7 @@ def expert_outputs(
 def ungated_expert_outputs(
     w: PlanWriter, block: str, h: Value, experts: Experts, routing: Routing, activation: Activation
 ) -> Value:
-    """Compute the outputs of each row's experts for h. These experts have no gate: activation(h . up) . down."""
+    """Compute the outputs of each row's experts for h, without gates: activation(h . up) . down."""
     up = _expert_linear(w, f"{block}.ffn_up_exps", h, experts.feed_forward, routing)
     return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.activate(up, activation), h.width, routing)
 

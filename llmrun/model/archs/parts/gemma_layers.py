@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from llmrun.model.plan.shapes import AttentionShape
     from llmrun.model.plan.twin import Value
 
-_LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers share it; llama.cpp aborts with fewer
+_LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers share it, for llama.cpp
 
 
 def check_storing(keys: Keys, shapes: Sequence[AttentionShape], storing: int) -> None:
-    """Check that the other layers can reuse the KV caches of the first `storing` layers.
+    """Check that the other layers can reuse the KV caches of the first `storing` layers. Raises UnsupportedModel.
 
-    In llama.cpp, other layers reuse the last of these layers or, in sliding-window layers, the second to last. The plan
-    reuses the last layer of the same shape. In all existing models, the two layers coincide. Raises UnsupportedModel.
+    In llama.cpp, other layers reuse the cache of the last storing layer or, with a sliding window, the second to last
+    storing layer. The plan reuses the last layer of the same shape. In all existing models, both choices coincide.
     """
     for shape in set(shapes[storing:]):
         last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
@@ -52,7 +52,7 @@ def inputs_of_layers(w: PlanWriter, x: Value, layers: int, table_width: int, voc
 def input_of_layer(
     w: PlanWriter, block: str, x: Value, of_layers: Value, layer: int, table_width: int, width: int
 ) -> Value:
-    """Compute the addition of a layer's extra input, gated by x, to the residual."""
+    """Compute the term that a layer's extra input, gated by x, adds to the residual."""
     gate = w.linear(f"{block}.inp_gate", x, table_width)
     mine = w.plan.slice(of_layers, layer * table_width, table_width)
     y = w.linear(f"{block}.proj", w.plan.gated(gate, mine, Activation.GELU), width)

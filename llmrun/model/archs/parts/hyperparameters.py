@@ -134,7 +134,7 @@ def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[i
 def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
     """Return (True for each attention layer, the number of KV heads of the attention layers).
 
-    The other layers have no KV heads. Raises BadGGUF and UnsupportedModel.
+    Layers without attention have no KV heads. Raises BadGGUF and UnsupportedModel.
     """
     key, layers = "attention.head_count_kv", layers_of(keys)
     if not keys.is_array(key):

@@ -90,7 +90,7 @@ class RopeSettings:
     def with_yarn_of(self, keys: Keys) -> RopeSettings:
         """Return the settings with the YaRN parameters from the file.
 
-        llama.cpp reads these parameters only for a few architectures.
+        llama.cpp reads YaRN parameters only for a few architectures.
         """
         if self.yarn is None:
             return self
@@ -184,12 +184,12 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
 def check_sections(keys: Keys, rope: RopeSettings, head_size: int, *, interleaved: bool = True) -> None:
     """Check that multimodal RoPE (M-RoPE) rotates text like NeoX RoPE. Raises BadGGUF and UnsupportedModel.
 
-    M-RoPE has four positions per token, and `rope.dimension_sections` contains the number of pairs of features that
-    each position rotates. The pairs of the first three are interleaved in some models and consecutive in others. For
-    text, these three equal the position of the token, but llama.cpp sets the fourth position to 0. Therefore, files in
-    which the fourth position rotates a pair are refused, unless the pair hardly rotates. In Qwen3-VL, pairs 61 and 62
-    of 64 rotate with the token in the original model, but not in llama.cpp. Consecutive sections whose first or second
-    section is empty are refused too, because llama.cpp ignores them and rotates like models without M-RoPE.
+    M-RoPE has four positions per token, and `rope.dimension_sections` contains the number of feature pairs that each
+    position rotates. The pairs of the first three positions are interleaved in some models and consecutive in other
+    models. For text, these positions equal the token's position, but llama.cpp sets the fourth position to 0. So
+    files in which the fourth position rotates a pair are refused, unless the pair hardly rotates. In Qwen3-VL, pairs 61
+    and 62 of 64 rotate with the token in the original model, but not in llama.cpp. Consecutive sections whose first or
+    second section is empty are refused too, because llama.cpp ignores them and rotates like models without M-RoPE.
     """
     key = "rope.dimension_sections"
     sections = keys.several(key, 4, minimum=0, maximum=head_size)
