@@ -153,7 +153,7 @@ class Connection:
         try:
             self._outgoing.put_nowait(line)
         except queue.Full:
-            self._break_off("it does not read its input")
+            self._break_off("the server does not read its input")
             raise ToolFailed(self._trouble) from None
 
     def _write(self) -> None:
@@ -180,7 +180,7 @@ class Connection:
             while line and not line.endswith(b"\n"):
                 self._count(line)
                 line = self._child.stdout.readline(self._limits.line)
-            self._fail_pending(self._trouble or f"its answer is longer than {self._limits.line:,} bytes")
+            self._fail_pending(self._trouble or f"the answer is longer than {self._limits.line:,} bytes")
 
     def _take(self, line: bytes) -> None:
         """Handle a line, which is a message or, before revision 2025-06-18, an array of messages."""
@@ -190,14 +190,14 @@ class Connection:
         try:
             value = decode_json(line, self._limits.depth)
         except RefusedJson as error:  # the line is probably an answer
-            self._fail_pending(f"its answer cannot be used: {shown(str(error))}")
+            self._fail_pending(f"the answer cannot be used: {shown(str(error))}")
             return
         except ValueError as error:  # a library has probably written a message to standard output
-            self._notes.append(f"its output is not JSON: {shown(line.strip())} ({shown(str(error))})")
+            self._notes.append(f"the output is not JSON: {shown(line.strip())} ({shown(str(error))})")
             return
         for message in value if isinstance(value, list) else [value]:
             if not isinstance(message, dict):
-                self._notes.append(f"its output is not JSON-RPC: {shown(line.strip())}")
+                self._notes.append(f"the output is not JSON-RPC: {shown(line.strip())}")
             elif not isinstance(method := message.get("method"), str):
                 self._take_answer(message)
             elif "id" in message:
@@ -225,7 +225,7 @@ class Connection:
         """Count the bytes of a line. Kill a server that sends too much, because reading takes CPU time."""
         self._unasked += len(line)
         if self._unasked > self._limits.unasked:
-            self._break_off(f"it sent more than {self._limits.unasked:,} bytes that nobody asked for")
+            self._break_off(f"the server sent more than {self._limits.unasked:,} unrequested bytes")
 
     def _break_off(self, trouble: str) -> None:
         self._trouble = self._trouble or trouble
@@ -295,7 +295,7 @@ class McpServer:
     def call(self, name: str, arguments: Mapping[str, Any], cancelled: tool.Cancelled) -> ToolResult:
         """Call a tool of a running server. Raises ToolFailed and Cancelled."""
         if self._connection is None:
-            raise ToolFailed("it is not running")
+            raise ToolFailed("the server is not running")
         params = {"name": name, "arguments": arguments}
         result = self._connection.request("tools/call", params, self.declared.timeout_s, cancelled)
         return result_of(result, self.limits.result)
@@ -321,7 +321,7 @@ class McpServer:
         revision = answer.get("protocolVersion") if isinstance(answer, dict) else None
         if revision not in _REVISIONS:
             known = ", ".join(_REVISIONS)
-            raise ToolFailed(f"it speaks revision {shown(str(revision))} of MCP, but llmrun supports only {known}")
+            raise ToolFailed(f"the server uses MCP revision {shown(str(revision))}, but llmrun supports only {known}")
         connection.notify("notifications/initialized")
 
     def _list(self, connection: Connection, deadline: float, cancelled: tool.Cancelled) -> None:
@@ -333,10 +333,10 @@ class McpServer:
         for _ in range(_MOST_PAGES):
             page = connection.request("tools/list", params, _until(deadline), cancelled)
             if not isinstance(page, dict) or not isinstance(tools := page.get("tools"), list):
-                raise ToolFailed("its list of tools is not valid")
+                raise ToolFailed("the list of tools is not valid")
             received += len(tools)
             if received > self.limits.tools:
-                raise ToolFailed(f"it offers more than {self.limits.tools} tools")
+                raise ToolFailed(f"the server offers more than {self.limits.tools} tools")
             for one in tools:
                 self._add(one, found)
             cursor = page.get("nextCursor")
@@ -344,7 +344,7 @@ class McpServer:
                 self.tools = tuple(found.values())
                 return
             params = {"cursor": cursor}
-        raise ToolFailed(f"its list of tools has more than {_MOST_PAGES} pages")
+        raise ToolFailed(f"the list of tools has more than {_MOST_PAGES} pages")
 
     def _add(self, value: object, found: dict[str, Definition]) -> None:
         """Add a tool to `found`, or write a note if its definition cannot be used."""
@@ -366,14 +366,14 @@ def _until(deadline: float) -> float:
 def _definition(declared: ServerDeclaration, value: object, limit: int) -> Definition:
     """Return a tool's definition. Raises ValueError with a one-line reason that is safe to print."""
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
-        raise ValueError("it has no name")
+        raise ValueError("the tool has no name")
     raw = {key: value[key] for key in _DEFINING if key in value}
     size = len(json.dumps(raw))
     if size > limit:
-        raise ValueError(f"{shown(name)}: its definition has {size:,} characters; the limit is {limit:,}")
+        raise ValueError(f"{shown(name)}: the definition has {size:,} characters; the limit is {limit:,}")
     description, schema = value.get("description", ""), value.get("inputSchema")
     if not isinstance(description, str):
-        raise ValueError(f"{shown(name)}: its description is not text")
+        raise ValueError(f"{shown(name)}: the description is not text")
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        raise ValueError(f"{shown(name)}: its input schema is not the schema of an object")
+        raise ValueError(f"{shown(name)}: the input schema is not the schema of an object")
     return Definition(declared.name, name, cleaned(description), cleaned_json(schema), digest_of(raw))

@@ -181,7 +181,7 @@ def result_of(value: object, limit: int) -> ToolResult:
     limit  maximum number of characters
     """
     if not isinstance(value, dict) or not isinstance(content := value.get("content", []), list):
-        raise ToolFailed("its result is not an object with a list `content`")
+        raise ToolFailed("the result is not an object with a list `content`")
     texts = [_text(block) for block in content]
     # A server should repeat structured content as text for clients that do not read structured content.
     if not texts and "structuredContent" in value:

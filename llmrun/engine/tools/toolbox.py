@@ -39,8 +39,8 @@ from llmrun.engine.tools.tools_file import (
 
 _VERSION = 1
 _MOST_BYTES = 1 << 22
-CHANGED = "its definition has changed since it was marked as safe"
-REMOVED = "its mark was removed in a chat"
+CHANGED = "the definition has changed since the tool was marked as safe"
+REMOVED = "the mark was removed in a chat"
 
 Program = ServerDeclaration | CommandDeclaration
 _Key = tuple[str, str, str]
@@ -85,7 +85,7 @@ class SafeMarks:
             try:
                 self.add(program, tool, tool.digest, in_chat=False)
             except LlmrunError as error:
-                return f"its definition cannot be saved: {error}"
+                return f"the definition cannot be saved: {error}"
             return None
         if mark is None or not (in_file or mark.in_chat):
             return ""
@@ -364,7 +364,7 @@ class Toolbox:
             for name in server.declared.safe if server.declared.name not in self.failures else ():
                 if name not in offered:
                     hint = shown(nearest(name, offered), 300)
-                    self._note(f"tools: {server.declared.name}: safe: it has no tool {shown(name)}; {hint}")
+                    self._note(f"tools: {server.declared.name}: safe: the server has no tool {shown(name)}; {hint}")
 
     def _check_marks(self) -> None:
         """Write a note for each tool whose mark is no longer valid, and record the definitions that are new."""
@@ -388,7 +388,7 @@ class Toolbox:
             server.start(cancelled)
             self._collect()
             if entry.definition not in server.tools:
-                raise ToolFailed("its server was restarted and now defines this tool differently")
+                raise ToolFailed("the server was restarted and now defines this tool differently")
         return server.call(entry.definition.name, arguments, cancelled)
 
     def _entry(self, name: str) -> _Entry:
@@ -422,11 +422,11 @@ class _Start(threading.Thread):
 def _not_json(arguments: object) -> str:
     """Return the reason why a call's arguments cannot be sent, or ""."""
     if not isinstance(arguments, Mapping):
-        return "they must be a JSON object"
+        return "the arguments must be a JSON object"
     try:
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return "they contain a value that JSON cannot represent, or are nested too deeply"
+        return "the arguments contain a value that JSON cannot represent, or are nested too deeply"
     return ""
 
 

@@ -133,7 +133,7 @@ def test_a_lost_mark_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(python_command("", is_safe=True)) as box:
         box.toolbox.unmark("program")
         run = ran(box.toolbox, monkeypatch, "n")
-    assert "asking because its mark was removed in a chat" in run.rows
+    assert "asking because the mark was removed in a chat" in run.rows
 
 
 @pytest.mark.push

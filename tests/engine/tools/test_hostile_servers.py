@@ -18,7 +18,7 @@ from tests.support.tiers import examples
 from tests.support.tools.boxes import LIMITS, fake_server, opened
 
 DEEP = 10_000
-UNUSABLE = "tool echo: its answer cannot be used"
+UNUSABLE = "tool echo: the answer cannot be used"
 HOSTILE = "\x1b[2J\x9b31m\u202e\r\n\x00\ud800\U000e0041"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -67,9 +67,9 @@ def test_a_call_without_an_answer_times_out() -> None:
         ("dies", "", "tool echo: it ended: exit status 4: out of cheese"),
         ("dies but its child lives", "", "tool echo: it ended: exit status 4"),
         ("closes its output", "", "tool echo: it closed its output"),
-        ("floods", "", "tool echo: it sent more than 1,048,576 bytes that nobody asked for"),
-        ("no line end", "", "tool echo: it sent more than 1,048,576 bytes that nobody asked for"),
-        ("stops reading", "", "tool echo: it does not read its input"),
+        ("floods", "", "tool echo: the server sent more than 1,048,576 unrequested bytes"),
+        ("no line end", "", "tool echo: the server sent more than 1,048,576 unrequested bytes"),
+        ("stops reading", "", "tool echo: the server does not read its input"),
         ("line", f'{{"id": 3, "result": {"[" * DEEP}{"]" * DEEP}}}', f"{UNUSABLE}: nested too deeply"),
         ("line", f'{{"id": 3, "result": {"[" * 100}{"]" * 100}}}', f"{UNUSABLE}: nested more than 64 levels deep"),
         ("line", '{"id": 3, "result": NaN}', f"{UNUSABLE}: NaN is not a finite number"),
@@ -81,8 +81,8 @@ def test_a_call_without_an_answer_times_out() -> None:
         ("error", "[]", "tool echo: it refused: no reason given"),
         ("error", '{"code": -32602, "message": "bad\\u001b"}', "tool echo: it refused: bad\\x1b (error -32602)"),
         ("error", '{"code": true, "message": 5}', "tool echo: it refused: no reason given"),
-        ("result", "null", "tool echo: its result is not an object with a list `content`"),
-        ("result", '{"content": {}}', "tool echo: its result is not an object with a list `content`"),
+        ("result", "null", "tool echo: the result is not an object with a list `content`"),
+        ("result", '{"content": {}}', "tool echo: the result is not an object with a list `content`"),
     ],
 )
 def test_a_broken_call_ends_in_one_line(mode: str, argument: str, message: str) -> None:
@@ -108,8 +108,8 @@ def test_garbage_on_standard_output_is_reported() -> None:
     with opened(fake_server("writes garbage first")) as box:
         assert box.toolbox.call("echo", {"text": "yes"}).text == "yes"
     first, *others = box.notes
-    assert first.startswith("tools: fake: its output is not JSON: Starting up \\x1b[31m...")
-    assert [note.partition(": its ")[2] for note in others] == [
+    assert first.startswith("tools: fake: the output is not JSON: Starting up \\x1b[31m...")
+    assert [note.partition(": the ")[2] for note in others] == [
         "output is not JSON-RPC: null",
         "output is not JSON-RPC: [1]",
     ]
@@ -123,23 +123,23 @@ def test_requests_of_the_server_are_answered_or_refused() -> None:
 
 
 def test_lists_of_tools_that_do_not_end_are_refused() -> None:
-    assert start_failure("endless pages") == "its list of tools has more than 100 pages"
+    assert start_failure("endless pages") == "the list of tools has more than 100 pages"
 
 
 @pytest.mark.parametrize(
     ("tool", "note"),
     [
-        ("null", "a tool is left out: it has no name"),
-        ('{"name": ""}', "a tool is left out: it has no name"),
-        ('{"name": "x\\u001b"}', "a tool is left out: x\\x1b: its input schema is not the schema of an object"),
+        ("null", "a tool is left out: the tool has no name"),
+        ('{"name": ""}', "a tool is left out: the tool has no name"),
+        ('{"name": "x\\u001b"}', "a tool is left out: x\\x1b: the input schema is not the schema of an object"),
         (
             '{"name": "x", "inputSchema": true}',
-            "a tool is left out: x: its input schema is not the schema of an object",
+            "a tool is left out: x: the input schema is not the schema of an object",
         ),
-        ('{"name": "x", "description": 5}', "a tool is left out: x: its description is not text"),
+        ('{"name": "x", "description": 5}', "a tool is left out: x: the description is not text"),
         (
             json.dumps({"name": "x", "description": "y" * 70_000}),
-            "a tool is left out: x: its definition has 70,032 characters; the limit is 65,536",
+            "a tool is left out: x: the definition has 70,032 characters; the limit is 65,536",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_restarted_server_cannot_swap_a_confirmed_tool(tmp_path: Path) -> None
         assert connection is not None
         connection.kill()
         connection._child.wait(20)
-        with pytest.raises(LlmrunError, match="its server was restarted and now defines this tool differently"):
+        with pytest.raises(LlmrunError, match="the server was restarted and now defines this tool differently"):
             box.toolbox.call("echo", {})
         assert verdict(box) == (False, CHANGED)
 
@@ -139,7 +139,7 @@ def test_a_mark_holds_for_one_folder_and_environment(tmp_path: Path) -> None:
 
 def test_a_mark_for_a_missing_tool_gets_a_suggestion(tmp_path: Path) -> None:
     with opened(server(ECHO, tmp_path / "t", safe=("ecko",))) as box:
-        assert box.notes == ["tools: fake: safe: it has no tool ecko; did you mean echo?"]
+        assert box.notes == ["tools: fake: safe: the server has no tool ecko; did you mean echo?"]
 
 
 @pytest.mark.push

@@ -136,7 +136,7 @@ def test_keys_that_may_be_absent_have_llama_cpps_defaults(
         ),
         ({"attention__head_count_kv": [8, 8]}, BadGGUF, "must be 1 to 4, not 8"),
         ({"attention__key_length_swa": 32}, UnsupportedModel, "llama.attention.key_length_swa differs from"),
-        ({"attention__causal": False}, UnsupportedModel, "it does not generate text"),
+        ({"attention__causal": False}, UnsupportedModel, "the model does not generate text"),
         ({"nextn_predict_layers": 1}, UnsupportedModel, "layers for multi-token prediction"),
         ({"rope__scaling__type": "yarn", "rope__freq_base": 1.0}, BadGGUF, "must be above 1 for YaRN, not 1.0"),
         ({"rope__scaling__original_context_length": 0}, BadGGUF, "original_context_length"),

@@ -73,7 +73,7 @@ class Hyperparameters:
         mask. `more` contains the fields of a subclass.
         """
         if not (encoder or keys.flag("attention.causal", default=True)):
-            raise keys.unsupported(f"it does not generate text ({keys.name('attention.causal')} is false)")
+            raise keys.unsupported(f"the model does not generate text ({keys.name('attention.causal')} is false)")
         if layers_ahead(keys) != unused_layers:
             raise keys.unsupported("layers for multi-token prediction")
         width, heads = width_of(keys), heads_of(keys)
