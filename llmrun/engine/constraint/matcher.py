@@ -119,7 +119,7 @@ def _lark_of_grammar(response_format: ResponseFormat) -> str:
     except Exception as error:  # noqa: BLE001  (the converter raises Exception itself, IndexError and RecursionError)
         raise UsageError(
             f"{response_format.origin}: not a GBNF or Lark grammar: {shown(str(error), 300)}",
-            hint="a GBNF grammar needs a rule `root ::= ...`, a Lark grammar a rule `start: ...`",
+            hint="a GBNF grammar needs a rule `root ::= ...`, and a Lark grammar needs a rule `start: ...`",
         ) from None
 
 

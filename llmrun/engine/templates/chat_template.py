@@ -284,7 +284,7 @@ class ChatTemplate:
             raise TemplateRefused(f"conversation is nested too deeply for a chat template: {self.name}") from error
         for name in extra:
             if name in variables:
-                raise UsageError(f"template variable cannot be set: {name}: it comes from the conversation")
+                raise UsageError(f"template variable cannot be set: {name}: the conversation determines its value")
         source = self.tool_source if prompt.tools and self.tool_source else self.source
         continued = _mark_continued(messages) if not prompt.add_generation_prompt else None
         text = process.render(source, self.name, {"documents": None, **extra, **variables})

@@ -106,7 +106,7 @@ class _Past:
             raise UsageError(f"conversation with tool calls cannot be continued: {_NO_TOOLS}", hint=_HINT)
         calls = message["tool_calls"]
         if not isinstance(calls, list):
-            raise UsageError("invalid tool calls in a message: they are not a list")
+            raise UsageError("invalid tool calls in a message: not a list")
         read = [self._call(call, number) for number, call in enumerate(calls)]
         content = message.get("content")
         if not abilities.shows_calls:

@@ -110,12 +110,12 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
             raise UsageError(f"two tools have the same name: {name}", hint="give each tool its own name")
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
-            raise UsageError(f"invalid parameters of the tool {name}: they are not a JSON schema of an object")
+            raise UsageError(f"invalid parameters of the tool {name}: not a JSON schema of an object")
         try:
             strict = function.get("strict") is True
             enforced = parameters if strict or parameters is None else weakened(parameters)
         except RecursionError:
-            raise UsageError(f"invalid parameters of the tool {name}: they are nested too deeply") from None
+            raise UsageError(f"invalid parameters of the tool {name}: nested too deeply") from None
         tools[name] = Tool(name, enforced or {}, strict)
     return list(tools.values())
 

@@ -345,7 +345,7 @@ def _from_json(data: bytes, path: Path) -> ToolsFile:
 def _json_server(name: str, table: Table) -> ServerDeclaration | None:
     """Return a server that is declared in the format of other hosts, or None if it is disabled."""
     if "url" in table.values or table.values.get("type", "stdio") != "stdio":
-        raise table.error("", "not a stdio server; llmrun supports no others", "use a bridge as its command")
+        raise table.error("", "llmrun supports only stdio servers", "use a bridge as the server's command")
     table.check_keys((*_JSON_KEYS, *_IGNORED_KEYS))
     arguments = table.texts("args", '["mcp-server-time"]') if "args" in table.values else []
     if table.flag("disabled"):

@@ -37,7 +37,7 @@ def incomplete(path: Path, seen: int, needed: int) -> BadGGUF:
         sizes = f"{seen:,} of {needed:,} bytes"
     return BadGGUF(
         f"incomplete GGUF file: {shown(str(path), 300)}: {sizes}; the download or copy may have stopped early",
-        hint="Download or copy the file again; `llmrun pull` also checks it.",
+        hint="Download or copy the file again; `llmrun pull` also checks the file.",
     )
 
 
@@ -103,7 +103,7 @@ def magic_problem(start: bytes) -> str:
         if start.startswith(prefix):
             return f"this is {what}"
     if start[8:9] == b"{":
-        return "this is probably a safetensors file; `llmrun convert` makes a GGUF file of many such models"
+        return "this is probably a safetensors file; `llmrun convert` converts many such models to GGUF"
     return f"must be 'GGUF', but the file begins with '{shown(start[:4])}'"
 
 

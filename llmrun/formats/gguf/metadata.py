@@ -124,8 +124,8 @@ ADAPTER: Final = "adapter"
 
 # Maps values of `general.type` to a description of such a file and its use.
 _OTHERS: Final = {
-    ADAPTER: ("a LoRA adapter", "apply it to its model: llmrun chat MODEL --lora FILE"),
-    "imatrix": ("an importance matrix", "use it with llmrun quantize IN OUT TYPE --imatrix FILE"),
+    ADAPTER: ("a LoRA adapter", "apply the adapter to its model: llmrun chat MODEL --lora FILE"),
+    "imatrix": ("an importance matrix", "use the matrix with llmrun quantize IN OUT TYPE --imatrix FILE"),
     "mmproj": ("a vision projector", "name the file of the model itself"),
 }
 
@@ -383,7 +383,7 @@ def _checked_prefix(file: Metadata, number: int, count: int) -> str:
     named = _NAME.fullmatch(file.path.name)
     if named is None:
         wanted = _name("NAME", number, count)
-        raise file.bad(COUNT, f"is {count}, and the files are found by name, so this one must be called {wanted}")
+        raise file.bad(COUNT, f"is {count}, and the files are found by name, so this file must be named {wanted}")
     prefix, n, of = named[1], int(named[2]), int(named[3])
     if of != count:
         raise file.bad(COUNT, f"must be {of} to match the file name, not {count}")

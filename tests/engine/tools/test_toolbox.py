@@ -82,8 +82,8 @@ def test_an_unknown_revision_is_refused() -> None:
     with opened(fake_server("revision", "2099-01-01\x1b[2J")) as box:
         assert box.toolbox.names == []
     assert box.notes == [
-        "tools: fake: this server is left out: the server uses MCP revision 2099-01-01\\x1b[2J, but llmrun supports only "
-        "2025-06-18, 2025-03-26, 2024-11-05"
+        "tools: fake: this server is left out: the server uses MCP revision 2099-01-01\\x1b[2J, but llmrun supports "
+        "only 2025-06-18, 2025-03-26, 2024-11-05"
     ]
 
 

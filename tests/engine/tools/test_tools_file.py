@@ -189,7 +189,7 @@ def test_programs_are_searched_for_on_the_path_of_the_child(path: Path, tmp_path
         ('{"mcpServers": {"a": {"command": ["x"]}}}', "mcpServers.a.command: ['x'] is not text"),
         (
             '{"mcpServers": {"a": {"url": "http://x"}}}',
-            "mcpServers.a: not a stdio server; llmrun supports no others [use a bridge as its command]",
+            "mcpServers.a: llmrun supports only stdio servers [use a bridge as the server's command]",
         ),
         ('{"mcpServers": {"a": {}, "a": {}}}', "not valid JSON: the key 'a' occurs twice"),
         ('{"mcpServers": ' + "[" * 100_000, "not valid JSON: nested too deeply"),

@@ -195,7 +195,7 @@ def test_naming_a_later_file_hints_at_the_first(number: int) -> None:
     "name", ["model.gguf", "-00001-of-00003.gguf", "model-1-of-3.gguf", "model-00001-of-00003.GGUF"]
 )
 def test_a_file_by_whose_name_no_other_is_found_says_how_it_must_be_called(name: str) -> None:
-    with pytest.raises(BadGGUF, match=r"split\.count: is 3, .* this one must be called NAME-00001-of-00003\.gguf"):
+    with pytest.raises(BadGGUF, match=r"split\.count: is 3, .* this file must be named NAME-00001-of-00003\.gguf"):
         read_gguf(raw_shards()[0].build(), Path(name))
 
 

@@ -39,7 +39,7 @@ def test_keys_that_nobody_looks_at_are_not_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"),
     [
-        ("gemma4 E2B", "attention.shared_kv_layers", 1, "KV cache other than that of the last layer of the same kind"),
+        ("gemma4 E2B", "attention.shared_kv_layers", 1, "KV cache is not from the last layer of the same kind"),
         ("gemma4 E2B", "attention.shared_kv_layers", 4, "not 4"),
         ("gemma4 E2B", "embedding_length_per_layer_input", 24, "multiple of 16"),
         ("gemma4", "attention.sliding_window_pattern", 2, "must be an array"),
@@ -78,7 +78,7 @@ def test_one_layer_that_stores_is_too_few_for_others_to_look_at(tmp_path: Path) 
     path = changed_copy(tiny_architecture(tmp_path, "gemma4 E2B"), tmp_path / "changed.gguf", change)
     with (
         open_gguf(path) as file,
-        pytest.raises(UnsupportedModel, match="a KV cache other than that of the last layer of the same kind"),
+        pytest.raises(UnsupportedModel, match="KV cache is not from the last layer of the same kind"),
     ):
         plan_of_header(file)
 

@@ -68,7 +68,7 @@ def test_broken_metadata_ends_in_a_plan_or_in_words(cases: range, name: str) -> 
         ("mistral3", "attention.temperature_scale", np.float64(1e20), r"must be -1e\+09 to 1e\+09, not 1e\+20"),
         ("mistral3", "rope.dimension_count", 8, "must be 16, the head size, not 8"),
         ("qwen3", "feed_forward_length", np.full(5000, 96, np.int32), "not 5000"),
-        ("gemma3", "rope.dimension_count_swa", 8, "differs from that of layers without a window"),
+        ("gemma3", "rope.dimension_count_swa", 8, "differs from the value of layers without a window"),
     ],
 )
 def test_what_broke_a_reader_once(tmp_path: Path, name: str, key: str, value: object, words: str) -> None:

@@ -30,7 +30,7 @@ def check_storing(keys: Keys, shapes: Sequence[AttentionShape], storing: int) ->
     for shape in set(shapes[storing:]):
         last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
         if storing < _LEAST_STORING or last != storing - (2 if shape.window else 1):
-            raise keys.unsupported("layers that reuse a KV cache other than that of the last layer of the same kind")
+            raise keys.unsupported("layers whose KV cache is not from the last layer of the same kind")
 
 
 def inputs_of_layers(w: PlanWriter, x: Value, layers: int, table_width: int, vocabulary: int) -> Value:

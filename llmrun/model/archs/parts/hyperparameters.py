@@ -206,4 +206,4 @@ def _refuse_other_heads_in_windows(keys: Keys, head_size: int, dimensions: int) 
     }
     for name, expected in alike.items():
         if keys.integer(name, expected, minimum=0, maximum=MOST_CONTEXT) != expected:
-            raise keys.unsupported(f"{keys.name(name)} differs from that of layers without a window")
+            raise keys.unsupported(f"{keys.name(name)} differs from the value of layers without a window")
