@@ -9,7 +9,7 @@ which ECMA-262 and llguidance accept. Python's $ also matches before a final lin
 such as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when they are compiled.
 
 Formats: llguidance enforces ten formats with regular expressions while the answer is generated. In the JSON Schema test
-suite, three of the ten formats accept invalid strings: 29 February in common years, and leap seconds at the wrong time
+suite, three of these ten formats accept invalid strings: 29 February in common years, and leap seconds at a wrong time
 of day (RFC 3339, sections 5.6 and 5.7). Only these three formats are checked here. The verdict therefore does not
 depend on the installed optional libraries of jsonschema.
 """
@@ -90,7 +90,7 @@ def _ranges_of_category(token: str) -> str:
 
 @cache
 def _runs() -> list[tuple[str, int, int]]:
-    """Return (category, first, last) for all runs of code points of the same general category, in 0.2 s."""
+    """Return (category, first, last) for all runs of code points of one general category. Takes 0.2 s."""
     runs = []
     first = 0
     for category, run in groupby(map(unicodedata.category, map(chr, range(sys.maxunicode + 1)))):
@@ -105,7 +105,7 @@ _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?:[Zz]|([+-])(\d\d):(\d\d))"
 
 
 def is_date(text: object) -> bool:
-    """Return True if the text is a full-date of RFC 3339. Values that are not text pass, as in JSON Schema."""
+    """Return True if the text is a full-date of RFC 3339. As in JSON Schema, values that are not text are valid."""
     if not isinstance(text, str):
         return True
     found = _DATE.fullmatch(text)

@@ -23,7 +23,7 @@ MOST_GRAMMAR_BYTES = 1 << 20
 MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas from PyPI has 20 levels
 # The largest schema from PyPI compiles in 0.15 s and 100 MB.
 _COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
-# llguidance recurses for each rule and `$ref`. This stack is eight times as large as in the trial (parser.py). On some
+# llguidance recurses for each rule and `$ref`. LARGE_STACK is eight times the stack of the trial (parser.py). On some
 # systems, the main thread has a smaller stack.
 LARGE_STACK = 16 << 20
 

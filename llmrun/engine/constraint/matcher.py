@@ -33,7 +33,7 @@ _MOST_GBNF_CHARACTERS: Final = 1 << 18
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|start\s*:)", re.MULTILINE)  # a line that occurs only in Lark grammars
 
 # Whitespace is fixed, because models tend to add whitespace without end, and fixed text need not be drawn. The
-# separators match Python's json.dumps, which wrote most training data. Each string has only one spelling, because
+# separators match Python's json.dumps, as in most training data. Each string has only one spelling, because
 # llguidance compares keys by their spelling: with \u escapes, "a\u0022b" and "a\"b" would be different keys. Control
 # characters without a short escape are thus possible only in property names (see keywords.py).
 _JSON_OPTIONS: Final[JsonCompileOptions] = {

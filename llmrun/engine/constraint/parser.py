@@ -3,7 +3,7 @@
 The limits count the parser's work, not seconds, so whether an answer exceeds a limit does not depend on the machine.
 
 A trial in the isolated process shows whether a grammar compiles at all. llguidance reports most problems, but a few
-crash or block the process. In 1.9.1, the schema `{"const": -9223372036854775808}`, chains of 3,000
+crash or block the process. In llguidance 1.9.1, the schema `{"const": -9223372036854775808}`, chains of 3,000
 `$ref`s and chains of 3,000 grammar rules overflow the stack, and 20 patterns in an `allOf` compile for minutes. A
 crash or a timeout of the isolated process does not affect llmrun.
 """

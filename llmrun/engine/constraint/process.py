@@ -19,7 +19,7 @@ from llmrun.base.errors import shown
 from llmrun.engine.isolated_process import TOO_DEEP, IsolatedProcess, ProcessFailed, ProcessLimits
 from llmrun.engine.isolated_worker import encoded
 
-_MEMORY_PER_BYTE = 60  # bytes per byte of a request; nested JSON of short values takes 50 bytes per byte of text
+_MEMORY_PER_BYTE = 60  # memory per byte of a request; nested JSON of short values takes 50 bytes per byte of text
 _REASON_LENGTH = 300
 _ABORTED = (-6, 0xC0000409)  # SIGABRT, and STATUS_STACK_BUFFER_OVERRUN, which Windows uses for `abort`
 _STACK_OVERFLOWS = (-signal.SIGSEGV, -10, 0xC00000FD)  # SIGBUS on macOS, and STATUS_STACK_OVERFLOW on Windows

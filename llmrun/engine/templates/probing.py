@@ -263,7 +263,7 @@ def _tried(tries: Tries, name: str, constants: Sequence[Constant], tags: Thinkin
         return None
     plain = tries.text([_USER])
     off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
-    # On a tie, prefer the template's default behavior, then a variable that is set to a variable that is not set.
+    # On a tie, prefer the template's default behavior, then variables that are set.
     on, on_text = max(
         [*prompts, ({}, plain)], key=lambda each: (_ending(each[1], tags), each[1] == plain, bool(each[0]))
     )

@@ -22,7 +22,7 @@ JSON_TYPES = ("string", "integer", "number", "boolean", "null", "object", "array
 
 @dataclass(frozen=True, slots=True)
 class ValueForm:
-    """The texts around the value of an argument: `prefix` follows the argument's name, `suffix` the value."""
+    """The texts around the value of an argument: `prefix` follows the argument's name, and `suffix` the value."""
 
     prefix: str
     suffix: str

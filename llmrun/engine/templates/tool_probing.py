@@ -417,7 +417,7 @@ class _Messages:
     def _find_ends(self, text: str) -> bool:
         """Find the texts around the calls of a message. Returns False if other answers begin with a text without tags.
 
-        A message without calls contains the same texts. The generation prompt shows where the model's own text begins.
+        The same texts surround a message without calls. The generation prompt shows where the model's own text begins.
         """
         said = _after_question(self._tries.text([_USER, _ANSWER], tools=_tools(), add_generation_prompt=False))
         prompt = _after_question(self._tries.text([_USER], tools=_tools(), add_generation_prompt=True))

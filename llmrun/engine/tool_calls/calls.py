@@ -356,7 +356,7 @@ class CallReader:
             raise Malformed("the name of the tool is missing")
 
     def _matching(self, starts: list[list[str]], at: int) -> Reading[list[list[str]]]:
-        """Read part number `at` of the given texts. Returns the texts that match this part."""
+        """Read part number `at` of the given texts. Returns the texts whose part `at` matches."""
         found = yield from self._reader.match(*{start[at] for start in starts})
         fitting = [start for start in starts if start[at] == found or not (found or start[at].strip())]
         if not fitting:

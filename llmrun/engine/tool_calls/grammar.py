@@ -1,7 +1,7 @@
 """Writes the Lark grammar that makes a model call tools correctly. llguidance, which compiles it, is not imported here.
 
 Text that comes from a tool or a template is always escaped or refused. llguidance itself refuses schemas with keywords
-that it cannot enforce. Arguments that are written one by one have values as raw text, JSON, Python or bare JSON.
+that it cannot enforce. The values of arguments that are written one by one are raw text, JSON, Python or bare JSON.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def without(*texts: str) -> str:
 
 
 def one_of(options: Sequence[str]) -> str:
-    """Return an expression for any of these expressions."""
+    """Return an expression that matches any of the given expressions."""
     return options[0] if len(options) == 1 else "(" + " | ".join(options) + ")"
 
 
@@ -458,7 +458,7 @@ def _fixed(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
-    """Return the smallest and the largest number that two keywords allow. The largest is None if there is no limit."""
+    """Return the smallest and the largest number that two keywords allow, or None for no largest number."""
     low, high = schema.get(least), schema.get(most)
     low = low if isinstance(low, int) and not isinstance(low, bool) and low > 0 else 0
     high = high if isinstance(high, int) and not isinstance(high, bool) and high >= 0 else None

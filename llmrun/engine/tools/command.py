@@ -110,7 +110,7 @@ class Child:
     def ending(self) -> str:
         """Describe how the process ended, with the last line of its standard error, in one line that is safe to print.
 
-        If the process has not ended, return only that last line. The result may be empty.
+        If the process has not ended, return only the last line of standard error. The result may be empty.
         """
         if self.ended():
             self._stderr_reader.join(_LAST_WORDS_S)

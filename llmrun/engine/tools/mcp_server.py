@@ -314,7 +314,7 @@ class McpServer:
     def _initialize(self, connection: Connection, deadline: float, cancelled: tool.Cancelled) -> None:
         params = {
             "protocolVersion": REVISION,
-            "capabilities": {},  # no roots, sampling or elicitation
+            "capabilities": {},  # the client supports no roots, sampling or elicitation
             "clientInfo": {"name": "llmrun", "version": __version__},
         }
         answer = connection.request("initialize", params, _until(deadline), cancelled)

@@ -193,7 +193,7 @@ def result_of(value: object, limit: int) -> ToolResult:
 def shortened(text: str, limit: int) -> tuple[str, bool]:
     """Clean a text and cut it after `limit` characters. Returns the text, and True if the text was cut.
 
-    After a cut, a last line informs the model. The limit applies to the cleaned text, because an escape such
+    The last line of a cut text informs the model. The limit applies to the cleaned text, because an escape such
     as \\U000e0041 is ten times as long as the character.
     """
     text = cleaned(text)

@@ -9,7 +9,7 @@ is also bound to one program, which is a command with its working directory and 
 determines which files relative arguments name, and variables such as PATH or NODE_OPTIONS determine which code runs.
 
 Marks are stored in tools/safe-tools.json in the data folder. The file contains only the sha256 of each program, because
-program's arguments and variables may contain keys.
+a program's arguments and variables may contain keys.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class Toolbox:
         self._entries = dict(zip(names, entries, strict=True))
 
     def _check_names(self) -> None:
-        """Write a note for each name in `safe` for which the server has no tool."""
+        """Write a note for each name in `safe` that does not match a tool of the server."""
         for server in self._servers:
             offered = [found.name for found in server.tools]
             for name in server.declared.safe if server.declared.name not in self.failures else ():

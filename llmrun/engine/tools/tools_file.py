@@ -289,7 +289,7 @@ _SERVER_KEYS = ("command", "env", "cwd", "timeout", "start_timeout", "safe")
 _COMMAND_KEYS = ("description", "command", "parameters", "stdin", "env", "cwd", "timeout", "safe")
 _JSON_SERVERS = "mcpServers"
 _JSON_KEYS = ("command", "args", "type", "disabled", *_SERVER_KEYS[1:])
-# Keys of other hosts that do not change how a server runs. Tools that are approved there still need a mark in llmrun.
+# Keys of other hosts that do not change how a server runs. Tools approved by another host still need a mark in llmrun.
 _IGNORED_KEYS = ("alwaysAllow", "autoApprove", "description", "disabledTools", "trust")
 _EXAMPLE = '["uvx", "mcp-server-time"]'
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}

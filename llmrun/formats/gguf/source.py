@@ -117,7 +117,7 @@ class JoinedSource:
         self._begins: list[int] = []
 
     def append(self, part: Source) -> int:
-        """Append an open source and return the offset of its first byte. `close` also closes this source."""
+        """Append an open source and return the offset of its first byte. `close` also closes the appended source."""
         begin = self.size
         self._parts.append(part)
         self._begins.append(begin)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 
-_WINDOWS = Windows(every=4, default=4096, only_with=64)  # the model with 32B has 64 layers
+_WINDOWS = Windows(every=4, default=4096, only_with=64)  # the 32B model has 64 layers
 
 
 @dataclass(frozen=True, slots=True)

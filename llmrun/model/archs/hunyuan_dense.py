@@ -40,7 +40,7 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
 
 
 def add_attention(w: PlanWriter, block: str, config: Hyperparameters, rope: Rope, to: Value) -> None:
-    """Add the output of attention for `to`, after a norm, to `to`."""
+    """Compute attention on the normalized rows of `to`, and add the output to `to`."""
     q, k, v = w.queries_keys_values(block, w.rmsnorm(f"{block}.attn_norm", to))
     q, k = (w.plan.rotated(value, config.head_size, rope) for value in (q, k))
     q, k = w.headnorm(f"{block}.attn_q_norm", q), w.headnorm(f"{block}.attn_k_norm", k)

@@ -144,7 +144,7 @@ def checked_fill_tokens(
     repository: int | None,
     file: int | None,
 ) -> FillTokens | None:
-    """Return FillTokens of these ids, or None if one of the three required ids is missing."""
+    """Return FillTokens with these ids, or None if one of the three required ids is missing."""
     if prefix is None or suffix is None or middle is None:
         return None
     return FillTokens(bos, prefix, suffix, middle, repository, file)

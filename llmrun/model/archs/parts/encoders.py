@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.twin import Value
 
-# Architectures that never have a causal mask. Some of their files lack the key `attention.causal`.
+# Architectures that never have a causal mask. Some files of encoders lack the key `attention.causal`.
 _ENCODERS: Final = frozenset(
     {
         *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert"),
