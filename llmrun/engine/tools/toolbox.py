@@ -116,7 +116,7 @@ class SafeMarks:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LlmrunError(
                 f"tools: {self._path}: damaged: {error!s:.80}",
-                hint="delete the file, including the marks that you made in chats",
+                hint="delete the file, which also deletes the marks that you made in chats",
             ) from error
         except OSError as error:
             raise LlmrunError(f"tools: {self._path}: {error.strerror or error}") from error
