@@ -32,7 +32,7 @@ from llmrun.serving.exchanges import AnswerId
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.models.registry import Ready
 from llmrun.serving.processes.served_model import Asked, ServedModel
-from llmrun.serving.protocol.parsed import Answer, FailingAnswer
+from llmrun.serving.protocol.parsed import ApiAnswer, FailingAnswer
 from llmrun.serving.protocol.wire import WireFormat
 from llmrun.serving.refusals import Refused, as_api_error
 
@@ -237,7 +237,7 @@ class Stream:
     large: bool
     ping_s: float
 
-    async def send(self, send: Send, choices: Choices, answer: Answer) -> bool:
+    async def send(self, send: Send, choices: Choices, answer: ApiAnswer) -> bool:
         """Send an answer whose requests have been accepted, and return False if the answer failed.
 
         If the answer fails, the last event of the stream reports the error. Bugs are also raised as exceptions.
@@ -259,7 +259,7 @@ class Stream:
         await _end(send, last)
         return True
 
-    async def _send_events(self, send: Send, choices: Choices, answer: Answer) -> None:
+    async def _send_events(self, send: Send, choices: Choices, answer: ApiAnswer) -> None:
         clock = asyncio.get_running_loop().time
         ping_at = clock() + self.ping_s
         while (events := await choices.arrived(ping_at)) is not None:
@@ -275,7 +275,7 @@ class Stream:
                     if data or self.wire.ping:
                         await send({"type": "http.response.body", "body": data or self.wire.ping, "more_body": True})
 
-    def _last_words(self, answer: Answer, error: Exception) -> Sequence[Mapping[str, Any]]:
+    def _last_words(self, answer: ApiAnswer, error: Exception) -> Sequence[Mapping[str, Any]]:
         """Return the chunks that report an error."""
         told = as_api_error(error)
         return answer.failed(told) if isinstance(answer, FailingAnswer) else [self.wire.error_chunk(told)]

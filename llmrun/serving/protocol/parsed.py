@@ -52,7 +52,7 @@ def _in_header(name: str) -> str:
     return ascii(shown(name, _LONGEST_NAME))[1:-1][:_LONGEST_NAME].strip() or "''"
 
 
-class Answer(Protocol):
+class ApiAnswer(Protocol):
     """The answer to one call, which has one or more choices.
 
     The answer receives the events of all choices, in any interleaving, until every choice has finished. Then the client
@@ -70,7 +70,7 @@ class Answer(Protocol):
 
 
 @runtime_checkable
-class FailingAnswer(Answer, Protocol):
+class FailingAnswer(ApiAnswer, Protocol):
     """An answer that reports failures with special events in its stream, instead of the error chunk of its API."""
 
     def failed(self, error: ApiError) -> list[dict[str, Any]]:

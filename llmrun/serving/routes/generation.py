@@ -43,7 +43,7 @@ from llmrun.serving.protocol.openai.responses import (
 )
 from llmrun.serving.protocol.openai_responses.answers import PREFIX, RESPONSES, ResponseAnswer
 from llmrun.serving.protocol.openai_responses.requests import parse_response
-from llmrun.serving.protocol.parsed import Answer, Parsed
+from llmrun.serving.protocol.parsed import ApiAnswer, Parsed
 from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
 from llmrun.serving.refusals import Refused, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
@@ -97,7 +97,7 @@ class Call(Generic[P]):
 
     prefix: str
     parse: Callable[[dict[str, Any], ModelFacts, int], P]
-    answer: Callable[[P, ModelFacts, str, int], Answer]
+    answer: Callable[[P, ModelFacts, str, int], ApiAnswer]
     wire: WireFormat = OPENAI
     keep_s: Callable[[dict[str, Any]], float | None] = lambda body: None
     instead: Callable[[Models, dict[str, Any]], Awaitable[Mapping[str, Any] | None]] | None = None
@@ -153,13 +153,13 @@ class Generation(Generic[P]):
         return parsed, numbers_of(answer_id, last, self._call.prefix, body, ready, len(parsed.requests))
 
 
-async def _collect(choices: Choices, answer: Answer) -> None:
+async def _collect(choices: Choices, answer: ApiAnswer) -> None:
     while (events := await choices.arrived()) is not None:
         for choice, event in events:
             answer.feed(choice, event)
 
 
-async def _written(answer: Answer, is_long: bool) -> bytes:
+async def _written(answer: ApiAnswer, is_long: bool) -> bytes:
     def write() -> bytes:
         return json_bytes_in_parts(answer.whole())
 

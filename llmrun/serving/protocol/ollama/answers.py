@@ -78,7 +78,7 @@ class OllamaAnswer:
         self._end: Finished | None = None
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """See Answer. Also raises InvalidAnswer if the arguments of a tool call are not a JSON object."""
+        """See ApiAnswer. Also raises InvalidAnswer if the arguments of a tool call are not a JSON object."""
         chunks = [each for chunk in self._chat.feed(choice, event) for each in self._pieces(chunk["choices"][0])]
         if not isinstance(event, Finished):
             return chunks
@@ -89,11 +89,11 @@ class OllamaAnswer:
         return [*chunks, {**self._chunk({}, done=True), **_counts(body, event)}]
 
     def finish(self) -> list[dict[str, Any]]:
-        """See Answer."""
+        """See ApiAnswer."""
         return []
 
     def whole(self) -> dict[str, Any]:
-        """See Answer."""
+        """See ApiAnswer."""
         if self._end is None:
             return {**self._chunk({}, done=True), "done_reason": LOADED}
         body = self._chat.whole()

@@ -300,7 +300,7 @@ class _Answer(ABC):
         self._has_begun = False
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """See Answer. Also raises InvalidField if the answer has too many log-probabilities."""
+        """See ApiAnswer. Also raises InvalidField if the answer has too many log-probabilities."""
         event = checked(event)
         if isinstance(event, PrefillProgress):
             return []
@@ -322,13 +322,13 @@ class _Answer(ABC):
         return None not in self._finished
 
     def finish(self) -> list[dict[str, Any]]:
-        """See Answer."""
+        """See ApiAnswer."""
         if not self._parsed.include_usage:
             return []
         return [{**self._chunk([]), "usage": usage(self._ended(), self._parsed.n)}]
 
     def whole(self) -> dict[str, Any]:
-        """See Answer."""
+        """See ApiAnswer."""
         ended, wants_logprobs = self._ended(), self._parsed.requests[0].logprobs is not None
         choices = [
             {
