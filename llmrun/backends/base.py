@@ -1,7 +1,7 @@
 """The interface between the engine and its backends, called the seam: Backend, KVCache and OpenOptions.
 
-Token ids go in, and logits or hidden states come out. The notation of the options that divide a model among devices is
-here, and not in backends/llama, because every command reads the settings, which check these values.
+A backend receives token ids and returns logits or hidden states. The options that divide a model among devices are
+parsed here, and not in backends/llama, because every command reads the settings, which check these options.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SavedPart:
               `end` positions
     contents  a number that describes the contents to the backend
     n_bytes   the size of the data
-    read      returns the data. For a part that is loaded from a file, it raises IntegrityError if the data is damaged
+    read      returns the data, or raises IntegrityError if the part is loaded from a file whose data is damaged
     """
 
     kind: str
@@ -52,9 +52,9 @@ class SavedPart:
 
 
 def identity_of(file: GGUFFile) -> list[str | int]:
-    """Return what identifies a model in a key: its sampled digest, and when its file was last modified.
+    """Return the entries of a key that identify a model: its sampled digest and the modification time of its file.
 
-    The samples may miss a change of a few weights, but such a change does not leave the time as it was.
+    The samples may miss a change of a few weights, but any change updates the modification time.
     """
     from llmrun.formats.gguf.reader import sampled_digest
 
@@ -67,16 +67,16 @@ def key_of(decisive: dict[str, Any]) -> str:
 
 
 SPLIT_MODES: Final = ("layer", "row", "none")  # how llama.cpp divides a model among devices; "layer" is the default
-MOST_DEVICES: Final = 15  # besides the CPU; ggml's scheduler takes 16 backends (GGML_SCHED_MAX_BACKENDS)
-RPC_OFF: Final = "off"  # no servers, which overrides a list in the environment or config.toml
-DEFAULT_PORT: Final = 50052  # of llama.cpp's ggml-rpc-server
+MOST_DEVICES: Final = 15  # besides the CPU; ggml's scheduler supports 16 backends (GGML_SCHED_MAX_BACKENDS)
+RPC_OFF: Final = "off"  # use no servers, even if the environment or config.toml lists some
+DEFAULT_PORT: Final = 50052  # the default port of llama.cpp's ggml-rpc-server
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252}[A-Za-z0-9_.])?")
 
 
 @functools.lru_cache(maxsize=16)
 def parse_rpc_servers(text: str) -> tuple[str, ...]:
-    """Return the servers in a list such as "10.0.0.2:50052,box:50052". Raises ValueError with the invalid part."""
+    """Return the servers in a list such as "10.0.0.2:50052,box:50052". Raises ValueError naming the invalid part."""
     servers = [part.strip(" ") for part in text.split(",")]
     for server in servers:
         host, _, port = server.rpartition(":")
@@ -153,7 +153,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
 
 AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
 
-# The most rows of an answer in a step: its last token and a draft. Each can need logits.
+# The maximum number of rows that an answer has in a step: its last token and a draft. Every row can need logits.
 ROWS_PER_ANSWER: Final = 16
 
 Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
@@ -170,26 +170,26 @@ class OpenOptions:
     backend        a name in the registry, or "auto"
     context_size   maximum tokens per sequence, or None for a default that fits (sizing.py)
     max_sequences  maximum number of requests that run at a time
-    kv_tokens      tokens in the KV cache, which all sequences share: a number, "auto" for a context per sequence or for
-                   as many tokens as fit, but at least one context, or None for a context per sequence
-    cached_prefixes  number of additional sequences, which keep prefixes of finished requests. Backends whose sequences
-                   need memory of their own have fewer
+    kv_tokens      tokens in the KV cache, which all sequences share: a number, None for one context per sequence, or
+                   "auto" for as many tokens as fit, from one context to one context per sequence
+    cached_prefixes  number of additional sequences that keep prefixes of finished requests; backends create fewer if
+                   each sequence needs memory of its own
     threads        number of threads, or None for one per physical core
     kv_type        precision of the KV cache, in the notation of layouts/kv.py
-    reserved_memory  bytes of free memory to leave for others, such as a cache that another model has not filled yet
+    reserved_memory  bytes of free memory to leave for other uses, such as a cache that another model has not filled yet
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
-    tensor_split   the proportion of these layers for each device, as in "3,1", or "" for proportions of the free memory
+    tensor_split   the share of the GPU layers for each device, as in "3,1", or "" to follow the free memory
     split_mode     how to divide a model among devices, one of SPLIT_MODES
     main_gpu       the number of the device that runs all layers if `split_mode` is "none"
     rpc            llama.cpp's RPC servers, as in "10.0.0.2:50052,box:50052", whose devices are used like GPUs
     rpc_anyway     allow RPC servers at addresses that are not private
-    keeps_rows     always keep the last 16 tokens removable, as a draft model needs. With a recurrent state, this makes
-                   each step slower
+    keeps_rows     always keep the last 16 tokens removable, which a draft model requires; models with a recurrent state
+                   then run each step more slowly
     draft_head     load the model's draft head, if it has one that the backend supports
     saves_state    allow KVCache.save and KVCache.load, which need a key that takes a few milliseconds to compute
     adapters       LoRA adapters that requests can use, each in the notation of --lora: [NAME=]FILE[:SCALE]
     progress       called with the progress of loading or compiling
-    explain        called with a short text that says which backend "auto" chose, and why
+    explain        called with a short text that reports which backend "auto" chose, and why
     on_tokenizer   may be called with the tokenizer once it is loaded, while the weights are still being read
     """
 
@@ -229,9 +229,9 @@ class OpenOptions:
 class KVCache(Protocol):
     """The keys and values that a backend stores for each sequence, to avoid computing the same prefix twice.
 
-    `copy` and `truncate` return `kept` (<= n), the length of the prefix that is still valid. It can be shorter than
-    requested because a sliding window or a recurrent state may have discarded older tokens. The engine prefills the
-    rest.
+    `copy` and `truncate` return `kept` (<= n), the length of the prefix that is still valid. This prefix can be shorter
+    than requested because a sliding window or a recurrent state may have discarded older tokens. The engine prefills
+    the rest of the tokens.
     """
 
     @property
@@ -244,54 +244,54 @@ class KVCache(Protocol):
 
     @property
     def free_blocks(self) -> int:
-        """A lower bound of the number of blocks that no sequence holds. It can be negative."""
+        """A lower bound on the number of blocks that no sequence holds, which can be negative."""
 
     def needed(self, seq: int, n: int) -> int:
-        """Return an upper bound of the number of free blocks that a sequence takes to grow to n tokens."""
+        """Return an upper bound on the number of free blocks that a sequence needs to grow to n tokens."""
 
     def held(self, sequences: Sequence[int]) -> int:
-        """Return a lower bound of the number of blocks that would become free if these sequences were freed."""
+        """Return a lower bound on the number of blocks that would become free if these sequences were freed."""
 
     def copy(self, src: int, dst: int, n: int) -> int:
-        """Replace the contents of sequence dst with the first n tokens of src. Returns kept."""
+        """Replace the contents of sequence dst with the first n tokens of src, and return the number of tokens kept."""
 
     def truncate(self, seq: int, n: int) -> int:
-        """Shorten a sequence to its first n tokens. Returns kept."""
+        """Shorten a sequence to its first n tokens, and return the number of tokens kept."""
 
     def free(self, seq: int) -> None:
         """Remove all tokens of a sequence."""
 
     @property
     def key(self) -> str:
-        """Identifies everything that determines the contents of saved parts, such as the model and the KV type.
+        """The hash of everything that determines the contents of saved parts, such as the model and the KV type.
 
-        It is empty unless `OpenOptions.saves_state` was set. Parts must not be saved or loaded under an empty key.
+        The key is empty unless `OpenOptions.saves_state` was set. Parts must not be saved or loaded under an empty key.
         """
 
     @property
     def saves_blocks(self) -> bool:
-        """Whether saving a sequence that has grown adds new parts. If not, the whole sequence becomes one new part."""
+        """True if saving a longer sequence adds new parts, or False if the whole sequence becomes one new part."""
 
     def save(self, seq: int, n: int) -> list[SavedPart]:
         """Return parts from which the first n tokens of a sequence can be loaded later, in order of position.
 
-        Their data is read only when it is needed, which must happen before the sequence changes. Some backends can only
-        save all tokens of a sequence, even if n is smaller.
+        The data of the parts is read only when needed, which must happen before the sequence changes. Some backends can
+        only save all tokens of a sequence, even if n is smaller.
         """
 
     def load(self, seq: int, parts: Sequence[SavedPart]) -> int:
-        """Replace the contents of a sequence with parts that were saved under the same key. Returns kept.
+        """Replace a sequence with parts that were saved under the same key, and return the number of tokens kept.
 
-        The sizes of the parts are checked. Only the positions before a damaged part are loaded. Raises KVFull if there
-        is no room for all of them, and then the sequence is empty.
+        The sizes of the parts are checked. Only the positions before a damaged part are loaded. Raises KVFull, and
+        leaves the sequence empty, if there is no room for all parts.
         """
 
 
 class DraftHead(Protocol):
     """The part of a model that predicts the token after the next one (multi-token prediction).
 
-    A row is a token at its position, together with the model's hidden state at the position before. The head has a
-    cache of its own, with as many sequences and tokens as the model's.
+    A row is a token at its position, together with the model's hidden state at the position before. The head's own
+    cache has as many sequences and tokens as the model's cache.
     """
 
     @property
@@ -303,20 +303,20 @@ class DraftHead(Protocol):
 
     @property
     def drafted_tokens(self) -> int:
-        """The number of tokens whose logits are computed, which are the first ones of the vocabulary."""
+        """The number of tokens, counted from the start of the vocabulary, whose logits the head computes."""
 
     def forward(self, batch: Batch, hidden: NDArray[np.float32]) -> Outputs:
         """Run one forward pass of at most 256 rows.
 
         hidden  float32[rows, hidden size], the hidden state of each row
 
-        Returns logits float32[rows that want LOGITS, drafted_tokens] for the token after the row's, and the head's own
-        hidden states, which stand in for those of the model at the position of the row. Raises the errors of
-        `Backend.forward`.
+        Returns logits float32[rows that want LOGITS, drafted_tokens] for the token after each row's token, and the
+        head's own hidden states, which replace the model's hidden states at the positions of the rows. Raises the
+        errors of `Backend.forward`.
         """
 
     def cancel(self) -> None:
-        """See `Backend.cancel`."""
+        """Stop a forward pass in the same way as `Backend.cancel`."""
 
 
 class Backend(Protocol):
@@ -327,7 +327,7 @@ class Backend(Protocol):
 
     @property
     def draft_head(self) -> DraftHead | None:
-        """The model's draft head, or None if it has none or `OpenOptions.draft_head` was not set."""
+        """The model's draft head, or None if the model has no draft head or `OpenOptions.draft_head` was not set."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -340,19 +340,19 @@ class Backend(Protocol):
 
         Raises KVFull, before anything changes, if the cache has no room. Raises Cancelled if `cancel` was called since
         the last pass ended. After either error, each sequence is restored to its state before the pass. Some backends
-        can only restore a prefix of it, so call `kv.truncate` with the former length to find out how much is left.
+        can restore only a prefix of a sequence, so call `kv.truncate` with the former length, and use its result.
         """
 
     def cancel(self) -> None:
         """Stop the running forward pass or, if none is running, the next one. Each call stops at most one pass.
 
-        This can be called from other threads and from signal handlers, which cannot know whether a pass is about to
-        start. The pass may already have finished, so callers must also record that they want to stop. It is safe to
-        repeat a pass that was stopped by mistake.
+        Other threads and signal handlers can call this method, although they cannot know whether a pass is about to
+        start. The pass may already have finished, so callers must also record that they want to stop. A pass that was
+        stopped by mistake can safely be repeated.
         """
 
     def close(self) -> None:
-        """Stop the workers and free all resources. This is idempotent, but no other method may be called afterwards."""
+        """Stop the workers and free all resources. Only `close` may be called again afterwards."""
 
 
 def beyond_training(name: str, context: int, trained: int) -> str:

@@ -3,8 +3,8 @@
 The estimate is for the backend that "auto" would choose (select.py). Memory is computed in the same way as when the
 backend opens the model.
 
-The cost per token, in bytes and multiply-adds, is also computed here, from the plan. Rooflines compare it with the
-machine's limits. Activations are ignored because they are small compared to the weights.
+The cost per token, in bytes and multiply-adds, is also computed here, from the plan. Rooflines compare this cost with
+the machine's limits. Activations are ignored because they are small compared to the weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModelNeeds:
 def needs_of_plan(plan: Plan, *, kv_type: str = "f16", packed: bool = True) -> ModelNeeds:
     """Return the cost per token.
 
-    packed  count weights with their size in our engine's memory, or else with that in the file, as for llama.cpp
+    packed  True to count weights with their size in our engine's memory, or False to count the size in the file
     """
     one, unasked = StepShape(1), StepShape(1, wanted=0)
     shapes = [op.kv.shape for op in plan.ops if isinstance(op, Attention)]
@@ -79,7 +79,7 @@ def _share_in_file(op: Op) -> float:
 
 
 def _state_traffic(plan: Plan) -> int:
-    """Return the bytes of recurrent states that each token reads plus those that it writes."""
+    """Return how many bytes of recurrent states each token reads and writes in total."""
     shapes = [(group.shape, group.layers) for group in plan.states]
     return sum(2 * layers * shape.matrix_bytes for shape, layers in shapes if isinstance(shape, MatrixState))
 
@@ -95,7 +95,7 @@ _LEAST_BITS = 4.0  # bits per weight; quality drops noticeably below this
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The resources that a machine has for running models.
+    """The resources of a machine for running models.
 
     memory   free memory in bytes, or None if the system does not report it
     gpus     the usable GPUs, each with its `description` and its `free` and `total` bytes
@@ -112,7 +112,7 @@ class Resources:
     def of_this_machine(
         cls, *, threads: int | None = None, speeds: Speeds | None = None, options: OpenOptions | None = None
     ) -> Resources:
-        """Return the resources that are currently free. The GPUs are those of the first backend that can use any.
+        """Return the resources that are currently free, including the GPUs of the first backend that can use GPUs.
 
         Looking for GPUs may start the backend's child process. Raises UsageError and NetworkError for the RPC servers
         in `options`, whose devices count as GPUs.
@@ -121,7 +121,7 @@ class Resources:
         seen = (support.memory(wanted) for entry in BACKENDS if (support := entry.kind().gpus) is not None)
         found = next(filter(None, seen), [])
         if Gpus(tuple(gpu["description"] for gpu in found)).are_software:
-            found = []  # "auto" does not use them
+            found = []  # "auto" does not use software devices
         return cls(free_memory(), found, threads or default_threads(), speeds)
 
 
@@ -133,7 +133,7 @@ class Fit:
     bits             average bits per weight in the file
     context          context size in tokens that the estimate assumes
     trained_context  context size in tokens that the model was trained for, or 0 if unknown
-    generates        whether the model generates text; encoders do not
+    generates        True if the model generates text, or False for encoders
     memory           free memory in bytes, or None if the system does not report it
     gpu_layers       how many of the `layers` are on GPUs; both numbers include the output layer
     forecast         expected speed, or None if the backend has no forecast or a weight type was not measured
@@ -224,9 +224,9 @@ def best_of(fits: Sequence[Fit]) -> int | None:
     """Return the index of the best quantization, or None if none fits in memory.
 
     If speeds are known, the best quantization is the one with the most bits that generates text at reading speed
-    (FLUENT). If all are slower, it is the smallest one with at least 4 bits per weight, or else the largest one. If no
-    speed is known, it is the one with the most bits that fits entirely on GPUs, or else the one closest to Q4_K_M. For
-    encoders, which are small and read whole texts at once, it is always the one with the most bits.
+    (FLUENT). If all quantizations are slower, the smallest quantization with at least 4 bits per weight is the best, or
+    else the largest. If no speed is known, the quantization with the most bits that fits entirely on GPUs is the best,
+    or else the one closest to Q4_K_M. For encoders, which are small and read whole texts at once, more bits are better.
     """
     fitting = [index for index, one in enumerate(fits) if one.in_memory and one.bits <= _MOST_BITS]
     if not fitting:
@@ -252,7 +252,7 @@ def _speed(fit: Fit) -> float:
 def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:
     """Return (backend, layers on GPUs, total layers). The backend is None if no backend can use the GPUs.
 
-    Both numbers include the output layer. The total is 0 on machines without GPUs.
+    Both numbers of layers include the output layer. The total is 0 on machines without GPUs.
     """
     layers = 0
     free = [gpu["free"] for gpu in resources.gpus]

@@ -1,4 +1,4 @@
-"""The LoRA adapters of an open model: how the user names them, and their files."""
+"""The LoRA adapters of an open model: the notation of --lora, and the files of the adapters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
 
-_PEFT = (".safetensors", ".bin")  # the files of Hugging Face's PEFT
+_PEFT = (".safetensors", ".bin")  # the file types of Hugging Face's PEFT
 
 
 @dataclass(frozen=True, slots=True)
 class LoraOption:
     """An adapter as the user names it: [NAME=]FILE[:SCALE].
 
-    name   the name in requests; by default, that of the file without its suffix
+    name   the name in requests; by default, the name of the file without its suffix
     scale  the scale for requests that do not choose adapters
     """
 
@@ -55,7 +55,7 @@ class LoraOption:
         return f"{name}{self.path}:{self.scale!r}"
 
     def check(self) -> None:
-        """Raise ModelNotFound if there is no such file, and ModelFileError if it has the format of PEFT."""
+        """Raise ModelNotFound if the file does not exist, and ModelFileError if the file is in PEFT's format."""
         if self.path.is_dir() or (self.path.is_file() and self.path.suffix in _PEFT):
             raise ModelFileError(
                 f"not a GGUF file: {shown(str(self.path), 300)}",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
 
-_SOFTWARE_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")  # Mesa's, Chromium's and Windows'
+_SOFTWARE_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")  # of Mesa, Chromium and Windows
 
 
 def is_software_device(name: str) -> bool:
@@ -40,7 +40,7 @@ class NoRoomOnGpu(DoesNotFit):
 class Probe:
     """The result of checking whether a backend can run on this machine.
 
-    missing  why it cannot run, or "" if it can
+    missing  why the backend cannot run, or "" if it can
     hint     how to fix the problem
     """
 
@@ -50,14 +50,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The names of the GPUs that a backend can use. If there are none, `reason` says why."""
+    """The names of the GPUs that a backend can use, and the `reason` if there are no GPUs."""
 
     names: tuple[str, ...]
     reason: str = ""
 
     @property
     def are_software(self) -> bool:
-        """Whether all devices compute on the processor, where our own engine is faster. False if there are none."""
+        """True if all devices (at least one) compute on the processor, where our own engine is faster."""
         return bool(self.names) and all(map(is_software_device, self.names))
 
 
@@ -74,7 +74,7 @@ class GpuSupport(Protocol):
         """
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        """Return how many layers fit on all GPUs together, and how many the model has. Both include the output layer.
+        """Return how many layers fit on all GPUs together, and how many the model has, both with the output layer.
 
         free  free bytes on each GPU
         """
@@ -91,12 +91,12 @@ class BackendKind(Protocol):
         """The interface to the backend's GPUs, or None if the backend never uses GPUs."""
 
     def probe(self) -> Probe:
-        """Check whether the backend can run on this machine. This takes milliseconds and imports nothing heavy."""
+        """Check whether the backend can run on this machine. The check takes milliseconds and imports little."""
 
     def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
         """Open a model from a file that the GGUF reader has validated.
 
-        Raises UnsupportedModel early for models that this backend cannot run, so that "auto" can try the next one.
+        Raises UnsupportedModel early for models that this backend cannot run, so that "auto" can try the next backend.
         Raises NoRoomOnGpu if `options.gpu_layers` is "auto" and no layer fits on a GPU. The caller then tries again
         with 0 layers. Raises DoesNotFit, ModelFileError, BackendCrashed and UsageError.
         """
@@ -105,7 +105,7 @@ class BackendKind(Protocol):
         """Compute how much memory a model needs without GPUs, from its header. Raises UnsupportedModel."""
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
-        """Predict the speed of the model after a prompt of `prompt` tokens. Returns None if it cannot be predicted."""
+        """Predict the model's speed after a prompt of `prompt` tokens, or return None if no prediction is possible."""
 
 
 class StandIn(Protocol):
@@ -122,7 +122,7 @@ class Entry:
     name     the value of --backend that selects it
     module   the module that defines the backend's KIND
     program  the program that runs the model, or "" if llmrun runs it
-    rpc      whether it can use llama.cpp's RPC servers
+    rpc      whether the backend can use llama.cpp's RPC servers
     """
 
     name: str
@@ -144,8 +144,8 @@ BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
     Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True),
 )
-# These backends answer without a model, for tests. Users can select them by name, but they are not listed and "auto"
-# ignores them.
+# These backends answer without a model, for tests. Users can select stand-ins by name, but help texts do not list
+# stand-ins, and "auto" ignores them.
 STAND_INS: Sequence[Entry] = (Entry("scripted", "llmrun.backends.scripted"),)
 
 CHOICES = (AUTO, *(entry.name for entry in BACKENDS))
@@ -163,7 +163,7 @@ def stand_in_named(name: str) -> StandIn | None:
 
 
 def is_stand_in(name: str) -> bool:
-    """Return whether this is the name of a backend that answers without a model."""
+    """Return whether the backend with this name answers without a model."""
     return name in HIDDEN_CHOICES
 
 

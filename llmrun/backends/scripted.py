@@ -1,8 +1,8 @@
-"""A deterministic stand-in for a model. Tests of the engine and the command line use it, and need no model file.
+"""A deterministic stand-in for a model, so that tests of the engine and the command line need no model file.
 
 The logits depend only on the tokens in the sequence and on their LoRA adapters. A `Voice` chooses the next token, and
-all other logits are noise. The vocabulary has all bytes, a few control tokens, and made-up words. The backend checks
-that its caller follows the rules of `backends/base.py`, and raises SeamError otherwise.
+all other logits are noise. The vocabulary contains all bytes, a few control tokens, and made-up words. The backend
+checks that its caller follows the rules of `backends/base.py`, and raises SeamError otherwise.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ScriptedTokenizer:
 
     @property
     def fill_tokens(self) -> FillTokens | None:
-        """The tokens for filling in the middle, if `more_control_tokens` has them."""
+        """The tokens for filling in the middle, if `more_control_tokens` contains them."""
         ids = {text: 256 + number for number, text in enumerate(self._controls)}
         return fill_tokens(find_roles(ids, {}), BOS)
 
@@ -166,8 +166,8 @@ def scripted_answers(script: Sequence[tuple[str, str]], control_tokens: Sequence
 
     script  pairs of a cue and its answer
 
-    The voice answers the cue that occurs last in the sequence. It produces noise if there is no cue, or if the text
-    after the cue differs from the answer.
+    The voice answers the cue that occurs last in the sequence. The voice produces noise if the sequence contains no
+    cue, or if the text after the cue differs from the answer.
     """
     pairs = [(as_characters(cue, control_tokens), as_characters(answer, control_tokens)) for cue, answer in script]
 
@@ -267,7 +267,7 @@ class ScriptedBackend:
     voice            chooses the next token; None for pure noise, which gives every token a chance
     vocabulary_size  at least 260; ids from 260 up are the words of ScriptedTokenizer
     capacity         capacity of the cache in tokens, or None for a full context per sequence
-    checkpoint       see ScriptedCache
+    checkpoint       the distance between checkpoints, as in ScriptedCache
     step_seconds     duration of each forward pass, during which `cancel` can stop it
     train_context    the context size that the model was trained for, or None if it equals context_size
     control_tokens   control tokens in addition to those that every scripted model has
@@ -354,7 +354,7 @@ class ScriptedBackend:
         self._closed = True
 
     def _sleep(self) -> None:
-        """Sleep for the duration of a pass, or raise Cancelled if it is cancelled.
+        """Sleep for the duration of a pass, or raise Cancelled if the pass is cancelled.
 
         This method polls a flag instead of waiting for a threading.Event. A signal handler that set an Event could
         deadlock on the Event's lock, because the interrupted thread may hold it.
@@ -400,7 +400,7 @@ def _with_adapters(batch: Batch) -> list[int]:
 
 
 def _hidden(tokens: list[int]) -> NDArray[np.float32]:
-    """Return the hidden state after some tokens, which depends on how often each occurs. Similar texts are close."""
+    """Return a hidden state that depends on how often each token occurs, so similar texts have similar states."""
     hidden = np.zeros(HIDDEN_SIZE, np.float32)
     np.add.at(hidden, np.array(tokens) % HIDDEN_SIZE, 1.0)
     return hidden

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def open_backend(path: Path, options: OpenOptions) -> Backend:
-    """Open a model file with the backend from the options, or with the best one if that is "auto".
+    """Open a model file with the requested backend, or with the best backend if the options request "auto".
 
-    "auto" uses the first backend that can run layers of the model on a GPU. If there is none, it uses the first backend
-    that supports the model. Software drivers count as GPUs only if the options ask for GPU layers. RPC servers select
-    the backend that can use them. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, NetworkError and
-    UsageError.
+    "auto" uses the first backend that can run layers of the model on a GPU. If no backend can, "auto" uses the first
+    backend that supports the model. Software drivers count as GPUs only if the options ask for GPU layers. RPC servers
+    select the backend that can use them. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed,
+    NetworkError and UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:
@@ -38,7 +38,7 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
 
 def check_options(options: OpenOptions) -> None:
-    """Check the options before a model is looked for, because it may have to be downloaded first.
+    """Check the options before the model is located, because locating a model may require a download.
 
     Raises UsageError for invalid options, and the errors of RPC servers that cannot be used.
     """
@@ -72,7 +72,7 @@ def _named(options: OpenOptions) -> Entry | None:
 
 
 def _with_rpc(options: OpenOptions) -> Entry:
-    """Return the backend that uses RPC servers. Raises UsageError if the options ask for another one."""
+    """Return the backend that uses RPC servers. Raises UsageError if the options ask for another backend."""
     if options.gpu_layers == 0:
         raise UsageError("--rpc: cannot be combined with --gpu-layers 0, which leaves no layers for the servers")
     entry = next(entry for entry in BACKENDS if entry.rpc)
@@ -87,7 +87,7 @@ def _with_rpc(options: OpenOptions) -> Entry:
 def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
     """Open the model with this backend. Use only the CPU if `gpu_layers` is "auto" and no layer fits on a GPU.
 
-    If no layer fits on any RPC server, that is an error, because the user asked for the servers.
+    Raises NoRoomOnGpu if no layer fits on any RPC server, because the user asked for the servers.
     """
     try:
         return entry.kind().open(file, options)

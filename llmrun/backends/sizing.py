@@ -5,8 +5,8 @@ system counts it. The sizes of the weights, the KV cache and the activations are
 the programs and vocabularies were measured.
 
 Head sizes, sliding windows and recurrent layers are read from the header because llama.cpp also runs architectures that
-our own engine does not support. Recurrent layers are recognized by their tensors, because architectures have different
-metadata for them. llama.cpp keeps their states as float32.
+our own engine does not support. Recurrent layers are recognized by their tensors, because each architecture describes
+recurrent layers with different metadata. llama.cpp stores recurrent states as float32.
 """
 
 from __future__ import annotations
@@ -112,16 +112,16 @@ def layers_of(file: GGUFFile) -> int:
 def layers_run(file: GGUFFile) -> int:
     """Return the number of layers that llama.cpp runs.
 
-    llama.cpp skips the layers for multi-token prediction at the end. They are not loaded and have no cache.
+    llama.cpp does not load the layers for multi-token prediction at the end, so these layers have no cache.
     """
     ahead = file.integer(f"{file.string('general.architecture')}.nextn_predict_layers", 0, minimum=0)
     return max(0, layers_of(file) - ahead) or layers_of(file)  # all, if the file has only such layers
 
 
 def storing_layers(file: GGUFFile) -> int:
-    """Return how many layers store keys and values. Later layers reuse their cache or are not run."""
+    """Return how many layers store keys and values. Later layers reuse the cache of these layers or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
-    if architecture == "gemma3n":  # its files do not contain this number
+    if architecture == "gemma3n":  # Gemma 3n files do not contain this number
         from llmrun.model.archs.gemma3n import STORING
 
         return min(run, STORING)
@@ -137,11 +137,11 @@ _MATRICES = re.compile(r"(blk\.\d+)\.ssm_conv1d\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """The memory that a layer has of one sequence.
+    """The data that a layer stores for one sequence.
 
     attends      whether the layer has keys and values
-    convolution  bytes of the inputs of its causal convolution on which later tokens depend
-    matrices     bytes of its heads' matrices, which each token reads and writes
+    convolution  bytes of the causal convolution's inputs that later tokens need
+    matrices     bytes of the heads' matrices, which each token reads and writes
     """
 
     attends: bool = True
@@ -163,10 +163,10 @@ def layer_memories(file: GGUFFile) -> list[LayerMemory]:
         found = _CONVOLUTION.match(name)
         if found is None or int(found[1]) >= run:
             continue
-        # The convolution has more features than either size. llama.cpp rejects files whose metadata claims otherwise.
+        # The convolution has more features than `rows` or `columns`. llama.cpp rejects files with other metadata.
         features = tensor.n_rows
         memories[int(found[1])] = LayerMemory(
-            attends=f"blk.{found[1]}.attn_output.weight" in file.tensors,  # layers of Falcon-H1 have both
+            attends=f"blk.{found[1]}.attn_output.weight" in file.tensors,  # Falcon-H1's layers attend, too
             convolution=_FLOAT * (tensor.shape[0] - 1) * features,
             matrices=_FLOAT * min(rows, features) * min(columns, features),
         )
@@ -174,16 +174,16 @@ def layer_memories(file: GGUFFile) -> list[LayerMemory]:
 
 
 def widest_input(file: GGUFFile) -> int:
-    """Return the most features that a layer with matrices computes for its convolution, or 0 without such layers."""
+    """Return the maximum number of convolution features in a layer with matrices, or 0 if there are no such layers."""
     blocks = [found[1] for found in map(_MATRICES.match, file.tensors) if found]
     names = [f"{block}.{name}.weight" for block in blocks for name in ("attn_qkv", "ssm_in")]
     return max((file.tensors[name].n_rows for name in names if name in file.tensors), default=0)
 
 
 # These sizes come from the peak memory of `llmrun generate` with a tiny model that has almost no vocabulary: 107.3 MB
-# with the CPU engine and 131.6 MB with llama.cpp, of which 1 MB was the model. _TOKEN was measured with vocabularies of
-# 30,256 and 100,356 tokens. With one of 49,152, the sums are 0.5 % too high for the CPU engine and 0.5 % too low for
-# llama.cpp.
+# with the CPU engine and 131.6 MB with llama.cpp, including 1 MB for the model. _TOKEN was measured with vocabularies
+# of 30,256 and 100,356 tokens. With a vocabulary of 49,152 tokens, the sums are 0.5 % too high for the CPU engine and
+# 0.5 % too low for llama.cpp.
 ENGINE_PROCESS: Final = 106_000_000  # Python, NumPy, llvmlite, kernels
 CLIENT_PROCESS: Final = 102_000_000  # Python, NumPy and the rest of llmrun, without llvmlite and kernels
 LLAMA_PROCESS: Final = 28_000_000
@@ -282,7 +282,7 @@ class MemoryNeeds:
 
     @property
     def _room(self) -> int:
-        """The number of free bytes for the cache. It is negative if the model alone does not fit."""
+        """The number of free bytes for the cache, which is negative if the model alone does not fit."""
         assert self.free is not None
         return self.free - self.footprint.pinned
 
@@ -302,7 +302,7 @@ def context_for(
     """Return the context size to use, in tokens. Raises DoesNotFit if there is not enough memory.
 
     The result is `asked` unless that is None. The default is the trained context, limited to `largest_default` and to
-    half of the memory that the weights leave free. This memory limit does not reduce it below 512 tokens.
+    half of the memory that the weights leave free. The memory limit does not reduce the default below 512 tokens.
     """
     if asked is not None:
         context = asked
@@ -315,7 +315,7 @@ def context_for(
 
 
 def check_cache_fits(tokens: int, needs: MemoryNeeds, kv_type: str, path: str, *, flag: str) -> None:
-    """Raise DoesNotFit if a cache of this many tokens does not fit in the free memory. `flag` sets its size."""
+    """Raise DoesNotFit if a cache of this many tokens does not fit in the free memory. `flag` sets the cache size."""
     if not needs.fits(tokens):
         raise _does_not_fit(tokens, needs, kv_type, path, flag)
 
@@ -324,8 +324,8 @@ def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeed
     """Return the size of a cache that several sequences share, in tokens (`OpenOptions.kv_tokens`).
 
     The cache holds a full context for every sequence if that takes at most half of the memory that the model leaves
-    free. Otherwise it takes half of that memory, but always holds at least one context. `needs` are the needs of
-    `max_sequences` sequences.
+    free. Otherwise, the cache takes half of the free memory, but always holds at least one context. `needs` are the
+    needs of `max_sequences` sequences.
     """
     each = context_size if needs.free is None else min(context_size, needs.comfortable)
     return max(context_size, max_sequences * each)

@@ -1,4 +1,4 @@
-"""Our own engine on the CPU. It turns a GGUF file into a plan, packed weights, a paged KV cache and worker threads."""
+"""Our own engine on the CPU. It turns a GGUF file into a plan, packed weights, a paged KV cache and threads."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class CpuBackend:
         kv_type: str,
         n_threads: int,
     ) -> None:
-        """Lower the plan and that of the draft head.
+        """Lower the plan of the model and the plan of the draft head.
 
         full_blocks  the number of cache blocks for a whole context per sequence
         """
@@ -130,8 +130,8 @@ class CpuBackend:
         )
         self.draft_head: CpuDraftHead | None = None
         if head is not None:
-            # The head gets as many blocks as layers without a window have. All sequences share them, so they may take
-            # less memory than a whole context for each sequence would.
+            # The head's cache has as many blocks as layers without a window. All sequences share these blocks, which
+            # may take less memory than a whole context for each sequence would.
             kv = memory.by_window(self.plan).get(0)
             blocks = full_blocks if kv is None else kv[0].shape[1]
             self.draft_head = CpuDraftHead(head, packed, blocks, kv_type=kv_type, n_threads=n_threads)
@@ -144,8 +144,8 @@ class CpuBackend:
     ) -> None:
         """Load all kernels in one call, so that the first run compiles them in parallel.
 
-        The sampling kernel takes long, so it comes first: started last, it would keep one core busy after the others
-        have finished.
+        The sampling kernel takes long to compile, so it is the first one. At the end, it would keep one core busy after
+        all other cores have finished.
         """
         lowered = [self.lowered] if self.draft_head is None else [self.lowered, self.draft_head.lowered]
         kernels = [KernelName.of(*SAMPLING_KERNEL), *(kernel for part in lowered for kernel in part.kernels)]
@@ -155,7 +155,7 @@ class CpuBackend:
             part.link()
 
     def forward(self, batch: Batch) -> Outputs:
-        """Run a forward pass in steps, in order. See Backend.forward."""
+        """Run a forward pass in steps, in order, as specified by Backend.forward."""
         check_batch(batch, self.info, self.kv.lengths)
         sequences = batch.seq.tolist()
         is_causal = self.plan.is_causal
@@ -177,9 +177,9 @@ class CpuBackend:
                 scored, shown = scored + wanted.scored, shown + len(wanted.hidden)
         except BaseException:
             # After several steps, the window at the former length may be incomplete, and `truncate` then keeps nothing.
-            # A recurrent state may be past the former length, and `truncate` then goes back to a checkpoint.
+            # A recurrent state may be past the former length, and `truncate` then restores a checkpoint.
             for seq, length in before.items():
-                if self.kv.lengths[seq] > length:  # not if the cache was full: truncating nothing means a new request
+                if self.kv.lengths[seq] > length:  # false if the cache was full: truncating nothing means a new request
                     self.kv.truncate(seq, length)
             raise
         finally:
@@ -232,7 +232,7 @@ class CpuBackend:
     def op_digests(self, tokens: Sequence[int]) -> list[tuple[str, str]]:
         """Run the first tokens of a sequence in one step, and return the name and the output's digest of each op.
 
-        The last digest is that of the logits of all tokens. Sequence 0 must be empty, and is empty afterwards.
+        The last digest covers the logits of all tokens. Sequence 0 must be empty, and is empty afterwards.
         """
         n = len(tokens)
         rows = np.arange(n, dtype=np.int32)

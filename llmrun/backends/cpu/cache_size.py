@@ -51,7 +51,7 @@ def footprint_on_cpu(
     max_rows: int,
     n_threads: int,
 ) -> Footprint:
-    """Return the footprint of a model. `plan`, and that of its draft head, must be built from `file`."""
+    """Return the footprint of a model. `plan` and the draft head's plan must be built from `file`."""
     plans = [plan] if head is None else [plan, head]
     layers = [
         (window and BLOCK * blocks_of_window(window, max_rows), max_sequences * group.layers * position_bytes)
@@ -76,8 +76,8 @@ def footprint_on_cpu(
 def _recurrent_bytes(plan: Plan, max_sequences: int) -> tuple[int, tuple[int, int]]:
     """Return (bytes of recurrent states, size of checkpoints as an entry of KVBytes.windows).
 
-    Each sequence has a checkpoint near the end of its prompt, which is counted with the states. The others, which are
-    made at regular distances until the memory for checkpoints is full, grow with the context like a window.
+    Each sequence has a checkpoint near the end of its prompt, which is counted with the states. The other checkpoints,
+    which are made at regular distances until the memory for checkpoints is full, grow with the context like a window.
     """
     each = checkpoint_bytes(plan.states)
     others = max(0, n_checkpoints(plan.states, max_sequences) // max_sequences - 1)
@@ -86,9 +86,9 @@ def _recurrent_bytes(plan: Plan, max_sequences: int) -> tuple[int, tuple[int, in
 
 
 # The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows most weights
-# are already read from the CPU caches. They would also delay progress reports, which are sent between steps.
+# are already read from the CPU caches. Larger steps would also delay progress reports, which are sent between steps.
 MAX_ROWS = 256
-# The most rows of a step without a causal mask, unless a larger context was asked for.
+# The maximum number of rows in a step without a causal mask, unless a larger context was requested.
 _MOST_ROWS_AT_ONCE = 8192
 
 
@@ -107,7 +107,7 @@ def cache_size(
 ) -> tuple[int, list[int]]:
     """Return the context size in tokens and the number of cache blocks for each window.
 
-    head  the plan of the draft head, or None without one
+    head  the plan of the draft head, or None if there is no draft head
 
     Raises DoesNotFit, and UsageError if the cache is smaller than the context.
     """
@@ -148,7 +148,7 @@ def cache_size(
         if asked == AUTO:
             full[0] = min(full[0], blocks_in(shared_cache_tokens(context_size, options.max_sequences, many)))
         else:
-            # One sequence's share of the layers without a window is a token's size in the shared cache.
+            # In layers without a window, a token takes as much of the shared cache as with a single sequence.
             cache = replace(many.footprint.cache, token=needs(1).footprint.cache.token)
             shared = replace(many, footprint=replace(many.footprint, cache=cache))
             check_cache_fits(int(asked), shared, options.kv_type, path, flag="--kv-tokens")

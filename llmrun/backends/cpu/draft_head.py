@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CpuDraftHead:
-    """The DraftHead of CpuBackend. Create it, load the kernels of `lowered`, and call `start`."""
+    """The DraftHead of CpuBackend. Load the kernels of `lowered` before calling `start`."""
 
     def __init__(
         self, plan: Plan, packed: Mapping[str, PackedMatrix], n_blocks: int, *, kv_type: str, n_threads: int

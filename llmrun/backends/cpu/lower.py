@@ -84,7 +84,7 @@ def _view(work: Lowering, value: Value | None) -> NDArray[np.float32] | None:
 
 
 def _flags(work: Lowering, index: int) -> int:
-    """Return a record's flags. They include a barrier unless the next record is a matmul that shares its input."""
+    """Return a record's flags, including a barrier unless the next record is a matmul that shares its input."""
     record = work.records[index]
     following = work.records[index + 1] if index + 1 < len(work.records) else None
     if (
@@ -135,7 +135,7 @@ def lower(
 ) -> Lowered:
     """Lower `plan` to records that use the packed weights and a cache.
 
-    The KV cache has the shapes from `kv_shapes`, and the recurrent states those from `state_shapes`.
+    The KV cache has the shapes from `kv_shapes`, and the recurrent states have the shapes from `state_shapes`.
     """
     return _records(
         Lowering(
@@ -148,8 +148,8 @@ def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -
     """Return how many bytes `lower` allocates for activations and scratch memory.
 
     Runs `lower` with placeholder weights and a placeholder KV cache of one block. The partial results of attention are
-    therefore counted for one block only. For a whole cache they add up to 32 MiB per shape of layers, of which a step
-    of one row uses 0.2 % of the cache's size, or 0.5 to 2 % with latent attention.
+    therefore counted for one block only. For a whole cache, the partial results take up to 32 MiB per shape of layers,
+    but a step of one row uses only 0.2 % of the cache's size, or 0.5 to 2 % with latent attention.
     """
     nowhere = np.empty(0, np.uint8)
     packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}

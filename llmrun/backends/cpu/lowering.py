@@ -61,9 +61,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step that runs `rows` tokens of one sequence from position `start`, and returns logits for `wanted` of them.
+    """A step that runs `rows` tokens of one sequence from position `start`.
 
-    Hidden states are returned for the same rows.
+    The step returns logits and hidden states for `wanted` of these tokens.
     """
 
     rows: int
@@ -106,7 +106,7 @@ STEP_COUNTS = {  # the words of the step record with the numbers of rows
 class Buffer:
     """Rows of activations in memory.
 
-    A private buffer is written by a replicated op, so in a step of one row each thread has its own copy.
+    A private buffer is written by a replicated op, so in a step of one row, each thread has its own copy.
     """
 
     address: int
@@ -123,9 +123,9 @@ class OpRecord:
     flags: int
     words: Sequence[int]
     # The input, if this record is a matrix product that does not add to an existing output, or else None. If the next
-    # record is a matrix product with the same input, no barrier is needed between the two.
+    # record is a matrix product with the same input, no barrier is needed between the records.
     independent_input: Value | None = None
-    of_adapters: bool = False  # only needed if a row of the step uses a LoRA adapter
+    of_adapters: bool = False  # true if the record is only needed for rows that use a LoRA adapter
 
 
 @dataclass(slots=True)
@@ -142,9 +142,9 @@ class Lowered:
     given: NDArray[np.float32] | None  # [rows, hidden size]: where a step finds the hidden states that it is given
     experts_used: int  # number of rows that a CHOSEN value has for each row of the step
     of_adapters: NDArray[np.bool_]  # [ops]: the records that are only needed if a row of the step uses a LoRA adapter
-    reaches: list[Reach]  # the plan's
+    reaches: list[Reach]  # the reaches of the plan
     keep: list[object] = field(default_factory=list)
-    plain: NDArray[np.int64] = field(init=False, repr=False)  # a copy of the other records, once they are linked
+    plain: NDArray[np.int64] = field(init=False, repr=False)  # copies of the records without adapters, once linked
 
     def link(self) -> None:
         """Load the kernels and write their addresses to the records. Call this before the first run."""
@@ -203,7 +203,7 @@ class Lowering:
         }
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[Value, Buffer] = {}
-        self.quantized: dict[Value, Buffer] = {}  # their layout: layouts/linear.py
+        self.quantized: dict[Value, Buffer] = {}  # layouts/linear.py describes the layout
         self.tables: dict[Routing, Tables] = {}
         self.keep: list[object] = []
         self.shared: dict[str, Any] = {}
@@ -267,14 +267,14 @@ class Lowering:
         return record
 
     def note_reads(self, *addresses: int) -> None:
-        """Note what the last record reads, if threads do not wait after it in a step of one row."""
+        """Note what the last record reads if threads do not wait after this record in a step of one row."""
         if self.records[-1].flags & records.FLAG_REPLICATED:
             self._read.update(addresses)
 
     def wait_for_readers(self, address: int, value: Value) -> None:
-        """Add a barrier, before memory that the threads share is written, if replicated ops may still read it.
+        """Add a barrier before a write to shared memory, if replicated ops may still read from that memory.
 
-        The barrier is that of a record that copies nothing, as many times as `value` has rows.
+        The barrier belongs to a record that copies nothing for each row of `value`.
         """
         if address in self._read:
             nothing = ConcatWords(*[0] * len(ConcatWords._fields))

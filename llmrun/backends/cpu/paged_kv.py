@@ -2,13 +2,13 @@
 
 Layers with the same sliding window share a pool of blocks. With a window, a sequence keeps its most recent blocks and
 releases older ones as it grows. A sequence can be truncated only to a position whose whole window is still cached. If
-the model has recurrent layers, their state at that position must be available, too (recurrent_states.py).
+the model has recurrent layers, their state at the position must be available, too (recurrent_states.py).
 
 Blocks are reference-counted. Sharing a prefix copies only part of a block table. A block that several sequences share
 is copied before one of them writes to it.
 
 A saved part has one block of every pool. Pools of layers with a sliding window no longer hold the old blocks of a
-sequence, so these are missing from its parts. Bit i of a part's `contents` says whether it has a block of pool i.
+sequence, which are therefore missing from its parts. Bit i of `contents` is set if the part contains a block of pool i.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # A sequence can be truncated by this many tokens, in addition to those of its last step, without losing its window.
 # Chats truncate when they retry, or when an answer is rendered differently from how it was generated. llama.cpp uses
-# the same value.
+# the same number of tokens.
 _CUT_BACK: Final = 256
 
 
@@ -84,7 +84,7 @@ class BlockPool:
         return len(self._free)
 
     def needed(self, seq: int, length: int, n: int) -> int:
-        """Return how many blocks a sequence of `length` positions takes to grow to n, including the copy of a block."""
+        """Return how many blocks a sequence of `length` positions needs to reach n, including the copy of a block."""
         new = max(0, blocks_in(n) - blocks_in(length))
         return new + (n > length and self._shares_last_block(seq, length))
 
@@ -133,7 +133,7 @@ class BlockPool:
     def load_block(self, seq: int, index: int, data: NDArray[np.uint8] | None, end: int) -> None:
         """Append a block, uint8[block_bytes], to a sequence of `index` blocks that will have `end` blocks.
 
-        Blocks that will have left the sliding window by then are not stored. Without data, the sequence forgets
+        Blocks outside the sliding window of the last position are not stored. Without data, the sequence forgets
         everything up to this block. Call `require` first.
         """
         if data is None or index < end - self._share:
@@ -178,7 +178,7 @@ class BlockPool:
 
     def _blocks_wanted(self, growth: Mapping[int, int], lengths: Sequence[int]) -> int:
         new = sum(blocks_in(lengths[seq] + n) - blocks_in(lengths[seq]) for seq, n in growth.items())
-        # If all sequences that share a block write to it, the last one keeps the block and each of the others needs a
+        # If all sequences that share a block write to it, the last one keeps the block and every other one needs a
         # copy.
         writers = Counter(
             int(self._table[seq, lengths[seq] // BLOCK]) for seq in growth if self._shares_last_block(seq, lengths[seq])
@@ -212,7 +212,7 @@ class BlockPool:
 
 
 def saved_blocks(pools: Sequence[BlockPool], seq: int, n: int) -> list[SavedPart]:
-    """Return the first n positions of a sequence as parts. Their data is read only when it is needed."""
+    """Return the first n positions of a sequence as parts, whose data is read only when needed."""
     parts = []
     for index in range(blocks_in(n)):
         held = [number for number, pool in enumerate(pools) if pool.holds(seq, index)]
@@ -228,7 +228,7 @@ def _read(pools: Sequence[BlockPool], seq: int, index: int) -> memoryview:
 
 
 def consecutive_blocks(parts: Iterable[SavedPart], context_size: int) -> list[SavedPart]:
-    """Return the parts from the first one to the last that continues the one before it and fits in the context."""
+    """Return the leading parts, as long as each part continues the previous one and fits in the context."""
     found: list[SavedPart] = []
     for part in parts:
         if part.kind != BLOCK_PART:
@@ -244,7 +244,7 @@ def consecutive_blocks(parts: Iterable[SavedPart], context_size: int) -> list[Sa
 def load_block(pools: Sequence[BlockPool], seq: int, part: SavedPart, n: int) -> None:
     """Append a block to a sequence of `part.start` positions, which will have n positions in the end.
 
-    Raises IntegrityError if the part is damaged, or if its size or contents are impossible. The pools are then
+    Raises IntegrityError if the part is damaged, or if its size or contents are impossible. An error leaves the pools
     unchanged.
     """
     index = part.start // BLOCK
@@ -303,17 +303,17 @@ class PagedKV:
     def capacity(self) -> int:
         """The total number of tokens that fit in the cache.
 
-        Sliding windows do not limit it, because each sequence has its own share of their blocks.
+        Sliding windows do not limit the capacity, because each sequence has its own share of their blocks.
         """
         return self._n_blocks * BLOCK
 
     @property
     def free_blocks(self) -> int:
-        """The number of free blocks. All sequences together hold the others."""
+        """The number of blocks that no sequence holds."""
         return min((pool.free_blocks for pool in self._whole), default=self._n_blocks)
 
     def needed(self, seq: int, n: int) -> int:
-        """Return how many free blocks a sequence takes to grow to n tokens. See KVCache."""
+        """Return how many free blocks a sequence needs to grow to n tokens."""
         length = self.lengths[seq]
         return max((pool.needed(seq, length, n) for pool in self._whole), default=0)
 
@@ -326,7 +326,7 @@ class PagedKV:
 
         The result is n, or the sequence's length if that is smaller. If the recurrent state at this position is not
         available, the result is the position of an earlier checkpoint. A position counts only if the windows that end
-        there are still complete. If there is none, the result is 0. The result of `truncate` follows the same rules.
+        there are still complete. Without such a position, the result is 0. `truncate` follows the same rules.
         """
         if src == dst:
             return self.truncate(dst, n)
@@ -380,7 +380,7 @@ class PagedKV:
     def extend(self, growth: Mapping[int, int]) -> None:
         """Make room for `growth[seq]` more positions in each sequence, all of which the next step will write.
 
-        Positions outside the windows of the new positions may be dropped. If this raises KVFull, nothing has changed.
+        Positions outside the windows of the new positions may be dropped. Raises KVFull before anything changes.
         """
         self.require(growth)
         for seq, n in growth.items():

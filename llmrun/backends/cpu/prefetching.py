@@ -1,9 +1,9 @@
 """Chooses how the kernels prefetch weights: not at all, 4 KB ahead (linear), or the next chunk in four streams.
 
-All ways compute the same bits, so the fastest one is used. It depends on the processor, so the first single-row steps
-try all ways in turn, unless an earlier process has stored a result with the other speeds of this machine. Without a
-clear result, nothing is stored, and the next process tries again. The table shows how fast weights are read while a
-single row is multiplied, in GB/s:
+All ways compute the same bits, so the fastest way is used. The fastest way depends on the processor, so the first
+single-row steps try all ways in turn, unless an earlier process has stored a result with the other speeds of this
+machine. Without a clear result, nothing is stored, and the next process tries again. The table shows how fast weights
+are read while a single row is multiplied, in GB/s:
 
                                             Q4_0          Q4_K          Q6_K          Q8_0
   threads                                 1     2       1     2       1     2       1     2
@@ -45,7 +45,7 @@ _CLEAR_RATIO: Final = 0.97
 
 
 def default_way() -> str:
-    """Return the way to use until a trial has a clear result, following the table above."""
+    """Return the way to use until a trial has a clear result, based on the table of this module."""
     return "none" if host_target().level.name == "avx512vnni" else "streams"
 
 
@@ -82,7 +82,7 @@ class Prefetching:
     """The way in which a team prefetches weights, and the trial that chooses it."""
 
     def __init__(self, n_threads: int, weight_bytes: int = 0) -> None:
-        """`weight_bytes` is the size of the model's weights, or 0 if its steps must not be used for a trial."""
+        """`weight_bytes` is the size of the model's weights, or 0 if no trial must use the model's steps."""
         times = stored_times(n_threads)
         self._n_threads = n_threads
         self._way = WAYS[_best_of(times)]
@@ -94,7 +94,7 @@ class Prefetching:
         return WAYS[self._next()] if self._tries and rows == 1 else self._way
 
     def took(self, rows: int, seconds: float) -> None:
-        """Note how long the step took."""
+        """Record how long the step took."""
         if not self._tries or rows != 1:
             return
         self._seconds.append(seconds)

@@ -1,9 +1,9 @@
-"""The recurrent states of all sequences, and checkpoints of them.
+"""The recurrent states of all sequences, and the checkpoints of these states.
 
-A sequence can be shortened to its base or any later position at no cost (layouts/kv.py). To shorten it further, a
-checkpoint is restored, which is a copy of the state at an earlier position. Checkpoints are made near the end of each
-prompt and every 512 tokens, but besides its last one, a sequence keeps only one within 512 tokens. All sequences share
-the memory for checkpoints. When it is full, the least recently used checkpoint is dropped.
+A sequence can be shortened to its base or any later position at no cost (layouts/kv.py). To shorten a sequence further,
+a checkpoint is restored, which is a copy of the state at an earlier position. Checkpoints are made near the end of each
+prompt and every 512 tokens, but besides its last checkpoint, a sequence keeps only one checkpoint within 512 tokens.
+All sequences share the memory for checkpoints. When it is full, the least recently used checkpoint is dropped.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 CHECKPOINT_DISTANCE: Final = 512  # tokens
 _BUDGET: Final = 256 << 20  # bytes for checkpoints
-_MOST: Final = 64  # checkpoints, for small models, of which more would fit
-# This many rows before the first wanted logits are a prompt. Fewer may be tokens that a grammar forces in an answer.
+_MOST: Final = 64  # checkpoints; the memory would hold more for small models
+# This many rows before the first wanted logits are a prompt. Fewer rows may be tokens that a grammar forces.
 _LEAST_PROMPT: Final = 64
 
 
 def n_checkpoints(groups: Sequence[StateGroup], max_sequences: int) -> int:
     """Return how many checkpoints to keep: as many as fit in 256 MiB, but at most 64.
 
-    At least, there are two for each sequence and one more.
+    The minimum is two checkpoints for each sequence, plus one.
     """
     if not groups:
         return 0
@@ -61,10 +61,10 @@ def checkpoint_shapes(groups: Sequence[StateGroup], count: int) -> list[tuple[in
 
 @dataclass(slots=True, eq=False)
 class _Checkpoint:
-    """The state after the first `position` tokens. Several sequences may own it.
+    """The state after the first `position` tokens, which several sequences may own.
 
-    slot  its index in the memory for checkpoints
-    used  when it was made or last restored, as a count of such uses
+    slot  the checkpoint's index in the memory for checkpoints
+    used  when the checkpoint was made or last restored, as a count of such uses
     """
 
     slot: int
@@ -150,7 +150,7 @@ class RecurrentStates:
                 commit = max(base, run.end - REPLAY_ROWS)
             ends_prompt = reads_prompt and run.is_last
             if ends_prompt and commit > run.certain - REPLAY_ROWS:
-                # The step begins too near the end of the prompt. Save the state before it instead.
+                # The step begins too near the end of the prompt. Save the state before the step instead.
                 if base > self._newest(run.sequence):
                     self._save(run.sequence, base)
                 ends_prompt = False
@@ -193,9 +193,9 @@ class RecurrentStates:
         return [SavedPart(CHECKPOINT_PART, at, at, 0, n_bytes, read) for at, read in sorted(reads.items())]
 
     def load(self, seq: int, n: int, parts: Iterable[SavedPart]) -> None:
-        """Load the last checkpoints up to position n of a sequence that has none. Damaged ones are skipped.
+        """Load the last checkpoints up to position n of a sequence that has none. Damaged checkpoints are skipped.
 
-        The state of the sequence is lost: it must be cut before the next step.
+        The state of the sequence is lost, so the sequence must be cut before the next step.
         """
         self.bases[seq] = None
         usable = [part for part in parts if part.kind == CHECKPOINT_PART and 0 < part.end <= n]
@@ -240,7 +240,7 @@ class RecurrentStates:
         checkpoint = _Checkpoint(self._free[-1], position, self._uses)
         for checkpoints, state in zip(self._checkpoints, self._state_at(seq, position), strict=True):
             checkpoints[checkpoint.slot] = state
-        self._free.pop()  # only now, so that an interrupted copy loses no memory
+        self._free.pop()  # removed after the copy, so that an interrupted copy loses no memory
         self._owned[seq].append(checkpoint)
 
     def _state_at(self, seq: int, base: int) -> list[NDArray[np.uint8]]:
@@ -274,9 +274,9 @@ class RecurrentStates:
         del self._owned[seq][kept:]
 
     def _thin(self, seq: int) -> None:
-        """Make room for another checkpoint of a sequence: of its last two, keep only the later one if they are close.
+        """Make room for another checkpoint of a sequence: if its last two are close, keep only the later one.
 
-        Otherwise, the short turns of a chat would use more memory than `footprint` counts, and displace all others.
+        Otherwise, the short turns of a chat would use more memory than `footprint` counts, and displace all other ones.
         """
         earlier = self._owned[seq][-2:-1]
         if earlier and earlier[0].position // CHECKPOINT_DISTANCE == self._newest(seq) // CHECKPOINT_DISTANCE:
@@ -289,7 +289,7 @@ class RecurrentStates:
             self._free.append(checkpoint.slot)
 
     def _drop_oldest(self) -> bool:
-        """Drop the least recently used checkpoint. Returns False if there is none."""
+        """Drop the least recently used checkpoint, or return False if there is no checkpoint."""
         everything = {id(each): each for owned in self._owned for each in owned}
         if not everything:
             return False

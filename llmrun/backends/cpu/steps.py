@@ -1,6 +1,6 @@
 """Divides the rows of a batch into steps, and finds each step's sequences, wanted rows and RoPE rotations.
 
-The rotations are cached. Without the cache, they would take 30 us of each step, 0.7 % of the time of SmolLM2.
+The rotations are cached. Without the cache, rotations would take 30 us per step, 0.7 % of SmolLM2's time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def steps_of(sequences: Sequence[int], most: int, *, whole: bool) -> Iterator[slice]:
-    """Yield the rows of each step, which are at most `most`, in order.
+    """Yield the rows of each step in order, at most `most` rows per step.
 
     sequences  the sequence of each row
     whole      never divide the rows of a sequence, which must not be more than `most`
@@ -71,7 +71,7 @@ class Run:
 
     rows     indices of the rows in the step
     start    position of the first row
-    lead     number of rows before the first one whose logits are wanted, or all rows if there is none
+    lead     number of rows before the first row whose logits are wanted, or of all rows if no logits are wanted
     is_last  whether the logits of any row are wanted, as in the last step of a prompt
     """
 
@@ -95,9 +95,9 @@ class Run:
         return self.start + self.lead + self.is_last
 
     def commit(self, *, reads_prompt: bool) -> int:
-        """Return the position at which the step commits the state. Rows from there on can still be removed.
+        """Return the position at which the step commits the state. Rows from that position on can still be removed.
 
-        These are the rows of a draft or the last rows of a prompt, because the next turn of a chat often differs in
+        Such rows are the rows of a draft or the last rows of a prompt, because the next turn of a chat often differs in
         the last tokens of the prompt, such as an opening thinking tag.
         """
         certain = self.certain - REPLAY_ROWS if reads_prompt else self.certain
@@ -120,7 +120,7 @@ def runs_of(sequences: list[int], positions: list[int], wanted: list[bool]) -> l
 class WantedRows:
     """The wanted rows of a step.
 
-    rows    int32[], the rows whose logits are wanted, followed by those of which only the hidden state is wanted
+    rows    int32[], the rows whose logits are wanted, followed by the rows that want only the hidden state
     scored  number of rows whose logits are wanted
     hidden  int64[], the index of each wanted hidden state in the plan's value
     """
@@ -133,8 +133,8 @@ class WantedRows:
     def of(cls, want: NDArray[np.uint8], hidden: Value | None) -> WantedRows:
         """Return the wanted rows.
 
-        want    uint8[rows], see Batch
-        hidden  the plan's hidden state. If it has all rows, only the rows with logits need to be gathered
+        want    uint8[rows], as in Batch
+        hidden  the plan's hidden state. If this value contains all rows, only the rows with logits need to be gathered
         """
         scored = np.flatnonzero(want & LOGITS)
         of_hidden = np.flatnonzero(want & HIDDEN)
@@ -146,7 +146,7 @@ class WantedRows:
         return cls(rows.astype(np.int32), len(scored), places[of_hidden])
 
 
-_POSITIONS = 64  # computed together, which takes 3 to 5 times as long as computing one
+_POSITIONS = 64  # positions computed together, which takes 3 to 5 times as long as one position
 _MOST_BLOCKS = 64  # blocks of positions in the cache: 2 MB for 64 pairs of features
 
 

@@ -1,9 +1,9 @@
 """Teams of threads that run a plan. Each worker makes a single kernel call, which lasts as long as the team.
 
-Some teams can stop between the ops of a step, when nothing is running and the values of the step are in memory. One of
-them digests the output of each op, to find the first op that differs between two runs. Another one sums the squares of
-the inputs of matrix products, from which importance matrices are made. It computes each sum in float64, row by row, so
-that the sum does not depend on the number of threads.
+Some teams can stop between the ops of a step, when nothing is running and the values of the step are in memory.
+WatchedTeam digests the output of each op, to find the first op that differs between two runs. SummingTeam sums the
+squares of the inputs of matrix products for importance matrices. Each sum is computed in float64, row by row, so that
+the sum does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # How long a waiting thread spins before it sleeps on the futex. A thread that spins for longer may occupy a core that
 # another thread needs. The first two rows show the decode speed of SmolLM2 on a Xeon whose pause takes 45 ns, and the
-# third shows the time of a step on one where it takes 11 ns (2 threads on 2 cores):
+# third shows the time of a step on a Xeon whose pause takes 11 ns (2 threads on 2 cores):
 #
 #   microseconds                    0.4   1     2     4     5     8    13    45   180
 #   idle, tok/s                         225               289               281   284
@@ -114,8 +114,8 @@ class Team:
     def _pause_seconds(self, spin: Kernel) -> float:
         """Measure one iteration of a spin loop, which takes 10 to 50 ns on x86-64.
 
-        The minimum of four measurements is returned, because other programs can only prolong them. Together, they take
-        at most 0.2 ms.
+        The minimum of four measurements is returned, because other programs can only prolong a measurement. All four
+        measurements take at most 0.2 ms.
         """
         measured = []
         for _ in range(4):
@@ -146,7 +146,7 @@ class Team:
         tokens     int32[rows]
         positions  int32[rows]
         tables     int64[windows, rows], addresses of block tables, which differ for rows of different sequences
-        wanted     int32[], indices of the rows whose logits are wanted, then of those with hidden states only
+        wanted     int32[], indices of the rows whose logits are wanted, then of the rows with hidden states only
         rotations  float32[rows, pairs of all ropes, 2]
         logits     float32[rows whose logits are wanted, padded width], the output
         runs       the runs of the step (layouts/kv.py); needed only if the model has recurrent states
@@ -218,14 +218,14 @@ class Team:
             self._wait.run(number - 1, address_of(self._step), address_of(self._timeout), 0)
 
     def cancel(self) -> None:
-        """Stop the running step at its next barrier. Can be called from any thread or signal handler."""
+        """Stop the running step at its next barrier. Any thread or signal handler can call `cancel`."""
         self._set(records.STEP_ABORT, 1)
 
     def clear_cancel(self) -> None:
         self._set(records.STEP_ABORT, 0)
 
     def close(self) -> None:
-        """Stop the workers. This is idempotent."""
+        """Stop the workers. Calls after the first have no effect."""
         self._finalizer()
 
 
@@ -279,13 +279,13 @@ class PausingTeam(Team):
         return int(self._step[offset // records.WORD])
 
 
-_DIGITS = 16  # of a digest
+_DIGITS = 16  # hexadecimal digits of a digest
 
 
 class WatchedTeam(PausingTeam):
     """A team whose steps take a few times as long, because all threads stop after each op.
 
-    digests  the digests of the outputs of each op of the last step, and that of its logits
+    digests  the digests of the outputs of each op of the last step, and the digest of the logits
     """
 
     digests: list[str]
@@ -332,9 +332,9 @@ _ROWS = 64  # rows that are squared at a time, so that the squares stay in the C
 class InputSums:
     """The sums of an input.
 
-    names   the names of the tensors that are multiplied by it
+    names   the names of the tensors that are multiplied by the input
     sums    float64[experts or 1, width]
-    counts  int64[experts or 1], the rows that were added
+    counts  int64[experts or 1], the number of rows that were added
     """
 
     names: list[str]
@@ -343,7 +343,7 @@ class InputSums:
 
 
 class _Tables(NamedTuple):
-    """The addresses of a routing's tables (layouts/experts.py) as the record of a product has them."""
+    """The addresses of a routing's tables (layouts/experts.py) as stored in the record of a product."""
 
     head: int
     row_numbers: int
@@ -381,7 +381,7 @@ class SummingTeam(PausingTeam):
     """A team that adds the squares of the inputs in each step to its sums.
 
     found  the sums since the last call of `clear`, for the matrices of all layers, and for the output matrix if
-           `with_output` and if there is one besides the token embedding
+           `with_output` is set and the output matrix is not the token embedding
     """
 
     def __init__(self, lowered: Lowered, n_threads: int, plan: Plan, *, with_output: bool = False) -> None:
@@ -430,7 +430,7 @@ def _readings(plan: Plan, lowered: Lowered, firsts: list[int], prefixes: tuple[s
                 experts = routing.experts if routing else 1
                 found = InputSums([], np.zeros((experts, op.x.width)), np.zeros(experts, np.int64))
                 known[op.x, routing] = found
-                record = lowered.records[firsts[number + 1] - 1]  # the records before it quantize the input
+                record = lowered.records[firsts[number + 1] - 1]  # the records before this one quantize the input
                 tables = _Tables.of(record, op) if routing else None
                 yield _Reading(firsts[number], op.x, buffers[op.x], tables, found)
             if name not in found.names:

@@ -75,7 +75,7 @@ class TimedTeam(Team):
         self._set_sync(records.SYNC_CLOCK_ID, self._clock.identity)
 
     def _records_of_step(self, scales: NDArray[np.float32] | None) -> NDArray[np.int64]:
-        """Return all records, because the times are in their order."""
+        """Return all records, because the times are in the order of all records."""
         return self._lowered.records
 
     def _run_step(self) -> None:

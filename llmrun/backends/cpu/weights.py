@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 # claim takes negligible. Larger chunks are read faster, because hardware prefetchers need long streams (_STREAMS in
 # kernels/linear/parts.py has the details). But the chunk that is multiplied and the next one, which is prefetched at
 # the same time, share the core's L2 cache with activations. The table shows how fast Q4_0 is read in four streams, in
-# GB/s, on an AMD Zen 3 with 512 KB of L2 cache per core. It comes from one run, while other runs gave up to 21 GB/s for
-# two threads:
+# GB/s, on an AMD Zen 3 with 512 KB of L2 cache per core. The figures come from one run, but other runs reached up to 21
+# GB/s with two threads:
 #
 #   chunk, KB       18    36    72   144   288
 #   one thread     9.5  11.5  12.6  11.1  11.3
 #   two threads   13.8  17.4  18.7  17.0  15.8
 #
 # On a Zen 4 without software prefetching, chunks of 320 KB were 3 to 5 % faster than chunks of 80 KB. Chunks are laid
-# out before the way of prefetching is chosen, so there is one size for all.
+# out before the way of prefetching is chosen, so all ways use the same size.
 _CHUNK_BYTES = 24 << 10
 _LARGE_CHUNK_BYTES = 80 << 10
 _CHUNKS_PER_THREAD = 16  # at least this many large chunks per thread, so that threads do not wait long for the last one
@@ -161,7 +161,7 @@ Progress = Callable[[int, int], None]  # (matrices done, total matrices)
 
 
 class Filling:
-    """A running job that reads matrices and packs them into their reserved memory. `filling` creates it."""
+    """A running job, created by `filling`, that reads matrices and packs them into their reserved memory."""
 
     def __init__(self, packed: Mapping[str, PackedMatrix]) -> None:
         kernels = load_kernels([packing_kernel(entry.matrix.kind) for entry in packed.values()])
@@ -194,7 +194,7 @@ class Filling:
         self._waiting.clear()
 
     def work(self) -> None:
-        """Read and pack parts until none is left. Every thread runs this."""
+        """Read and pack parts until none is left. Every thread runs this method."""
         try:
             packer = _Packer(self._staging_bytes)
             while self._waiting:
@@ -239,7 +239,7 @@ def _part_groups(packed: PackedMatrix) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _MatrixPart:
-    """A part of a matrix that a thread reads and packs in one go. `first` is the index of its first group."""
+    """A part of a matrix that a thread reads and packs in one go. `first` is the index of the part's first group."""
 
     packed: PackedMatrix
     kernel: Kernel

@@ -76,8 +76,8 @@ class LlamaBackend:
         """
         self._path = shown(str(file.path), 300)
         with contextlib.ExitStack() as opened:
-            # If another program writes to the file that llama.cpp has mapped, the weights change. If it truncates the
-            # file, the process is killed when it reads past the end.
+            # If another program writes to the file that llama.cpp has mapped, the weights change. If another program
+            # truncates the file, the process is killed when reading past the end.
             self._mapped = FileSource(file.path)
             opened.callback(self._mapped.close)
             self._process = process or LlamaProcess()
@@ -103,7 +103,7 @@ class LlamaBackend:
             raise UsageError(
                 f"the model has only {train_context:,} positions, fewer than a context of {options.context_size:,}"
             )
-        # llama.cpp zeroes its whole cache, so sequences that share it share the memory of one context.
+        # llama.cpp fills its whole cache with zeros, so all sequences of a shared cache use the memory of one context.
         shared = encodes or options.kv_tokens == AUTO
         asked = replace(options, max_sequences=1, kv_tokens=None) if shared else options
         context_size, gpu_layers = decide_placement(
@@ -142,7 +142,7 @@ class LlamaBackend:
         if answer["separate"] or not (answer["remembers"] or encodes):
             why = "has an encoder and a decoder" if answer["separate"] else "has no KV cache in llama.cpp"
             raise UnsupportedModel(f"model not supported: {self._path}: {shown(architecture)} {why}")
-        self._scales: Scales = (0.0,) * len(adapters)  # those that llama.cpp uses now
+        self._scales: Scales = (0.0,) * len(adapters)  # the scales that llama.cpp uses now
         self._open_adapters(adapters)
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
@@ -193,7 +193,7 @@ class LlamaBackend:
         return use_servers(self._process, options.rpc, anyway=options.rpc_anyway)
 
     def forward(self, batch: Batch) -> Outputs:
-        """Run one forward pass. See `Backend.forward`."""
+        """Run one forward pass, as specified by `Backend.forward`."""
         before = self.kv.lengths
         check_batch(batch, self.info, before)
         if len(batch.tokens) > self.kv.capacity:  # llama.cpp aborts on a batch that is larger than the cache.
@@ -220,13 +220,13 @@ class LlamaBackend:
         if self._process.stopping:
             raise Cancelled("generation stopped")
         if scales != self._scales:
-            self._scales = ()  # unknown if the next line raises
+            self._scales = ()  # the scales are unknown if the next line raises
             answer = self._process.ask("use_adapters", f"running {self._path}", scales=scales)
             self._explain(answer["status"], "adapters", len(rows))
             self._scales = scales
         want = batch.want[rows]
         hidden = bool((want & HIDDEN).any())
-        # A pass that computes hidden states returns all of its rows, whether they are marked or not.
+        # A pass that computes hidden states returns the results of all rows, even of unmarked rows.
         wanted = np.arange(len(want)) if hidden else np.flatnonzero(want)
         n = len(want)
         self._tokens[:n] = batch.tokens[rows]
@@ -313,7 +313,7 @@ def _decisive(file: GGUFFile, kv_type: str, answer: dict[str, Any]) -> dict[str,
         "devices": placement_words(answer["log"], 1),
         "model": identity_of(file),
         "kv_type": kv_type,
-        # Models with two sets of RoPE factors use the second one for all positions of a long context.
+        # Models with two sets of RoPE factors use the second set for all positions of a long context.
         "long_context": answer["cache_tokens"] > original,
     }
 

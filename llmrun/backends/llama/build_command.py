@@ -28,7 +28,7 @@ WITHOUT_AMX = f"-DCMAKE_C_FLAGS='{_NO_TILES}' -DCMAKE_CXX_FLAGS='{_NO_TILES}'"
 def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
     """Return the CMake flags for the best supported GPU, and the SDK that must be installed first.
 
-    Both are "" if there is no supported GPU. The SDK is "" if it is already installed or none is required.
+    Both strings are "" if there is no supported GPU. The SDK is "" if it is already installed or not required.
     """
     makers = [gpu.maker for gpu in gpus if gpu.is_usable]
     if "NVIDIA" in makers:
@@ -45,9 +45,9 @@ def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
 
 
 def _has_vulkan_sdk() -> bool:
-    """Return whether llama.cpp can be compiled for Vulkan. On Linux, the SDK may be packages of the distribution.
+    """Return whether llama.cpp can be compiled for Vulkan. On Linux, packages of the distribution also count.
 
-    llama.cpp uses an extension of Vulkan 1.3.272. Debian 12 has glslc, but its headers are older.
+    llama.cpp uses an extension of Vulkan 1.3.272. Debian 12 includes glslc, but its Vulkan headers are older.
     """
     if shutil.which("glslc") is None:
         return False
@@ -60,7 +60,7 @@ def _has_vulkan_sdk() -> bool:
 def build_command(flags: str) -> str:
     """Return the shell command that installs llama-cpp-python.
 
-    `--no-cache-dir` keeps pip from reusing a wheel that it built with other flags.
+    `--no-cache-dir` prevents pip from reusing a wheel that was built with other flags.
     """
     return _pip(flags, ["--no-cache-dir"])
 
@@ -68,7 +68,7 @@ def build_command(flags: str) -> str:
 def rebuild_command(flags: str) -> str:
     """Return the shell command that rebuilds an installed llama-cpp-python.
 
-    `--no-deps` leaves its dependencies unchanged, because a NumPy version too new for Numba would break our own engine.
+    `--no-deps` leaves the dependencies unchanged, because a NumPy version too new for Numba would break our own engine.
     """
     return _pip(flags, ["--force-reinstall", "--no-deps", "--no-cache-dir"])
 

@@ -77,7 +77,7 @@ def _matrix(name: str, shape: tuple[int, int], random: np.random.Generator) -> N
 
 
 PATIENCE_S = 20.0  # time limit of the trial; a GPU driver may need several seconds to wake eight GPUs
-_SHADERS = 3  # the GPU may take this many times longer, because Vulkan compiles shaders on first use
+_SHADERS = 3  # a GPU may take this many times longer, because Vulkan compiles shaders on first use
 _ROWS = 32  # rows in the prompt; llama.cpp uses different kernels for many rows than for a single row
 _CACHE = 256
 _ALL_LAYERS = -1
@@ -92,8 +92,8 @@ class LlamaTrial:
     offloads  whether this build supports GPUs
     rpc       whether this build can use RPC servers
     gpus      the usable GPUs, each with its `description` and its `free` and `total` bytes
-    why_none  why a build that supports GPUs found none, or "" if unknown
-    advice    what to do about that, or ""
+    why_none  why a build with GPU support found no GPU, or "" if unknown
+    advice    what to do if no GPU was found, or ""
     failure   why the trial failed, or "" if llama.cpp works
     crashed   whether llama.cpp crashed or hung; false if the installation is merely incomplete
     """
@@ -151,12 +151,12 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
 
 
 def _answer(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-    """Send a request and return its answer. Unlike `ask`, it does not wait for the work to stop after Ctrl-C."""
+    """Send a request and return its answer. Unlike `ask`, this does not wait for the work to stop after Ctrl-C."""
     return process.answer(process.tell(operation, **fields), doing)
 
 
 def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) -> None:
-    """Run a prompt and then one token. Raises LlmrunError if that fails or the logits are not finite or all zero."""
+    """Run a prompt and then one token. Raises LlmrunError on failure or if the logits are not finite or all zero."""
     layout = Layout(_ROWS, VOCABULARY, 1, WIDTH)
     memory = process.memory.map(layout.n_bytes)
     answer = _answer(

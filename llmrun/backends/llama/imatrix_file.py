@@ -1,16 +1,16 @@
-"""Importance matrices (imatrix) in llama.cpp's formats: GGUF, and the older one, usually named .dat.
+"""Importance matrices (imatrix) in llama.cpp's formats: GGUF, and an older format, usually with the suffix .dat.
 
-For each matrix, a file has the sum of the squares of every input, and the number of rows that were added. In a mixture
-of experts, each expert has sums and a count of its own. The GGUF form has these keys and tensors:
+For each matrix, a file contains the sum of the squares of every input, and the number of rows that were added. In a
+mixture of experts, each expert has its own sums and count. The GGUF form contains these keys and tensors:
 
     general.type            "imatrix"
-    imatrix.datasets        the files from which it was computed
+    imatrix.datasets        the files from which the matrix was computed
     imatrix.chunk_count     the number of chunks
     imatrix.chunk_size      tokens in a chunk
     NAME.in_sum2            f32[matrices, inputs]
     NAME.counts             f32[matrices, 1], or a single number for all matrices
 
-The older form has, for each matrix, `ncall` (the number of chunks) and the means of the squares times `ncall`.
+The older form contains, for each matrix, `ncall` (the number of chunks) and the means of the squares times `ncall`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    """An importance matrix. `entries` has the names of tensors, in order."""
+    """An importance matrix. The keys of `entries` are the names of tensors, in order."""
 
     entries: Mapping[str, Entry]
     datasets: tuple[str, ...]
     chunks: int
-    chunk_size: int = 0  # tokens; 0 in the older form
+    chunk_size: int = 0  # tokens per chunk; 0 in the older form
 
     def means(self) -> dict[str, NDArray[np.float32]]:
         return {name: entry.means() for name, entry in self.entries.items()}
@@ -96,8 +96,8 @@ def _new_tensor(name: str, shape: tuple[int, ...], values: NDArray[np.float32]) 
 def read_imatrix(path: Path) -> Imatrix:
     """Read an importance matrix of either form.
 
-    Raises ModelNotFound, and ModelFileError if the file is damaged, is something else, or has numbers that are negative
-    or not finite.
+    Raises ModelNotFound, and ModelFileError if the file is damaged, has another format, or contains numbers that are
+    negative or not finite.
     """
     with opening(path, "importance matrix"), opened(path) as file:
         is_gguf = file.read(len(MAGIC)) == MAGIC
@@ -166,7 +166,7 @@ def _read_older(path: Path) -> Imatrix:
 
 
 def _count(path: Path, file: IO[bytes], size: int) -> int:
-    """Read a number of things, which is not larger than the file."""
+    """Read a count, which must not be larger than the file."""
     (count,) = _INT.unpack(_exactly(path, file, _INT.size))
     at = file.tell() - _INT.size
     if not 0 < count <= size and at == 0:

@@ -1,9 +1,9 @@
 """The KV cache of llama.cpp as the engine sees it, and a check of saved sequences before llama.cpp reads them.
 
 The check is necessary because llama.cpp accepts any positions. Cells with negative positions could never be removed
-again, and repeated positions would take more room than the length of the sequence says.
+again, and repeated positions would take more room than the length of the sequence indicates.
 
-The start of a saved sequence has this format. Everything is in native byte order (llama.cpp's
+A saved sequence starts with these fields, in native byte order (llama.cpp's
 `llama_context::state_seq_get_data`, `llama_kv_cache::state_write` and `llama_memory_recurrent::state_write`):
 
     uint32   a magic number
@@ -39,7 +39,7 @@ MROPE_CELL: Final = 6
 
 
 def is_whole(data: memoryview | bytes | bytearray, n: int, cell_words: int) -> bool:
-    """Return whether a saved sequence has the positions from 0 to n - 1, or the state after them.
+    """Return whether a saved sequence contains the positions from 0 to n - 1, or the state after these positions.
 
     cell_words  RECURRENT_CELL, CELL or MROPE_CELL
     """
@@ -69,7 +69,7 @@ class LlamaCache:
         cell_words: int,
         key: str,
     ) -> None:
-        """Wrap the cache of the model that `process` has open.
+        """Wrap the cache of the model that is open in `process`.
 
         lengths     the shared array in which the process stores the number of tokens in each sequence
         path        the model file, for error messages
@@ -95,10 +95,10 @@ class LlamaCache:
 
     @property
     def free_blocks(self) -> int:
-        """The number of free cells for one token each. Cells that sequences share count more than once.
+        """The number of free cells, each for one token. Cells that sequences share count more than once.
 
-        The result can therefore be negative. Together with `held`, which counts them in the same way, it is a lower
-        bound.
+        The result can therefore be negative. Together with `held`, which counts cells in the same way, the result is a
+        lower bound.
         """
         return self.capacity - sum(self.lengths)
 
@@ -129,7 +129,7 @@ class LlamaCache:
         return [SavedPart(SEQUENCE_PART, 0, length, 0, n_bytes, partial(self._read, seq, n_bytes))]
 
     def _read(self, seq: int, n_bytes: int) -> memoryview:
-        """Return a saved sequence. The process writes it into memory that is freed together with the result."""
+        """Return a saved sequence, which the process writes into memory that is freed together with the result."""
         memory, name = self._process.transfers.map(n_bytes)
         answer = self._process.ask("save", f"saving the state of {self._path}", seq=seq, memory=name, n_bytes=n_bytes)
         if answer["n_bytes"] != n_bytes:
@@ -139,7 +139,7 @@ class LlamaCache:
         return memoryview(memory)
 
     def load(self, seq: int, parts: Sequence[SavedPart]) -> int:
-        """Replace the contents of a sequence with a saved one. See KVCache.load.
+        """Replace the contents of a sequence with a saved sequence, as specified by KVCache.load.
 
         Raises BackendCrashed if the data crashes llama.cpp.
         """
@@ -155,7 +155,7 @@ class LlamaCache:
             return 0
         memory, name = self._process.transfers.map(part.n_bytes)
         memory[:] = data
-        del data  # It can take gigabytes, and llama.cpp reads the copy.
+        del data  # The data can take gigabytes, and llama.cpp reads the copy.
         doing = f"loading a saved state of {self._path}"
         try:
             answer = self._process.ask("load", doing, seq=seq, memory=name, n_bytes=part.n_bytes, n=part.end)

@@ -1,6 +1,6 @@
 """Reads llama.cpp's log: why a model failed to load, where its layers run, and what is wrong with a GPU.
 
-The process that runs llama.cpp imports this file too, so its imports are few.
+The process that runs llama.cpp imports this module too, so this module imports little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
 
 
 def refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
-    """Return the error for a model that llama.cpp failed to load, based on the reason it gave and its log."""
+    """Return the error for a model that llama.cpp failed to load, based on the reported reason and the log."""
     reason = _LOG_PREFIX.sub("", reason)
     sentence = f"llama.cpp cannot load this model: {path}: {shown(reason, 200)}"
     if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
@@ -57,7 +57,7 @@ def offloaded(log: Sequence[str]) -> str:
 
 REBUILD = "this build of llama.cpp is for other GPUs: `llmrun doctor` prints the command that builds it for this one"
 
-# llama.cpp logs the cause of a GPU's error first. It then aborts with a message that names no cause.
+# llama.cpp first logs the cause of a GPU error, and then aborts with a message that names no cause.
 _CAUSE = re.compile(r"^(?:CUDA|ROCm|MUSA) error: (.+)$", re.MULTILINE)
 _VULKAN_CAUSE = re.compile(r"what\(\): +(vk::.+: Error\w+)$", re.MULTILINE)  # an uncaught exception
 _INITIALIZING = re.compile(r"failed to initialize (?:CUDA|ROCm|MUSA): (.+)$", re.MULTILINE)
@@ -96,7 +96,7 @@ _ADVICE = (
 
 
 class GpuProblem(NamedTuple):
-    """Why llama.cpp cannot use a GPU, and what to do about it. Both are empty if they are unknown."""
+    """The reason why llama.cpp cannot use a GPU, and advice for the user. Both fields are empty if unknown."""
 
     cause: str = ""
     advice: str = ""
@@ -133,11 +133,11 @@ _NO_VULKAN_GPU = GpuProblem(
 def why_no_gpu(log: str, vulkan: bool | None = None) -> GpuProblem:
     """Return why a build with GPU support found no GPU, given llama.cpp's log.
 
-    Without a driver, CUDA reports that the driver is too old, which is not returned because it is misleading.
+    Without a driver, CUDA reports that the driver is too old. This function does not return that misleading reason.
 
     vulkan  whether Vulkan started, or None if this build of llama.cpp does not use it
     """
-    from llmrun.base.machine.nvidia import nvidia_cards  # llama.cpp's process starts faster without it
+    from llmrun.base.machine.nvidia import nvidia_cards  # llama.cpp's process starts faster without this import
 
     failed = _INITIALIZING.search(log)
     has_driver = NVIDIA_DRIVER.exists() or bool(nvidia_cards())

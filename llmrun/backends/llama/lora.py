@@ -26,10 +26,10 @@ Scales = tuple[float, ...]
 def passes_of(
     batch: Batch, n_adapters: int, max_rows: int, max_wanted: int
 ) -> Iterator[tuple[Scales, NDArray[np.intp]]]:
-    """Yield the scales of the adapters and the rows of each pass. Each pass has as many rows as one request can have.
+    """Yield the scales of the adapters and the rows of each pass, with at most as many rows as one request can contain.
 
-    The rows of a sequence stay in order, because the adapters of a sequence can only become more from row to row, and
-    rows with fewer adapters come first.
+    The rows of a sequence stay in order, because the number of adapters of a sequence can only grow from row to row,
+    and rows with fewer adapters run first.
     """
     rows = np.arange(len(batch.tokens))
     if batch.scales is None:
@@ -57,7 +57,7 @@ def in_order(batch: Batch, passes: Sequence[NDArray[np.intp]], parts: Sequence[O
 
 def _split(want: NDArray[np.uint8], max_rows: int, max_wanted: int) -> Iterator[slice]:
     """Split rows into consecutive slices that each fit in one request."""
-    if (want & HIDDEN).any():  # such passes return all rows
+    if (want & HIDDEN).any():  # passes that compute hidden states return all rows
         yield from (slice(start, start + max_wanted) for start in range(0, len(want), max_wanted))
         return
     start = wanted = 0
@@ -69,8 +69,8 @@ def _split(want: NDArray[np.uint8], max_rows: int, max_wanted: int) -> Iterator[
     yield slice(start, len(want))
 
 
-# Tensors by which llama.cpp multiplies with ggml_mul_mat instead of build_lora_mm, in any of its src/models/*.cpp of
-# llama-cpp-python 0.3.36, and tables from which it looks up rows without adapters.
+# Any src/models/*.cpp of llama-cpp-python 0.3.36 multiplies by these tensors with ggml_mul_mat instead of
+# build_lora_mm, or reads rows of these tables without applying adapters.
 _NOT_APPLIED: Final = (
     *("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b"),
     *("ffn_latent_down", "ffn_latent_up", "per_layer_model_proj", "per_layer_token_embd"),
@@ -80,7 +80,7 @@ _NOT_APPLIED: Final = (
     "time_mix_decay_w2",
 )
 
-_NOT_IN_LATENT: Final = ("attn_q", "output")  # the same, in models that compress keys and values (MLA)
+_NOT_IN_LATENT: Final = ("attn_q", "output")  # in models that compress keys and values (MLA)
 
 
 def check_applied(adapters: Iterable[AdapterFile], model: GGUFFile) -> None:

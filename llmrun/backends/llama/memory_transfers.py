@@ -1,8 +1,8 @@
 """Transfers memory for saved sequences between llmrun and the process that runs llama.cpp (worker.py).
 
-A saved sequence can take gigabytes, so it gets memory for a single transfer. Unlike the memory of forward passes, this
-memory is freed as soon as neither process maps it. It is created after the child process was started, so the child
-cannot inherit its file descriptor. A socket carries the descriptor instead. On Windows, the memory has a name.
+A saved sequence can take gigabytes, so each transfer allocates its own memory. Unlike the memory of forward passes,
+this memory is freed as soon as neither process maps it. The memory is created after the child was started, so the child
+cannot inherit its file descriptor. A socket carries the descriptor instead. On Windows, memory has names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBER_BYTES = 8
 
 
 class MemorySender:
-    """The parent's end. The child passes `handle` to MemoryReceiver."""
+    """The parent's end of the transfers. The child passes `handle` to MemoryReceiver."""
 
     def __init__(self) -> None:
         self._sent = 0
@@ -46,7 +46,7 @@ class MemorySender:
     def map(self, n_bytes: int) -> tuple[mmap.mmap, str]:
         """Map new memory. Returns the mapping and the name to pass to `MemoryReceiver.map`.
 
-        The child must map memory in the order in which it was created, but it may skip some. Raises LlmrunError.
+        The child must map regions in the order of their creation, but may skip some regions. Raises LlmrunError.
         """
         try:
             with contextlib.closing(SharedMemory.create()) as memory:
@@ -58,7 +58,7 @@ class MemorySender:
             raise LlmrunError(f"cannot share {n_bytes:,} bytes of memory with llama.cpp: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close both ends. This is idempotent."""
+        """Close both ends. Calls after the first have no effect."""
         if sys.platform != "win32":
             self._ours.close()
             self._theirs.close()
@@ -75,7 +75,7 @@ class MemorySender:
 
 
 class MemoryReceiver:
-    """The child's end."""
+    """The child's end of the transfers."""
 
     def __init__(self, handle: str) -> None:
         self._handle = handle
@@ -85,7 +85,7 @@ class MemoryReceiver:
         """Map the memory with this name, which the parent has created."""
         if sys.platform == "win32":
             return SharedMemory(name).map(n_bytes)
-        import socket  # Most child processes need no transfer, and importing this takes 2 ms.
+        import socket  # Most child processes need no transfer, and importing socket takes 2 ms.
 
         if self._socket is None:
             self._socket = socket.socket(fileno=int(self._handle))

@@ -1,9 +1,8 @@
 """The protocol between llmrun and the process that runs llama.cpp: lines of text, and arrays in shared memory.
 
-Requests and answers are numbered lines of JSON. Forward passes use a plain format instead. The weights have just
-evicted everything else from the CPU caches, so the code and tables of the JSON parser would have to be loaded from
-memory again. The plain format, which also has fewer checks, reduced the time between two forward passes from 820 to
-690 us (135M parameters, 7 ms per token).
+Requests and answers are numbered lines of JSON. Forward passes use a plain format instead, because the weights have
+just evicted the code and tables of the JSON parser from the CPU caches. The plain format, which also has fewer checks,
+reduced the time between two forward passes from 820 to 690 us (135M parameters, 7 ms per token).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WATCHED_S = 0.0005  # a little longer than the 0.3 ms between two tokens
 
 
 def request_line(operation: str, number: int, fields: dict[str, Any]) -> bytes:
-    """Encode a request. "forward" has the fields `rows`, `wanted` and `hidden`; other operations have their own."""
+    """Encode a request. The fields of "forward" are `rows`, `wanted` and `hidden`."""
     if operation == "forward":
         return b"%s%d %d %d %d\n" % (_FORWARD, number, fields["rows"], fields["wanted"], fields["hidden"])
     return json.dumps({"do": operation, "number": number, **fields}).encode() + b"\n"
@@ -54,7 +53,7 @@ def answer_line(number: int, answer: dict[str, Any]) -> bytes:
 
 
 def read_answer(line: bytes) -> dict[str, Any]:
-    """Decode an answer with its "number". Returns {} if the line is not a complete answer."""
+    """Decode an answer, including its "number". Returns {} if the line is not a complete answer."""
     try:
         if line.startswith(_DONE):
             return {"number": int(line[len(_DONE) :]), "status": 0}
@@ -67,8 +66,8 @@ def read_answer(line: bytes) -> dict[str, Any]:
 def read_soon(descriptor: int) -> bytes:
     """Read from a pipe, polling briefly for data before blocking.
 
-    Use this if data is expected soon. A blocked process wakes up late. We measured 50 to 110 us on a virtual machine
-    whose processor had gone idle.
+    Use this function if data is expected soon, because a blocked process wakes up late: after 50 to 110 us on a virtual
+    machine whose processor had gone idle.
     """
     if sys.platform != "win32":
         waiting = select.poll()
@@ -85,7 +84,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 class SharedMemory:
     """An anonymous, growable file that a process and its child both map.
 
-    The child attaches it by its `handle`, which is an inherited file descriptor, or a name on Windows, where
+    The child attaches the file by its `handle`, which is an inherited file descriptor, or a name on Windows, where
     descriptors are not inherited. Only pages that have been written to take up memory.
     """
 
@@ -95,7 +94,7 @@ class SharedMemory:
     @classmethod
     def create(cls) -> SharedMemory:
         if sys.platform == "win32":
-            import secrets  # Like tempfile below, this is imported late because the child does not need it.
+            import secrets  # Like tempfile below, secrets is imported late because the child does not need it.
 
             return cls(f"llmrun-{os.getpid()}-{secrets.token_hex(8)}")
         if hasattr(os, "memfd_create"):
@@ -122,7 +121,7 @@ class SharedMemory:
         return mmap.mmap(descriptor, n_bytes)
 
     def close(self) -> None:
-        """Close the file. Existing mappings stay valid. This is idempotent."""
+        """Close the file. Existing mappings stay valid. Calls after the first have no effect."""
         if self.handle and sys.platform != "win32":
             os.close(int(self.handle))
         self.handle = ""
@@ -136,7 +135,7 @@ def rounded_to_pages(n_bytes: int) -> int:
 FLAG_BYTES = PAGE
 
 # Maximum number of rows whose logits or hidden states a llama_decode call returns. llama.cpp reserves space for the
-# logits of all of them in its compute buffer. With its default of 512, that is half a gigabyte for a vocabulary of
+# logits of all these rows in its compute buffer. Its default of 512 rows takes half a gigabyte for a vocabulary of
 # 262,144 tokens. The engine only needs the logits of one row per sequence.
 MOST_WANTED = 64
 

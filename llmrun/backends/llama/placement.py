@@ -1,8 +1,8 @@
 """Computes the memory that a model needs on llama.cpp, and chooses its context size and number of GPU layers.
 
 llama.cpp offloads the output layer first and then the last layers. It divides them among the GPUs in proportion to
-their free memory, or as the user says. It does not compute how many layers fit, so this module does that for "auto".
-Devices of RPC servers are GPUs here: their server reports the free memory.
+their free memory, or in the user's proportions. llama.cpp does not compute how many layers fit, so this module computes
+the number for "auto". Devices of RPC servers count as GPUs, because each server reports its free memory.
 
 Main memory is counted for llama.cpp and the llmrun process together.
 """
@@ -133,7 +133,7 @@ def row_bytes(file: GGUFFile) -> int:
 def _of_all_layers(file: GGUFFile) -> int:
     """Return the number of per-layer embedding features of a token, summed over all layers (Gemma 3n and 4).
 
-    llama.cpp's compute buffer holds four copies of these features while it computes them. We measured 2.00 MiB more for
+    llama.cpp's compute buffer temporarily contains four copies of these features. We measured 2.00 MiB more for
     each additional layer of 256 features.
     """
     table = file.tensors.get("per_layer_token_embd.weight")
@@ -186,7 +186,7 @@ def layers_that_fit(sizes: LayerSizes, free: Sequence[int], split: Sequence[floa
     """Return the largest value of llama.cpp's `n_gpu_layers` that fits. The output layer counts as one layer.
 
     free   free bytes on each GPU, including the safety margin that must stay free
-    split  the proportion of the layers for each GPU; by default, that of its free memory
+    split  the proportion of the layers for each GPU; by default, the proportion of the free memory
     """
     usable = [max(0, n - _MARGIN) for n in free]
     if not any(usable):
@@ -217,7 +217,7 @@ def bytes_needed(sizes: LayerSizes, split: Sequence[float], n_layers: int) -> li
 def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
     """Return the KV cache size of each layer in bytes per token.
 
-    It is 0 if a layer reuses another layer's cache, for recurrent layers without attention, and for most encoders.
+    The size is 0 for layers that reuse another layer's cache, recurrent layers without attention, and most encoders.
     """
     architecture, n_layers = file.string("general.architecture"), layers_of(file)
     if has_no_cache(file):
@@ -250,7 +250,7 @@ def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:
 
 
 def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[int]:
-    """Read a number for each layer. The file may have one value for all layers, or an array."""
+    """Read a number for each layer. The file may contain one value for all layers, or an array."""
     value = file.metadata.get(key, default)
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) >= n_layers:
         return [int(number) for number in value[:n_layers]]
@@ -260,7 +260,7 @@ def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[in
 def _widths(file: GGUFFile) -> tuple[int, int]:
     """Return the widths of the activations between layers and inside a layer.
 
-    Neither can be larger than the largest dimension of a tensor, whatever the metadata says.
+    Neither width exceeds the largest dimension of a tensor, regardless of the metadata.
     """
     architecture = file.string("general.architecture")
     widest = max((max(tensor.shape) for tensor in file.tensors.values()), default=0)
@@ -278,8 +278,8 @@ def footprint_on_llama(
 ) -> Footprint:
     """Return the footprint of a model with LoRA adapters on llama.cpp.
 
-    llama.cpp maps the file. For matrices of some types it also makes a copy in the layout that its kernels need. It
-    reads the matrices of adapters into memory of their own.
+    llama.cpp maps the file, and copies matrices of some types into the layout that its kernels need. The matrices of
+    adapters are read into separate memory.
 
     cache   bytes of the KV cache as a function of the context size
     layers  the number of layers that stay in main memory while the others are on GPUs, or None without a GPU
@@ -319,17 +319,17 @@ def _is_repacked(tensor: TensorInfo, file: GGUFFile) -> bool:
 def _repacked_types() -> frozenset[str]:
     if platform.machine() in ("aarch64", "arm64"):
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
-    types = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})  # These need AVX2, which we assume is present.
+    types = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})  # Repacking these types requires AVX2, which we assume.
     return types | {"Q2_K"} if "avx512f" in processor_flags() else types
 
 
 def tokens_with(options: OpenOptions, context_size: int) -> int:
-    """Return the capacity of the KV cache for all sequences together: that of the options, or a context for each."""
+    """Return the total capacity of the KV cache: the number in the options, or one context per sequence."""
     return options.kv_tokens if isinstance(options.kv_tokens, int) else context_size * options.max_sequences
 
 
 def used_devices(options: OpenOptions, devices: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return those of llama.cpp's devices that will have layers. Raises UsageError if there are fewer than asked.
+    """Return the devices on which llama.cpp will place layers. Raises UsageError if there are too few devices.
 
     Without any device, all layers run on the CPU, so there is nothing to check.
     """
@@ -366,7 +366,7 @@ def decide_placement(
     """Choose the context size in tokens and the number of GPU layers, and return both.
 
     devices  returns the usable GPUs; called only if a GPU may be used
-    Raises DoesNotFit, and UsageError if the devices are not those that the options divide the model among. Raises
+    Raises DoesNotFit, and UsageError if the devices do not match the options that divide the model. Raises
     NoRoomOnGpu if the number of layers is "auto" and no layer fits.
     """
     asked = options.gpu_layers
@@ -414,7 +414,7 @@ def _context_in_memory(
         n_bytes = cache_bytes(file, options.kv_tokens, kv_type, max_sequences=max_sequences, layers=layers)
         cache = KVBytes(0, ((1, n_bytes),))  # The cache size does not depend on the context size.
     footprint = footprint_on_llama(file, adapters, cache=cache, layers=layers)
-    # The number of parameters is for a hint about the whole model, so a part of it has none.
+    # The number of parameters is for a hint about the whole model, so 0 is passed for a part of the model.
     return context_for(
         options.context_size,
         train_context=train_context,

@@ -1,7 +1,7 @@
 """Finds the GPUs that llama.cpp can use on this machine.
 
 A child process asks llama.cpp, and the answer is cached on disk. Most commands only need to know whether there is a
-GPU, and without the cache each of them would spend 0.1 s on starting llama.cpp.
+GPU, and without the cache, each command would spend 0.1 s on starting llama.cpp.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from llmrun.base.machine.processor import NVIDIA_DRIVER
 if TYPE_CHECKING:
     from llmrun.backends.base import Progress
 
-_LIMIT_S = 20.0  # A GPU driver may hang, but a working one may need several seconds to wake eight GPUs.
+_LIMIT_S = 20.0  # A GPU driver may hang, but a working driver may need several seconds to wake eight GPUs.
 _RETRY_AFTER_S = 600.0  # A failed probe is not repeated for this long, because it may have taken up to its time limit.
-LIBRARY_FOLDER = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python loads its libraries from this folder if the variable is set.
+LIBRARY_FOLDER = "LLAMA_CPP_LIB_PATH"  # If set, llama-cpp-python loads its libraries from this folder.
 _GPU_VARIABLES = (
     "CUDA_",
     "DYLD_",
@@ -54,7 +54,7 @@ def is_installed() -> bool:
 
 
 def installed_version() -> str | None:
-    """Return the version of llama-cpp-python, or None if it is not known."""
+    """Return the version of llama-cpp-python, or None if the version is not known."""
     from importlib.metadata import PackageNotFoundError, version  # takes 20 ms
 
     try:
@@ -100,7 +100,7 @@ def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
 
 
 def _find_gpus() -> Gpus:
-    """Ask llama.cpp for its GPUs. Raises LlmrunError if it fails, or finds none for a reason that may be temporary."""
+    """Ask llama.cpp for its GPUs. Raises LlmrunError on failure, or if finding no GPU may be temporary."""
     answer = _devices()
     if not answer["offloads"]:
         return Gpus((), "this build of llama.cpp has no GPU support")
@@ -132,8 +132,8 @@ def _package() -> Path | None:
 def _state(package: Path) -> str:
     """Return a hash of everything that determines which GPUs llama.cpp can use, for the cache file's name.
 
-    It covers the installation, the system's GPUs and driver, and the environment variables that hide or select GPUs.
-    Several machines may share one home folder, so the cache can hold answers for more than one machine.
+    The hash covers the installation, the system's GPUs and driver, and the environment variables that hide or select
+    GPUs. Several machines may share one home folder, so the cache can hold answers for more than one machine.
     """
     digest = hashlib.sha256(sys.executable.encode(errors="surrogateescape"))
     libraries = Path(os.environ.get(LIBRARY_FOLDER) or package / "lib")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.backends.llama.rpc_servers import RpcServer
 
 _WORKER = "backends.llama.worker"
-_KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, because it contains the reason for a crash
+_KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, which contains the reason for a crash
 _EXIT_S = 5.0  # how long to wait for the process to exit
 _STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
 _LOOK_MS = 500  # how often to look at the stop flag while RPC servers compute
@@ -53,7 +53,7 @@ class LlamaProcess:
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
         self.transfers.child_started()
         self.rpc_servers: Sequence[RpcServer] = ()  # the servers to which llama.cpp is connected
-        self._lost: str | None = None  # after a crash, which RPC server caused it, in words, or "" if none did
+        self._lost: str | None = None  # after a crash: a description of the RPC server that caused it, or ""
         self._requests = 0
         self._idle = True
         self._asking = threading.RLock()
@@ -68,16 +68,16 @@ class LlamaProcess:
 
     @property
     def last_words(self) -> str:
-        """The end of the output of llama.cpp, which says why it died."""
+        """The end of llama.cpp's output, which contains the reason for a crash."""
         return self._stderr_tail.decode(errors="replace")
 
     def ask(self, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return its answer. Thread-safe: requests of other threads wait.
+        """Send a request and return its answer. Requests of other threads wait.
 
         doing  a description of the work for error messages, such as "loading m.gguf"
 
-        Raises BackendCrashed. On any other interruption, such as Ctrl-C, this stops the work and waits until it has
-        stopped before it raises.
+        Raises BackendCrashed. After any other interruption, such as Ctrl-C, `ask` stops the work and raises once the
+        work has stopped.
         """
         with self._asking:
             try:
@@ -94,8 +94,8 @@ class LlamaProcess:
     def settle(self, doing: str) -> None:
         """Wait until no request is running.
 
-        A request may still be running if the user pressed Ctrl-C during it and again while `ask` waited for it to stop.
-        This never raises BackendCrashed, because the next request will.
+        A request may still be running if the user pressed Ctrl-C twice: during the request, and while `ask` waited for
+        the request to stop. `settle` never raises BackendCrashed, because the next request will.
         """
         if not self._idle:
             with self._asking:
@@ -136,7 +136,7 @@ class LlamaProcess:
                 progress(answer["progress"])
 
     def stop(self) -> None:
-        """Stop the forward pass that is running, or the next one. Can be called from any thread or signal handler."""
+        """Stop the running forward pass, or else the next one. Any thread or signal handler can call `stop`."""
         self._flag[0] = 1
 
     @property
@@ -147,12 +147,12 @@ class LlamaProcess:
         self._flag[0] = 0
 
     def kill(self) -> None:
-        """Kill the process. Can be called from any thread. Waiting calls of `answer` raise BackendCrashed."""
+        """Kill the process. Any thread can call `kill`. Waiting calls of `answer` raise BackendCrashed."""
         self._process.kill()
 
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[threading.Event]:
-        """Kill the process if the `with` block takes longer than this. The event is then set."""
+        """Kill the process and set the event if the `with` block takes longer than `seconds`."""
         late = threading.Event()
 
         def give_up() -> None:
@@ -168,7 +168,7 @@ class LlamaProcess:
             timer.cancel()
 
     def close(self) -> None:
-        """End the process. This is idempotent."""
+        """End the process. Calls after the first have no effect."""
         try:
             if self._process.returncode is None:
                 self.stop()
@@ -176,7 +176,7 @@ class LlamaProcess:
                     self._process.stdin.close()
                 self._end()
         finally:
-            self._process.kill()  # This has no effect unless the wait for the exit was interrupted.
+            self._process.kill()  # Killing has no effect unless the wait for the exit was interrupted.
             self._process.wait()
             self._listener.join(_EXIT_S)
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -221,7 +221,7 @@ class LlamaProcess:
         """Wait until the process has answered or ended. Kill it if it does not stop within _STOP_S of `stop`.
 
         While llama.cpp waits for an RPC server, it does not look at the stop flag, and a server can be stuck forever.
-        On Windows, waiting for a pipe has no time limit, so this does nothing there.
+        On Windows, where waiting for a pipe has no time limit, this method does nothing.
         """
         if sys.platform == "win32":
             return

@@ -1,7 +1,7 @@
 """The child process that runs llama.cpp's quantizer: `python -m llmrun.backends.llama.quantizer_worker`.
 
 llama.cpp can neither stop a quantization nor survive a failed assertion, so it runs in a process of its own that the
-parent can kill. The protocol is that of models (messages.py), with a single operation.
+parent can kill. The protocol is the same as for models (messages.py), with a single operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmrun.backends.llama.imatrix_file import Imatrix
 
 _ERROR = 4  # ggml log level
-_TEXT_BYTES = 127  # the length of a string in a metadata override
+_TEXT_BYTES = 127  # the maximum length of a string in a metadata override
 _TENSOR = re.compile(r"\[ *(\d+)/ *\d+\] ")
 _REASON_PREFIX = "llama_model_quantize: failed to quantize: "
 
@@ -53,9 +53,9 @@ class _Quantizer:
         only_copy: bool,
         dry_run: bool,
     ) -> dict[str, Any]:
-        """Quantize a model, or only choose the types of its tensors. The progress is the number of the tensor.
+        """Quantize a model, or only choose the types of its tensors. The progress is the tensor's number.
 
-        Returns llama.cpp's log and the reason of a failure, or "".
+        Returns llama.cpp's log, and the reason for a failure or "".
         """
         parameters = self._llama.llama_model_quantize_default_params()
         parameters.ftype, parameters.nthread = file_type, threads
@@ -77,7 +77,7 @@ class _Quantizer:
 
     def _imatrix(self, measured: Imatrix) -> Any:
         llama, means = self._llama, measured.means()
-        entries = (llama.llama_model_imatrix_data * (len(means) + 1))()  # the last one is empty
+        entries = (llama.llama_model_imatrix_data * (len(means) + 1))()  # the last entry is empty
         for entry, (name, values) in zip(entries, means.items(), strict=False):
             entry.name, entry.size = name.encode(errors="surrogateescape"), values.size
             entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -85,12 +85,12 @@ class _Quantizer:
         return entries
 
     def _overrides(self, path: str, measured: Imatrix) -> Any:
-        """Return the metadata by which llama-quantize records the imatrix, in its order."""
+        """Return the metadata with which llama-quantize records the imatrix, in the order of llama-quantize."""
         texts = {"file": path} | ({"dataset": measured.datasets[0]} if measured.datasets else {})
         numbers = {"entries_count": len(measured.entries)}
         if measured.chunks > 0:
             numbers["chunks_count"] = measured.chunks
-        overrides = (self._llama.llama_model_kv_override * (len(texts) + len(numbers) + 1))()  # the last one is empty
+        overrides = (self._llama.llama_model_kv_override * (len(texts) + len(numbers) + 1))()  # the last entry is empty
         for override, (name, value) in zip(overrides, [*texts.items(), *numbers.items()], strict=False):
             override.key = f"quantize.imatrix.{name}".encode()
             if isinstance(value, str):
@@ -104,7 +104,7 @@ class _Quantizer:
         line = text.decode(errors="replace")
         self._pieces.append(line)
         if level == _ERROR:
-            os.write(2, text)  # The parent keeps the end of this stream, which remains if llama.cpp now aborts.
+            os.write(2, text)  # The parent keeps the end of this stream, even if llama.cpp aborts now.
             if line.strip():
                 self._errors.append(line)
         if begun := _TENSOR.match(line):

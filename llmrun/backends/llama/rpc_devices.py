@@ -1,6 +1,6 @@
 """Lists the devices that llama.cpp would use, and adds RPC servers to them, by calling llama.cpp's own library.
 
-llama.cpp waits for a lost RPC server without a time limit. The system therefore checks the connections of its process.
+llama.cpp waits for a lost RPC server without a time limit, so the system checks the connections of its process.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from llmrun.backends.llama.rpc_servers import SERVER_PROGRAM, RpcServer, find_se
 from llmrun.base.errors import BackendCrashed, NetworkError, UsageError
 from llmrun.base.machine.gpus import gpus
 
-# Ask after 15 s of silence, four times in 20 s. What was sent must be acknowledged within 35 s.
+# Probe a connection after 15 s of silence, four times in 20 s. Sent data must be acknowledged within 35 s.
 _OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 35_000}
 
 
 def keep_connections_alive() -> None:
-    """Let the system check all open TCP connections of this process.
+    """Let the operating system check all open TCP connections of this process.
 
     If a machine vanishes, waiting for it then fails after about half a minute. A server that computes for a long time
-    is not affected, because its system answers.
+    is not affected, because its operating system answers.
     """
     try:
         descriptors = [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208
-    except OSError:  # such as on Windows
+    except OSError:  # systems such as Windows have no /dev/fd
         return
     for descriptor in descriptors:
         with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
@@ -71,7 +71,7 @@ class BuildProblem:
 def build_problem(process: LlamaProcess | None = None) -> BuildProblem | None:
     """Return why there is no llama.cpp that can use RPC servers, or None if there is one. Raises LlmrunError.
 
-    process  llama.cpp's process, or None to start one for the question
+    process  llama.cpp's process, or None to start a temporary process
     """
     if not is_installed():
         return BuildProblem("llama.cpp is not installed", "install it", build_command(_rpc_flags()))
@@ -106,10 +106,10 @@ def devices_with(text: str, *, anyway: bool) -> list[dict[str, Any]]:
 
 
 def use_servers(process: LlamaProcess, text: str, *, anyway: bool) -> list[dict[str, Any]]:
-    """Connect llama.cpp to RPC servers. Returns all devices that it now uses, in the form that `usable_gpus` returns.
+    """Connect llama.cpp to RPC servers, and return all devices that it now uses, in the form of `usable_gpus`.
 
-    Raises UsageError if there is no llama.cpp with RPC, or if it gets too many devices. Raises NetworkError if a server
-    cannot be used, and the errors of `find_servers`.
+    Raises UsageError if no llama.cpp with RPC is installed, or if there are too many devices. Raises NetworkError if a
+    server cannot be used, and the errors of `find_servers`.
     """
     servers = find_servers(text, anyway=anyway)
     _raise_problem(build_problem(process))
@@ -135,7 +135,7 @@ def _add_server(process: LlamaProcess, server: RpcServer) -> None:
 
 
 def _ask(process: LlamaProcess, who: str, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-    """Send a request that idle servers answer at once. Raises NetworkError if they do not.
+    """Send a request that idle servers answer at once. Raises NetworkError if there is no answer.
 
     who  the servers that llama.cpp will ask
     """
@@ -152,7 +152,7 @@ def _ask(process: LlamaProcess, who: str, operation: str, doing: str, **fields: 
 
 
 def _refused(process: LlamaProcess, who: str, crash: BackendCrashed) -> NetworkError:
-    """Return the error for servers with which llama.cpp could not work, based on its last words."""
+    """Return the error for servers that llama.cpp could not use, based on the end of llama.cpp's output."""
     words = process.last_words
     version = _OTHER_VERSION.search(words)
     if version:
@@ -176,15 +176,15 @@ _WITHOUT_GPUS = frozenset({"CPU", "BLAS", "RPC", "ZenDNN", "zDNN"})  # backends 
 
 
 def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
-    """Return the `description`, `free` bytes and `total` bytes of each GPU that llama.cpp would use, in its order.
+    """Return the `description`, `free` bytes and `total` bytes of each GPU that llama.cpp would use, in order.
 
-    Devices of RPC servers count as GPUs and come first. Their description is the server's address.
+    Devices of RPC servers count as GPUs and are listed first, with the server's address as the description.
 
     ggml  a ctypes library with ggml's functions
 
-    This follows llama.cpp's rules: integrated GPUs are used only if there are no others, and a device that is listed by
-    two ggml backends (such as CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus address. We
-    compare descriptions instead, which is simpler and can at worst make the list too short.
+    The list follows llama.cpp's rules: integrated GPUs are used only if there are no others, and a device that is
+    listed by two ggml backends (such as CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus
+    address. We compare descriptions instead, which is simpler and can at worst make the list too short.
     """
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):
@@ -253,7 +253,7 @@ def supports_rpc(ggml: Any) -> bool:
 def add_rpc_server(ggml: Any, address: str) -> int:
     """Connect to an RPC server, and return the number of its devices, which llama.cpp will use from now on.
 
-    The process aborts if there is no server or if it has another version, and waits for as long as the server does.
+    The process aborts if there is no server or if the server has another version. The wait has no time limit.
     """
     for name in ("ggml_backend_reg_by_name", "ggml_backend_reg_get_proc_address"):
         getattr(ggml, name).restype = ctypes.c_void_p

@@ -1,7 +1,7 @@
 """Finds llama.cpp's RPC servers by name, and refuses addresses that are not private.
 
-All checks come before llama.cpp connects, because llama.cpp aborts its process if it cannot connect. It gets addresses
-that were checked here rather than names, so that a name cannot lead somewhere else the second time.
+All checks come before llama.cpp connects, because llama.cpp aborts its process if it cannot connect. llama.cpp receives
+the checked addresses rather than the names, so that a name cannot resolve to another address later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOST_HINT = f"check that {SERVER_PROGRAM} runs on each machine, then try again"
 _RESOLVE_S = 5.0
 _CONNECT_S = 3.0
 _STILL_THERE_S = 1.0
-# These are loopback, the private networks of RFC 1918, and link-local. `ipaddress.is_private` also includes networks
+# These are the loopback, private (RFC 1918) and link-local networks. `ipaddress.is_private` also includes networks
 # for documentation and benchmarks, and its list has changed between versions of Python.
 _PRIVATE = [
     ipaddress.IPv4Network(network)
@@ -68,8 +68,8 @@ def find_servers(text: str, *, anyway: bool) -> list[RpcServer]:
 def lost_connection(servers: Sequence[RpcServer], reason: str) -> str:
     """Return which connection was lost, or "" if something else made llama.cpp crash.
 
-    Call this only once after a crash. A server accepts the next connection only when it has noticed that its client is
-    gone, so a few attempts in a row fill its queue, and it would seem to be gone too.
+    Call this function only once after a crash. A server accepts the next connection only after noticing that its client
+    is gone, so a few attempts in a row fill the server's queue, and the server seems to be gone, too.
 
     reason  the last fatal error that llama.cpp printed
     """

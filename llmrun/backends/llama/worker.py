@@ -1,7 +1,7 @@
 """The child process that runs llama.cpp: `python -m llmrun.backends.llama.worker HANDLE HANDLE`.
 
 llama.cpp aborts its process when an assertion fails, and the system kills it when a mapped file is truncated. Running
-it in a child process limits the damage, and the parent can tell the user what happened. Each request is a line on
+it in a child process limits the damage, and the parent can report what happened. Each request is a line on
 standard input, and each answer is a line on the original standard output (messages.py). Tokens, logits and saved
 sequences (memory_transfers.py) are in shared memory.
 
@@ -174,7 +174,7 @@ class LlamaWorker:
         return {"system": system, "rpc": supports_rpc(self._llama._lib), **self.do_devices()}
 
     def do_add_rpc_server(self, address: str) -> dict[str, Any]:
-        """Use the devices of an RPC server from now on, and return how many it has."""
+        """Connect to an RPC server, use its devices from now on, and return their number."""
         self._has_servers = True
         return {"devices": add_rpc_server(self._llama._lib, address)}
 
@@ -197,7 +197,7 @@ class LlamaWorker:
     ) -> dict[str, Any]:
         """Load a model and create a context. If that fails, the answer's `failed` is llama.cpp's error message.
 
-        encodes  whether the model has no causal mask, so that a pass must have all rows of a sequence
+        encodes  whether the model has no causal mask, so that a pass must contain all rows of a sequence
         ranks    whether the hidden state of a sequence's last row in a pass is the output of the classification head
         """
         self.do_close()
@@ -233,7 +233,7 @@ class LlamaWorker:
         }
 
     def do_rest(self) -> dict[str, Any]:
-        """Do nothing. The answer tells the parent that all earlier requests are done."""
+        """Do nothing. The answer confirms to the parent that all earlier requests are done."""
         return {}
 
     def do_close(self) -> dict[str, Any]:
@@ -286,15 +286,15 @@ class LlamaWorker:
         return {"n_bytes": self._saved_size(seq)}
 
     def do_save(self, seq: int, memory: str, n_bytes: int) -> dict[str, Any]:
-        """Write a sequence to memory. The answer has the number of bytes, or 0 if the memory is too small."""
+        """Write a sequence to memory. The answer contains the number of bytes, or 0 if the memory is too small."""
         data = self._transferred(memory, n_bytes)
         return {"n_bytes": self._llama.llama_state_seq_get_data_ext(self._context, data, n_bytes, seq, _ALL)}
 
     def do_load(self, seq: int, memory: str, n_bytes: int, n: int) -> dict[str, Any]:
-        """Replace a sequence with a saved one of n tokens. If llama.cpp refuses it, the sequence is empty.
+        """Replace a sequence with a saved sequence of n tokens, or clear the sequence if llama.cpp rejects the data.
 
-        Malicious data can crash the process. llama.cpp cannot remove what it loaded for negative positions, and it
-        would become part of later sequences, so the process ends if anything is left.
+        Malicious data can crash the process. llama.cpp cannot remove cells with negative positions, which would become
+        part of later sequences, so the process aborts if any cells are left.
         """
         llama = self._llama
         self._lengths[seq] = self._keep(seq, 0)
@@ -321,9 +321,9 @@ class LlamaWorker:
         return (ctypes.c_uint8 * n_bytes).from_buffer(self._transfers.map(memory, n_bytes))
 
     def do_special_tokens(self) -> dict[str, Any]:
-        """Return the special tokens, each as [id, text, attributes, whether it ends generation], and those with a role.
+        """Return the special tokens, each as [id, text, attributes, whether it ends generation], and tokens with roles.
 
-        "fill" has the tokens of `FillTokens` after the BOS. Missing tokens are -1."""
+        "fill" contains the tokens of `FillTokens` after the BOS. Missing tokens are -1."""
         llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
         special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         found = []
@@ -400,7 +400,7 @@ class LlamaWorker:
         parameters.n_gpu_layers = gpu_layers
         parameters.split_mode = getattr(llama, f"LLAMA_SPLIT_MODE_{split_mode.upper()}")
         parameters.main_gpu = main_gpu
-        if tensor_split:  # llama.cpp reads as many numbers as there can be devices.
+        if tensor_split:  # llama.cpp reads a number for every possible device.
             split = (ctypes.c_float * llama.llama_max_devices())(*tensor_split)
             parameters.tensor_split = split
         no_devices = (ctypes.c_void_p * 1)(None)
@@ -411,7 +411,7 @@ class LlamaWorker:
         def on_progress(fraction: float, data: Any) -> bool:
             nonlocal reported
             step = int(fraction * _PROGRESS_STEPS)
-            if self._has_servers and reported < 0:  # The first report comes when all connections are open.
+            if self._has_servers and reported < 0:  # The first report is made when all connections are open.
                 keep_connections_alive()
             if step > reported:
                 reported = step
@@ -442,7 +442,7 @@ class LlamaWorker:
         types = parse_kv_type(kv_type)
         parameters.type_k, parameters.type_v = (getattr(llama, f"GGML_TYPE_{kind.name.upper()}") for kind in types)
         if types.values.has_scales:
-            # Only flash attention supports such values, and llama.cpp's automatic choice may disable it.
+            # Only flash attention supports quantized values, and llama.cpp's automatic choice may disable it.
             parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
         # llama.cpp calls the abort callback at every node of the graph. A Python callback would take the GIL each time,
         # which costs 1 to 2 ms per token. Instead, the callback is the C function strlen. The abort flag is two bytes
@@ -514,7 +514,7 @@ class LlamaWorker:
         if level in (_INFO, _WARNING, _ERROR):  # This skips hundreds of debug lines and the dots of a progress bar.
             self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
         if level == _ERROR:
-            os.write(2, text)  # The parent keeps the end of this stream, which remains if llama.cpp now aborts.
+            os.write(2, text)  # The parent keeps the end of this stream, even if llama.cpp aborts now.
 
     def _failure(self, otherwise: str) -> dict[str, Any]:
         return {"failed": self._last_error() or otherwise, "log": self._log_lines()}

@@ -23,7 +23,7 @@ def _gated(work: Lowering, op: Gated) -> None:
 
 def _activate(work: Lowering, op: Activate) -> None:
     """Emit an ungated activation, in the form of a gated activation whose second factor is always 1."""
-    # The sigmoid of the padding would not be zero, unless it is multiplied by zero.
+    # A sigmoid is not zero for the zeros of the padding, so the rows must have no padding.
     assert op.activation is not Activation.SIGMOID or op.out.width % LANES == 0
     emit_gated(work, op.x, work.same_row(np.ones(op.x.width, np.float32)), op.activation, op.out)
 

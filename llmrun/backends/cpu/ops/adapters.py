@@ -1,7 +1,7 @@
 """LoRA adapters on the CPU.
 
 The ops of adapters are left out of steps in which no row uses an adapter (Lowered.plain), so they cost such steps
-nothing. They are also left out of predictions and profiles, which are about such steps.
+nothing. Predictions and profiles describe such steps and leave out the same ops.
 """
 
 from __future__ import annotations

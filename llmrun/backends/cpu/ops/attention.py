@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 # The maximum memory for partial results, in bytes, unless a single row needs more. A step touches only the part that it
 # uses. In a 1.24B model with 32 heads of 64 features, this is enough for 8 rows at a depth of 50,000. Steps that need
-# more are not split over chunks.
+# more memory are not split over chunks.
 _MOST_PARTIALS = 32 << 20
 
 
 class AttentionMemory(NamedTuple):
     """The memory shared by all layers of the same shape.
 
-    It holds scratch memory for each thread, and `slots` partial results, each for one row and one chunk. The other
-    fields are addresses or sizes in bytes.
+    This memory contains scratch memory for each thread, and `slots` partial results, each for one row and one chunk.
+    The other fields are addresses or sizes in bytes.
     """
 
     scratch: int
@@ -142,7 +142,7 @@ def _needs(op: Attention, kv_type: str, step: StepShape) -> Needs:
 
 
 def attention_speed(kv: LayerKV, speeds: SpeedTable, kv_type: str) -> AttentionSpeed:
-    """Return the attention speed for a layer's shape. What its rows see is ignored, as it does not affect the speed."""
+    """Return the attention speed for a layer's shape. The rows' reach does not affect the speed and is ignored."""
     return speeds.attention(replace(attention_shape(kv), window=0, around=None), kv_type)
 
 

@@ -61,7 +61,7 @@ def _causal_convolution(work: Lowering, op: CausalConvolution) -> None:
     assert all(out.width % LANES == 0 for out in op.outs)
     x, outs = work.buffers[op.x], [work.place(out, private=False) for out in op.outs]
     ends = np.cumsum([FLOAT * out.width for out in op.outs]).tolist()
-    # With fewer than three outputs, the missing ones begin after the last feature, so that no feature goes to them.
+    # With fewer than three outputs, the missing outputs begin after the last feature, so they receive no features.
     firsts, targets = [*ends[:-1], *[ends[-1]] * 2], [*outs, outs[-1], outs[-1]]
     if "convolution" not in work.shared:
         work.shared["convolution"] = allocate(FLOAT * CONVOLVED_FEATURES * work.n_threads, "convolution scratch")

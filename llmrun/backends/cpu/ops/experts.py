@@ -93,7 +93,7 @@ def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
     source = product_input(work, op.x, op.weight)
     out = work.place(op.out, private=False)
     has_own_rows = op.x.rows is Rows.CHOSEN
-    # A step of one row reads only the matrices of the `used` experts, so they must give every thread enough chunks.
+    # A step of one row reads only the matrices of the `used` experts, which must contain chunks for every thread.
     chunk = round_up(layout.chunk_groups(work.n_threads, n_groups * op.routing.used), MOST_GROUPS)
     words = product_words(work, op.weight, source, out, n_groups, min(chunk, n_groups))._replace(
         tables=tables.head,
@@ -174,7 +174,7 @@ def _most_rows(work: Lowering) -> int:
 def _scratch(work: Lowering) -> tuple[int, int]:
     """Return (address, bytes per thread) of the scratch memory for a row's probabilities, ranks and scores of groups.
 
-    All layers share it.
+    All layers share this memory.
     """
     if "route" not in work.shared:
         most = max(routing.experts for op in work.plan.ops if (routing := op.routed_by))

@@ -38,8 +38,8 @@ def _linear(work: Lowering, op: Linear) -> None:
 def _head_linear(work: Lowering, op: HeadLinear) -> None:
     """Emit a record for each head, with no barrier between them.
 
-    Splitting by head costs little. For 27 layers of 16 heads, each with a 128 x 512 and a 512 x 128 matrix, it took
-    2.7 ms (Q8_0, one row, 2 threads). The same number of bytes in only two matrices per layer took 2.5 ms.
+    Splitting by head costs little. For 27 layers of 16 heads with a 128 x 512 and a 512 x 128 matrix, the
+    products took 2.7 ms (Q8_0, one row, 2 threads). The same number of bytes in two matrices per layer took 2.5 ms.
     """
     layout = work.packed[op.weight.name].layout
     n_groups = layout.n_groups // op.heads
@@ -78,8 +78,8 @@ def product_words(
 ) -> IntegerWords | FloatWords:
     """Return the kernel arguments for a matrix product that writes to `out`.
 
-    If `weight` contains one matrix of `n_groups` groups per head, `part` is the index of the head. It selects the
-    head's matrix and its part of the input row.
+    If `weight` contains one matrix of `n_groups` groups per head, `part` is the index of the head, which selects the
+    head's matrix and part of the input row.
     """
     packed = work.packed[weight.name]
     layout = packed.layout
@@ -122,7 +122,7 @@ def quantized(work: Lowering, value: Value) -> Buffer:
     if value in work.quantized:
         return work.quantized[value]
     x = work.buffers[value]
-    stride = round_up(linear.quantized_row_bytes(value.width), CACHE_LINE)  # threads never share a line
+    stride = round_up(linear.quantized_row_bytes(value.width), CACHE_LINE)  # threads never share a cache line
     made = work.quantized[value] = Buffer(work.take(value, stride), stride, private=True)
     words = QuantizeWords(
         x=x.address, x_stride=x.stride, out=made.address, out_stride=stride, blocks=value.width // BLOCK_COLUMNS

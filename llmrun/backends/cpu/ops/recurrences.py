@@ -25,7 +25,7 @@ _MOST_VECTORS = 4  # the most vectors of matrix columns that a thread processes 
 _NOTHING = Buffer(0, 0, private=False)
 
 _Recurrence = DeltaRule | Ssd | SelectiveScan
-# The products that a row takes per element of the matrices. An exponential of `selective_scan` counts as eight.
+# The number of products per row and element of the matrices. Each exponential of `selective_scan` counts as 8.
 _PRODUCTS: dict[type[_Recurrence], int] = {DeltaRule: 4, Ssd: 3, SelectiveScan: 12}
 
 

@@ -91,7 +91,7 @@ def _sum(
     gate: Buffer,
     **of_gate: int,
 ) -> None:
-    """Emit out = x + factor * y. `of_gate` has the words that say how the gate changes the factor.
+    """Emit out = x + factor * y. `of_gate` contains the words that describe how the gate changes the factor.
 
     If the threads share the destination, each row is computed by one thread, and all threads wait at a barrier.
     """

@@ -32,9 +32,9 @@ _REQUEST = 2e-3  # seconds spent on the template and on tokenization before the 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected speed of a model. Decode speed is for a context as long as the prompt. TTFT excludes loading.
+    """The expected speed of a model. The decode speed assumes a context as long as the prompt. TTFT excludes loading.
 
-    Encoders have no decode speed, and their TTFT is the time of a text.
+    Encoders have no decode speed, and their TTFT is the time for one text.
     """
 
     decode_per_second: float | None

@@ -77,7 +77,7 @@ class OpSpeeds:
         kind = _KIND_OF_WIDE if packed == WIDE else packed
         before = self._reading(kind)
         multiply = tuple(self._multiplying(kind, width) for width in WIDTHS)
-        after = self._reading(kind)  # measured twice, because results differed by up to a third
+        after = self._reading(kind)  # read speeds are measured twice, because the results differed by up to a third
         return LinearSpeed(2 / (1 / before[0] + 1 / after[0]), (before[1] + after[1]) / 2, multiply)
 
     def rows(self) -> dict[str, RowSpeed]:
@@ -279,7 +279,7 @@ class Speeds:
 
     @classmethod
     def of_this_machine(cls, n_threads: int, *, afresh: bool = False) -> Speeds:
-        """Load the stored speeds. If `afresh` is true, ignore them, so that all speeds are measured again."""
+        """Load the stored speeds, or ignore them if `afresh` is true, so that all speeds are measured again."""
         return cls(n_threads, {} if afresh else kept_speeds(n_threads))
 
     def linear(self, packed: str) -> LinearSpeed:
@@ -301,7 +301,7 @@ class Speeds:
         return self._speed(name, AttentionSpeed, lambda ops: ops.attention(shape, kv_type))
 
     def read_bandwidth(self) -> float:
-        """Return the memory bandwidth of all threads together, in bytes per second. It limits every backend."""
+        """Return the total memory bandwidth of all threads in bytes per second, which limits every backend."""
         kept = self.known.get("limits", {})
         if kept.keys() != {"read"} or not _are_speeds(list(kept.values())):
             machine = MachineLimits(self.n_threads, _MACHINE_BYTES)

@@ -71,7 +71,7 @@ class RowSpeed:
     def shared_seconds(self, rows: int, width: int) -> float:
         """Return the time in seconds for rows that are wide enough to be split between threads.
 
-        A single row then takes as long per feature as a row of a step with many rows.
+        A single row that is split takes as long per feature as a row of a step with many rows.
         """
         return rows * width * self.many[-1] / WIDTHS[-1]
 
@@ -97,7 +97,7 @@ class AttentionSpeed:
 
 
 def between(width: int, values: Sequence[float]) -> float:
-    """Interpolate values measured at WIDTHS, linearly in the logarithm of the width. Clamps at both ends."""
+    """Interpolate values measured at WIDTHS, linearly in the logarithm of the width and clamped at both ends."""
     return float(np.interp(log2(width), [log2(one) for one in WIDTHS], values))
 
 
@@ -124,7 +124,7 @@ Known = dict[str, dict[str, Any]]  # the measured figures of each subject, such 
 
 
 def kept_speeds(n_threads: int) -> Known:
-    """Return the stored speeds, or {} if there are no usable ones."""
+    """Return the stored speeds, or {} if there are no usable speeds."""
     path = _path(n_threads)
     try:
         if path.stat().st_size > _MOST_FILE_BYTES:
@@ -139,7 +139,7 @@ def kept_speeds(n_threads: int) -> Known:
 
 
 def keep_speeds(n_threads: int, known: Known) -> None:
-    """Store speeds for later processes. If that fails, they measure again."""
+    """Store speeds for later processes, which measure the speeds again if that fails."""
     body = {"measured": time.time(), "machine": _machine(n_threads), "speeds": known}
     with contextlib.suppress(OSError):
         folders.write_whole(_path(n_threads), json.dumps(body).encode())
@@ -158,8 +158,8 @@ READ = KernelName.of("limits", "read")
 MULTIPLY = KernelName.of("limits", "multiply")
 
 _CHUNK_BYTES = 1 << 18
-# The access patterns that are measured: (streams, prefetch distance). Which one is fastest depends on the processor.
-# The table shows GB/s on an AMD Zen 3 (medians of 30 alternating rounds with one thread, and of 20 with two):
+# The access patterns that are measured: (streams, prefetch distance). The fastest pattern depends on the processor. The
+# table shows GB/s on an AMD Zen 3 (medians of 30 alternating rounds with one thread, and of 20 with two):
 #
 #   streams          1      2      4      8     4, and 4 KB ahead
 #   one thread    18.3   21.7   22.9   21.0     18.1
