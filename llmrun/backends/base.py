@@ -126,7 +126,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
 
     lengths  current number of tokens in each sequence
     """
-    # Plain lists are faster here: for a decode step, which has a single row, NumPy reductions take eight times as long.
+    # Plain lists are faster: for a decode step, which has a single row, NumPy reductions take eight times as long.
     tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()
     if not tokens:
         raise ValueError("a batch needs at least one row")
@@ -151,7 +151,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
         raise ValueError(f"a sequence of {max(following)} tokens does not fit in a context of {info.context_size}")
 
 
-AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
+AUTO: Final = "auto"  # the value that selects the best backend, or as many GPU layers as fit
 
 # The maximum number of rows that an answer has in a step: its last token and a draft. Every row can need logits.
 ROWS_PER_ANSWER: Final = 16

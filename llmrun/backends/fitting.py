@@ -88,9 +88,9 @@ DEFAULT_CONTEXT: Final = 4096  # tokens, enough for a fairly long chat
 DEFAULT_PROMPT: Final = 512
 FLUENT: Final = 10.0  # tokens per second, which is faster than most people read
 
-_MOST_BITS = 9.0  # bits per weight; files with more are meant for conversion rather than for running
+_MOST_BITS = 9.0  # bits per weight; files with more bits are for conversion rather than for running
 _USUAL_BITS = 4.85  # bits per weight of Q4_K_M, the most common choice
-_LEAST_BITS = 4.0  # bits per weight; quality drops noticeably below this
+_LEAST_BITS = 4.0  # bits per weight; quality drops noticeably below this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Fit:
 
     @property
     def in_memory(self) -> bool:
-        """True if the whole model fits in memory. If not, generating each token reads the rest from disk."""
+        """True if the whole model fits in memory. Otherwise, the rest is read from disk for each token."""
         return self.memory is None or self.needed <= self.memory
 
     @property
@@ -184,7 +184,7 @@ def fit_of(
     kv_type: str = "f16",
     prompt: int = DEFAULT_PROMPT,
 ) -> Fit:
-    """Estimate how well a model fits the resources. This reads the header but no tensor data.
+    """Estimate how well a model fits the resources. Only the header is read, but no tensor data.
 
     context  context size in tokens, or None for the smaller of DEFAULT_CONTEXT and the trained context
     Raises BadGGUF for invalid metadata.

@@ -39,7 +39,7 @@ class LoraOption:
         file, colon, number = rest.rpartition(":")
         try:
             scale = float(number) if colon else 1.0
-        except ValueError:  # a colon inside the path
+        except ValueError:  # the path contains a colon
             file, scale = rest, 1.0
         file = file if colon else rest
         if not file:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
 
-_SOFTWARE_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")  # of Mesa, Chromium and Windows
+_SOFTWARE_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")  # by Mesa, Google, Microsoft
 
 
 def is_software_device(name: str) -> bool:

@@ -132,7 +132,7 @@ def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
 _USER = as_characters("<|im_start|>user\n")
 _ASSISTANT = as_characters("<|im_start|>assistant\n")
 _END = as_characters("<|im_end|>")
-# Noise logits are at most 8, so at temperature 0.8 a noise token is at most e^-20 times as likely as the scripted
+# Noise logits are at most 8, so at temperature 0.8, a noise token is at most e^-20 times as likely as the scripted
 # token.
 _SPOKEN_LOGIT = 24.0
 HIDDEN_SIZE = 32

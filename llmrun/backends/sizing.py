@@ -115,7 +115,7 @@ def layers_run(file: GGUFFile) -> int:
     llama.cpp does not load the layers for multi-token prediction at the end, so these layers have no cache.
     """
     ahead = file.integer(f"{file.string('general.architecture')}.nextn_predict_layers", 0, minimum=0)
-    return max(0, layers_of(file) - ahead) or layers_of(file)  # all, if the file has only such layers
+    return max(0, layers_of(file) - ahead) or layers_of(file)  # all layers, if the file contains only such layers
 
 
 def storing_layers(file: GGUFFile) -> int:
@@ -230,7 +230,7 @@ def header_bytes(file: GGUFFile) -> int:
     return min((tensor.offset for tensor in file.tensors.values()), default=0)
 
 
-# The largest default context. Many models support 131,072 tokens or more, but chats rarely grow longer than this.
+# The largest default context. Many models support 131,072 tokens or more, but chats rarely need more than this default.
 # Unused parts of the cache cost nothing, because the system allocates pages on first use.
 LARGEST_DEFAULT: Final = 32_768
 # The largest default context for caches that are filled with zeros when the model is opened, so that all of their

@@ -46,7 +46,7 @@ def _pairs(adapter: AdapterFile, number: int) -> dict[str, LowRank]:
 
 
 def _floats(adapter: AdapterFile, tensor: TensorInfo, number: int) -> Matrix:
-    """Return a matrix of an adapter as float32. Its rows are dequantized and checked when they are read.
+    """Return a matrix of an adapter as float32. The rows are dequantized and checked when read.
 
     A value that is not finite would turn answers into nonsense, and nobody runs `llmrun verify` on adapters.
     """

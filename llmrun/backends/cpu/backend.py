@@ -61,7 +61,7 @@ class CpuBackend:
     def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
         architecture = architecture_of(file)
         config = architecture.read_config(file)
-        vocabulary_kernels = tokenizer_kernels(file)  # may reject the file, so this runs before anything slow
+        vocabulary_kernels = tokenizer_kernels(file)  # checked before anything slow, because the file may be rejected
         base = architecture.plan(file, config)
         self.plan = adapted(base, adapters)
         head = architecture.draft_plan(file, config) if options.draft_head else None

@@ -148,7 +148,7 @@ def cache_size(
         if asked == AUTO:
             full[0] = min(full[0], blocks_in(shared_cache_tokens(context_size, options.max_sequences, many)))
         else:
-            # In layers without a window, a token takes as much of the shared cache as with a single sequence.
+            # In layers without a window, a token has the same size in the shared cache for any number of sequences.
             cache = replace(many.footprint.cache, token=needs(1).footprint.cache.token)
             shared = replace(many, footprint=replace(many.footprint, cache=cache))
             check_cache_fits(int(asked), shared, options.kv_type, path, flag="--kv-tokens")

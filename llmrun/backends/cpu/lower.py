@@ -1,4 +1,4 @@
-"""Lowers a plan to records. This includes choosing kernels, placing buffers and inserting barriers.
+"""Lowers a plan to records: chooses kernels, places buffers and inserts barriers.
 
 The modules in backends/cpu/ops lower the individual ops.
 """

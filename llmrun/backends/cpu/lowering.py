@@ -94,7 +94,7 @@ _PRIVATE_INPUTS = (
     records.FLAG_PRIVATE_FIFTH,
 )
 
-STEP_COUNTS = {  # the words of the step record with the numbers of rows
+STEP_COUNTS = {  # the words of the step record that contain numbers of rows
     Rows.ALL: records.STEP_ROWS,
     Rows.WANTED: records.STEP_WANTED,
     Rows.SCORED: records.STEP_SCORED,
@@ -125,7 +125,7 @@ class OpRecord:
     # The input, if this record is a matrix product that does not add to an existing output, or else None. If the next
     # record is a matrix product with the same input, no barrier is needed between the records.
     independent_input: Value | None = None
-    of_adapters: bool = False  # true if the record is only needed for rows that use a LoRA adapter
+    of_adapters: bool = False  # true if only rows that use a LoRA adapter need the record
 
 
 @dataclass(slots=True)
@@ -136,11 +136,11 @@ class Lowered:
     counters: NDArray[np.int64]  # [ops, 8]; each claim counter has its own cache line
     kernels: list[KernelName]  # the kernel of each record
     origins: list[int]  # for each record, the index of its op in the plan
-    written: list[list[tuple[Value, Buffer]]]  # for each op, the values in buffers that it writes
+    written: list[list[tuple[Value, Buffer]]]  # for each op, the values that the op writes to buffers
     logits_width: int  # the vocabulary size, padded to whole vectors; 0 if the model has no logits
     hidden: NDArray[np.float32] | None  # [rows, hidden size]: where the last step left the plan's hidden state
     given: NDArray[np.float32] | None  # [rows, hidden size]: where a step finds the hidden states that it is given
-    experts_used: int  # number of rows that a CHOSEN value has for each row of the step
+    experts_used: int  # number of rows of a CHOSEN value for each row of the step
     of_adapters: NDArray[np.bool_]  # [ops]: the records that are only needed if a row of the step uses a LoRA adapter
     reaches: list[Reach]  # the reaches of the plan
     keep: list[object] = field(default_factory=list)

@@ -30,7 +30,7 @@ from llmrun.formats.layouts.kv import BLOCK
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# A sequence can be truncated by this many tokens, in addition to those of its last step, without losing its window.
+# A sequence can be truncated by its last step and this many more tokens without losing its window.
 # Chats truncate when they retry, or when an answer is rendered differently from how it was generated. llama.cpp uses
 # the same number of tokens.
 _CUT_BACK: Final = 256

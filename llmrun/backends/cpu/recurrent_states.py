@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CHECKPOINT_DISTANCE: Final = 512  # tokens
 _BUDGET: Final = 256 << 20  # bytes for checkpoints
 _MOST: Final = 64  # checkpoints; the memory would hold more for small models
-# This many rows before the first wanted logits are a prompt. Fewer rows may be tokens that a grammar forces.
+# If this many rows precede the first wanted logits, the rows are a prompt. A grammar may force fewer tokens.
 _LEAST_PROMPT: Final = 64
 
 
@@ -94,10 +94,10 @@ class RecurrentStates:
         self.bases: list[int | None] = [0] * n_sequences
         self._buffers = [0] * n_sequences  # index of the replay buffer with the rows since the base
         self._reads_prompt = [True] * n_sequences
-        self._owned: list[list[_Checkpoint]] = [[] for _ in range(n_sequences)]  # in order of position
+        self._owned: list[list[_Checkpoint]] = [[] for _ in range(n_sequences)]  # checkpoints in order of position
         self._free = list(range(len(checkpoints[0]) - 1, -1, -1))
         self._uses = 0
-        # Each run of the step, its new base, and whether it ends a prompt whose state is still to be saved.
+        # Each run of the step, its new base, and whether the run ends a prompt whose state is not saved yet.
         self._pending: list[tuple[Run, int, bool]] = []
 
     def reachable(self, seq: int, n: int) -> list[int]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # How long a waiting thread spins before it sleeps on the futex. A thread that spins for longer may occupy a core that
 # another thread needs. The first two rows show the decode speed of SmolLM2 on a Xeon whose pause takes 45 ns, and the
-# third shows the time of a step on a Xeon whose pause takes 11 ns (2 threads on 2 cores):
+# third row shows the time of a step on a Xeon whose pause takes 11 ns (2 threads on 2 cores):
 #
 #   microseconds                    0.4   1     2     4     5     8    13    45   180
 #   idle, tok/s                         225               289               281   284
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 #   idle, 1 row, ms                 6.8   6.4   4.4   4.2   4.1   4.3   4.3   4.2
 _SPIN_SECONDS = 5e-6
 _MEASURED_PAUSES = 1000
-_WAIT_SECONDS = 0.1  # the longest that the main thread sleeps before it checks for signals
+_WAIT_SECONDS = 0.1  # the longest sleep of the main thread between checks for signals
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 
@@ -67,8 +67,8 @@ TEAM_KERNELS = (WORK, START, WAIT, SPIN)
 class Team:
     """A team of `n_threads` workers for one lowered plan.
 
-    The calling thread runs no ops. It sleeps until the step is done and wakes up for signals. `work` is the kernel that
-    every worker runs.
+    The calling thread runs no ops. This thread sleeps until the step is done and wakes up for signals. `work` is the
+    kernel that every worker runs.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Team:
         self._set(records.STEP_SYNC, address_of(self._sync))
         self._set_sync(records.SYNC_SPIN, round(_SPIN_SECONDS / self._pause_seconds(kernels[SPIN])))
         threads: list[threading.Thread] = []
-        # This also runs at interpreter exit, before the arrays that the workers use are freed.
+        # The finalizer also runs at interpreter exit, before the arrays that the workers use are freed.
         self._finalizer = weakref.finalize(
             self, _stop_workers, self._process, self._sync, self._step, self._start, threads
         )
@@ -205,7 +205,7 @@ class Team:
         except BaseException:
             self.cancel()
             while self._sync[records.SYNC_STEP // records.WORD] >= number and not self._is_done(number):
-                # Ignore a second Ctrl-C here because the first one is about to be raised.
+                # Ignore a second Ctrl-C, because the first KeyboardInterrupt is about to be raised.
                 with contextlib.suppress(BaseException):
                     self._sleep_until_done(number)
             raise
@@ -324,7 +324,7 @@ def _digest(outputs: list[NDArray[np.float32]]) -> str:
     return hashed.hexdigest()[:_DIGITS]
 
 
-_LAYERS, _OUTPUT = "blk.", "output."  # how the names of the matrices begin
+_LAYERS, _OUTPUT = "blk.", "output."  # prefixes of the names of matrices
 _ROWS = 64  # rows that are squared at a time, so that the squares stay in the CPU's cache
 
 
@@ -423,7 +423,7 @@ def _readings(plan: Plan, lowered: Lowered, firsts: list[int], prefixes: tuple[s
     known: dict[tuple[Value, Routing | None], InputSums] = {}
     for number, op in enumerate(plan.ops):
         if isinstance(op, Product) and op.weight.name.startswith(prefixes):
-            name = op.weight.name.partition("[")[0]  # without the rows of a part (Matrix.part)
+            name = op.weight.name.partition("[")[0]  # the name without the row range of a part (Matrix.part)
             routing = op.routed_by
             found = known.get((op.x, routing))
             if found is None:

@@ -1,4 +1,4 @@
-"""A team that times every op, for profiles. Its workers run a separate kernel, so normal teams have no overhead."""
+"""A team that times every op, for profiles. The workers run a separate kernel, so normal teams have no overhead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepTimes:
     """
 
     working: NDArray[np.float64]
-    waiting: NDArray[np.float64]  # at the barrier after the op, or 0 without a barrier
+    waiting: NDArray[np.float64]  # seconds spent waiting at the barrier after the op, or 0 without a barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Clock:
             frequency = ctypes.c_int64()
             kernel32.QueryPerformanceFrequency(ctypes.byref(frequency))
             return cls(function_address(kernel32.QueryPerformanceCounter), -1, 1, float(frequency.value))
-        if sys.platform == "darwin":  # where CLOCK_MONOTONIC only has microsecond resolution
+        if sys.platform == "darwin":  # on macOS, CLOCK_MONOTONIC only has microsecond resolution
             identity = time.CLOCK_UPTIME_RAW
         else:
             identity = time.CLOCK_MONOTONIC

@@ -28,12 +28,12 @@ from llmrun.model.plan.matrix import Matrix
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The sizes of the chunks of weights that a thread claims. Chunks of at least the smallest size make the 50 ns that a
-# claim takes negligible. Larger chunks are read faster, because hardware prefetchers need long streams (_STREAMS in
-# kernels/linear/parts.py has the details). But the chunk that is multiplied and the next one, which is prefetched at
-# the same time, share the core's L2 cache with activations. The table shows how fast Q4_0 is read in four streams, in
-# GB/s, on an AMD Zen 3 with 512 KB of L2 cache per core. The figures come from one run, but other runs reached up to 21
-# GB/s with two threads:
+# The sizes of the chunks of weights that a thread claims. With chunks of at least the smallest size, the 50 ns of a
+# claim are negligible. Larger chunks are read faster, because hardware prefetchers need long streams (see _STREAMS in
+# kernels/linear/parts.py). However, the chunk that is multiplied and the next chunk, which is prefetched at the same
+# time, share the core's L2 cache with activations. The table shows how fast Q4_0 is read in four streams, in GB/s, on
+# an AMD Zen 3 with 512 KB of L2 cache per core. The figures come from one run, but other runs reached up to 21 GB/s
+# with two threads:
 #
 #   chunk, KB       18    36    72   144   288
 #   one thread     9.5  11.5  12.6  11.1  11.3
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # out before the way of prefetching is chosen, so all ways use the same size.
 _CHUNK_BYTES = 24 << 10
 _LARGE_CHUNK_BYTES = 80 << 10
-_CHUNKS_PER_THREAD = 16  # at least this many large chunks per thread, so that threads do not wait long for the last one
+_CHUNKS_PER_THREAD = 16  # the minimum number of large chunks per thread, which shortens the wait for the last chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ _STAGING_BYTES = 1 << 20
 # second, 128 Ki at 329, 512 Ki at 333 and 2 Mi at 163.
 _WIDENED_WEIGHTS = 256 << 10
 
-# The interpreter's switch interval while weights are packed. Python's default of 5 ms is ten times as long as packing
-# one part takes.
+# The interpreter's switch interval while weights are packed. Python's default of 5 ms is ten times the time to pack one
+# part.
 _SWITCH_SECONDS = 1e-4
 
 Progress = Callable[[int, int], None]  # (matrices done, total matrices)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
-MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
+MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits these rows further
 _SHARES = ("qwen3", "qwen3vl")  # architectures whose rerankers return probabilities in llama.cpp, instead of logits
 
 

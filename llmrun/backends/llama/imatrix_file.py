@@ -159,7 +159,7 @@ def _read_older(path: Path) -> Imatrix:
             count = _count(path, file, size)
             sums = np.frombuffer(_exactly(path, file, 4 * count), "<f4")
             entries[name] = Entry(sums, np.array([max(1, calls)], np.float32))
-        if file.tell() == size:  # the oldest files end here
+        if file.tell() == size:  # the oldest files contain no further fields
             return Imatrix(entries, (), 0)
         (chunks,) = _INT.unpack(_exactly(path, file, _INT.size))
         return Imatrix(entries, (_text(path, file, size),), max(0, chunks))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from llmrun.backends.llama.process import LlamaProcess
 
-RECURRENT_CELL: Final = 2  # words for each cell
+RECURRENT_CELL: Final = 2  # words per cell of a saved sequence
 CELL: Final = 3
 MROPE_CELL: Final = 6
 

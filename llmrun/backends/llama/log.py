@@ -59,7 +59,7 @@ REBUILD = "this build of llama.cpp is for other GPUs: `llmrun doctor` prints the
 
 # llama.cpp first logs the cause of a GPU error, and then aborts with a message that names no cause.
 _CAUSE = re.compile(r"^(?:CUDA|ROCm|MUSA) error: (.+)$", re.MULTILINE)
-_VULKAN_CAUSE = re.compile(r"what\(\): +(vk::.+: Error\w+)$", re.MULTILINE)  # an uncaught exception
+_VULKAN_CAUSE = re.compile(r"what\(\): +(vk::.+: Error\w+)$", re.MULTILINE)  # the message of an uncaught exception
 _INITIALIZING = re.compile(r"failed to initialize (?:CUDA|ROCm|MUSA): (.+)$", re.MULTILINE)
 _NO_DEVICE = "no CUDA-capable device"
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -68,7 +68,7 @@ _HIDING_FROM_VULKAN = "GGML_VK_VISIBLE_DEVICES"
 _UNSET = "unset the variable to use the GPU"
 _OUT_OF_VULKAN_MEMORY = re.compile("OutOf(?:Device|Host)Memory")
 
-# CUDA's descriptions of errors, in order of precedence, with the advice for each.
+# CUDA's descriptions of errors, in order of precedence, with the advice for each error.
 _ADVICE = (
     (r"no kernel image|device kernel image is invalid|unsupported toolchain", REBUILD),
     (
@@ -133,7 +133,7 @@ _NO_VULKAN_GPU = GpuProblem(
 def why_no_gpu(log: str, vulkan: bool | None = None) -> GpuProblem:
     """Return why a build with GPU support found no GPU, given llama.cpp's log.
 
-    Without a driver, CUDA reports that the driver is too old. This function does not return that misleading reason.
+    Without a driver, CUDA reports that the driver is too old. This misleading reason is not returned.
 
     vulkan  whether Vulkan started, or None if this build of llama.cpp does not use it
     """

@@ -80,7 +80,7 @@ _NOT_APPLIED: Final = (
     "time_mix_decay_w2",
 )
 
-_NOT_IN_LATENT: Final = ("attn_q", "output")  # in models that compress keys and values (MLA)
+_NOT_IN_LATENT: Final = ("attn_q", "output")  # in MLA models, tensors without adapters
 
 
 def check_applied(adapters: Iterable[AdapterFile], model: GGUFFile) -> None:

@@ -18,12 +18,12 @@ from math import prod
 from typing import Any
 
 # This line wakes the reader shortly before the answer arrives. Otherwise, the reader would not be scheduled until the
-# writer goes to sleep. With one thread on each of 2 processors, this reduced the time between two forward passes from
-# 690 us (568 to 719) to 485 us (462 to 529). With a single thread, it made no difference.
+# writer goes to sleep. With one thread on each of 2 processors, waking the reader early reduced the time between two
+# forward passes from 690 us (568 to 719) to 485 us (462 to 529). With a single thread, the time did not change.
 NEARLY = b"nearly\n"
 _FORWARD = b"forward "
 _DONE = b"done "
-_WATCHED_S = 0.0005  # a little longer than the 0.3 ms between two tokens
+_WATCHED_S = 0.0005  # seconds, slightly more than the 0.3 ms between two tokens
 
 
 def request_line(operation: str, number: int, fields: dict[str, Any]) -> bytes:
@@ -98,7 +98,7 @@ class SharedMemory:
 
             return cls(f"llmrun-{os.getpid()}-{secrets.token_hex(8)}")
         if hasattr(os, "memfd_create"):
-            with contextlib.suppress(OSError):  # a sandbox may forbid the call
+            with contextlib.suppress(OSError):  # a sandbox may forbid the system call
                 return cls(str(os.memfd_create("llmrun")))
         import tempfile
 
@@ -135,11 +135,11 @@ def rounded_to_pages(n_bytes: int) -> int:
 FLAG_BYTES = PAGE
 
 # Maximum number of rows whose logits or hidden states a llama_decode call returns. llama.cpp reserves space for the
-# logits of all these rows in its compute buffer. Its default of 512 rows takes half a gigabyte for a vocabulary of
-# 262,144 tokens. The engine only needs the logits of one row per sequence.
+# logits of all these rows in its compute buffer. For llama.cpp's default of 512 rows, the logits take half a gigabyte
+# with a vocabulary of 262,144 tokens. The engine needs the logits of only one row per sequence.
 MOST_WANTED = 64
 
-CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this
+CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this number
 
 
 class Layout:

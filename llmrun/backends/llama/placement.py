@@ -1,8 +1,9 @@
 """Computes the memory that a model needs on llama.cpp, and chooses its context size and number of GPU layers.
 
-llama.cpp offloads the output layer first and then the last layers. It divides them among the GPUs in proportion to
-their free memory, or in the user's proportions. llama.cpp does not compute how many layers fit, so this module computes
-the number for "auto". Devices of RPC servers count as GPUs, because each server reports its free memory.
+llama.cpp offloads the output layer first and then the last layers. llama.cpp divides the layers among the GPUs in
+proportion to their free memory, or in the user's proportions. llama.cpp does not compute how many layers fit, so this
+module computes the number for "auto". Devices of RPC servers count as GPUs, because each server reports its free
+memory.
 
 Main memory is counted for llama.cpp and the llmrun process together.
 """
@@ -56,11 +57,11 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.formats.gguf.tensors import TensorInfo
 
-ALL_LAYERS = -1  # stands for all layers where a number of layers is expected
+ALL_LAYERS = -1  # the value that means all layers where a number of layers is expected
 
 _MARGIN = 1 << 30  # bytes left free on each GPU for other programs and uncounted buffers; llama.cpp's own margin
 _ROWS = 512  # rows that llama.cpp computes in one batch
-_CACHE_STEP = 256  # tokens; llama.cpp rounds the cache of a sliding window up to a multiple of this
+_CACHE_STEP = 256  # tokens; llama.cpp rounds the cache of a sliding window up to a multiple of this number
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
 _WITH_THE_FIRST_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
@@ -109,7 +110,7 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
     vocabulary = file.tensors[_EMBEDDINGS].n_rows if _EMBEDDINGS in file.tensors else 0
     rows = max(_ROWS, cache_tokens) if is_encoder(file) else _ROWS
     activations = 4 * rows * (6 * width + 3 * inner + 4 * _of_all_layers(file)) + 4 * MOST_WANTED * vocabulary
-    scores = 4 * rows * heads * min(cache_tokens, 8192)  # needed only without flash attention
+    scores = 4 * rows * heads * min(cache_tokens, 8192)  # attention scores are needed only without flash attention
     return LayerSizes(tuple(layers), output, activations + scores, visiting)
 
 
@@ -286,7 +287,7 @@ def footprint_on_llama(
     """
     scratch = resident_activations(file)
     if is_encoder(file):
-        # The batch has as many rows as the context. llama.cpp also reserves and clears logits, which it never computes.
+        # The batch has as many rows as the context. llama.cpp also reserves and clears logits, but never computes them.
         vocabulary = len(file.strings("tokenizer.ggml.tokens"))
         scratch, cache = 0, replace(cache, token=cache.token + row_bytes(file) + 4 * vocabulary)
     tensors, mapped = list(file.tensors.values()), file.file_bytes
@@ -374,7 +375,7 @@ def decide_placement(
     if wanted == 0:
         return _context_in_memory(options, file, adapters, train_context), 0
     found = used_devices(options, devices())
-    if not found and wanted is not None:  # all layers then run on the CPU
+    if not found and wanted is not None:  # without devices, all layers run on the CPU
         return _context_in_memory(options, file, adapters, train_context), wanted
     known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from llmrun.backends.llama.rpc_servers import RpcServer
 
 _WORKER = "backends.llama.worker"
-_KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, which contains the reason for a crash
-_EXIT_S = 5.0  # how long to wait for the process to exit
-_STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
-_LOOK_MS = 500  # how often to look at the stop flag while RPC servers compute
+_KEPT_BYTES = 64 << 10  # bytes to keep from the end of stderr, which contains the reason for a crash
+_EXIT_S = 5.0  # seconds to wait for the process to exit
+_STOP_S = 20.0  # seconds to wait for the current work to stop; a GPU may be in the middle of a long prefill
+_LOOK_MS = 500  # interval between checks of the stop flag while RPC servers compute
 _PIECE_BYTES = 1 << 20  # maximum size of one write
-# These are the forms in which llama.cpp and the C++ library report a fatal error.
+# These patterns match the fatal errors that llama.cpp and the C++ library report.
 _REASON = re.compile(
     r"GGML_ASSERT\(.*|[\w-]+\.(?:cpp|c|cu|m):\d+: (?!GGML_ASSERT).*|.*what\(\):.*|.*CUDA error.*|.*: error: .*"
 )

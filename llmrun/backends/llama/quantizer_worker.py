@@ -81,7 +81,7 @@ class _Quantizer:
         for entry, (name, values) in zip(entries, means.items(), strict=False):
             entry.name, entry.size = name.encode(errors="surrogateescape"), values.size
             entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        self._kept = means  # the entries point into these arrays
+        self._kept = means  # the entries contain pointers to these arrays
         return entries
 
     def _overrides(self, path: str, measured: Imatrix) -> Any:

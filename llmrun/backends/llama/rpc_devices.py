@@ -37,7 +37,7 @@ def keep_connections_alive() -> None:
     except OSError:  # systems such as Windows have no /dev/fd
         return
     for descriptor in descriptors:
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the directory listing itself is already closed
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 with socket.socket(fileno=os.dup(descriptor)) as connection:
                     _keep_alive(connection)
@@ -52,7 +52,7 @@ def _keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-_ANSWER_S = 10.0  # A server that is idle answers within milliseconds.
+_ANSWER_S = 10.0  # An idle server answers within milliseconds.
 _OTHER_VERSION = re.compile(r"RPC server version mismatch: ([\d.]+)")
 
 
@@ -172,7 +172,7 @@ def _refused(process: LlamaProcess, who: str, crash: BackendCrashed) -> NetworkE
 
 _RPC = b"RPC"
 _GPU, _INTEGRATED = 1, 2  # ggml device types
-_WITHOUT_GPUS = frozenset({"CPU", "BLAS", "RPC", "ZenDNN", "zDNN"})  # backends that never have a GPU of this machine
+_WITHOUT_GPUS = frozenset({"CPU", "BLAS", "RPC", "ZenDNN", "zDNN"})  # ggml backends without GPUs of this machine
 
 
 def usable_gpus(ggml: Any) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ def _addresses_of(name: str) -> list[str]:
 def _attempt(work: Callable[[], list[str]], answers: list[list[str] | OSError]) -> None:
     try:
         answers.append(work())
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
+    except (OSError, UnicodeError) as error:  # A UnicodeError means that a label of the name is too long.
         answers.append(error if isinstance(error, OSError) else OSError("the name is invalid"))
 
 

@@ -92,7 +92,7 @@ def _end_with_the_parent(requests: int) -> None:
     started this process ends, even if the parent is still alive.
     """
     if sys.platform == "win32":
-        return  # The worker notices when it reads the next request.
+        return  # The worker detects the closed pipe when it reads the next request.
     hung_up = select.poll()
     hung_up.register(requests, 0)
 
@@ -104,7 +104,7 @@ def _end_with_the_parent(requests: int) -> None:
 
 
 # llama.cpp splits most text with std::regex, which recurses for every character of a match and uses 326 bytes of stack
-# per character. With an 8 MiB stack, a run of 25,000 dots crashes the process.
+# each time. With an 8 MiB stack, a run of 25,000 dots crashes the process.
 _STACK_OF_A_BYTE = 1024
 _SHORT_TEXT = 4096
 _MOST_STACK = 1 << 30
@@ -113,9 +113,9 @@ _MOST_STACK = 1 << 30
 _INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
-_UBATCH = 512  # rows that llama.cpp runs at a time, which is also its default
+_UBATCH = 512  # rows that llama.cpp runs at a time, which is also llama.cpp's default
 _PROGRESS_STEPS = 50
-_ALL = 0  # save everything that belongs to a sequence
+_ALL = 0  # the flags for saving all data of a sequence
 
 
 def main() -> None:
@@ -153,14 +153,14 @@ class LlamaWorker:
         self._cache: Any = None
         self._mapping: mmap.mmap | None = None
         self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
-        # Keep a reference to the callback while llama.cpp may call it. Calling it after garbage collection would crash.
+        # Keep a reference to the callback while llama.cpp may call it. Calling a collected callback would crash.
         self._log = self._llama.llama_log_callback(self._take_log_line)
         self._llama.llama_log_set(self._log, ctypes.c_void_p(0))
         self._llama.llama_backend_init()
 
     def do_devices(self) -> dict[str, Any]:
         """Return the GPUs with their free memory, or why there are none, if known."""
-        # ggml is called through the loaded llama.cpp library. A second copy would have its own list of devices.
+        # ggml is called through the loaded llama.cpp library. A second copy of ggml would have its own list of devices.
         devices = usable_gpus(self._llama._lib)
         offloads = supports_gpus(self._llama._lib) or bool(devices)
         why = GpuProblem()
@@ -507,11 +507,11 @@ class LlamaWorker:
     def _reaches_back(self, seq: int, n: int) -> bool:
         if self._llama.llama_memory_seq_pos_max(self._cache, seq) != n - 1:
             return False
-        window = self._llama.llama_model_n_swa(self._model)  # includes the current token
+        window = self._llama.llama_model_n_swa(self._model)  # the window includes the current token
         return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window + 1)
 
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
-        if level in (_INFO, _WARNING, _ERROR):  # This skips hundreds of debug lines and the dots of a progress bar.
+        if level in (_INFO, _WARNING, _ERROR):  # Skip hundreds of debug lines and the dots of a progress bar.
             self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
         if level == _ERROR:
             os.write(2, text)  # The parent keeps the end of this stream, even if llama.cpp aborts now.

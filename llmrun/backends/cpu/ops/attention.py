@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.ops.base import Op
 
 # The maximum memory for partial results, in bytes, unless a single row needs more. A step touches only the part that it
-# uses. In a 1.24B model with 32 heads of 64 features, this is enough for 8 rows at a depth of 50,000. Steps that need
+# uses. In a 1.24B model with 32 heads of 64 features, this limit allows 8 rows at a depth of 50,000. Steps that need
 # more memory are not split over chunks.
 _MOST_PARTIALS = 32 << 20
 

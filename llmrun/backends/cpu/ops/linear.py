@@ -173,7 +173,7 @@ def _seconds(op: Linear | HeadLinear, speeds: SpeedTable, kv_type: str, step: St
     speed = speeds.linear(op.weight.packed)
     reading = needs.weight_bytes / speed.read
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
-    # The read speed was measured with a single row, so it includes the multiply-adds of one row.
+    # The read speed was measured with a single row, so the speed includes the multiply-adds of one row.
     return speed.op + (max(reading, multiplying) if step.of(op.x) > 1 else reading)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.measured import SpeedTable
     from llmrun.model.plan.ops.base import Op
 
-_MOST_VECTORS = 4  # the most vectors of matrix columns that a thread processes at a time
+_MOST_VECTORS = 4  # the maximum number of vectors of matrix columns that a thread processes at a time
 _NOTHING = Buffer(0, 0, private=False)
 
 _Recurrence = DeltaRule | Ssd | SelectiveScan

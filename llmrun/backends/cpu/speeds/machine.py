@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 ROWS = 256  # the number of rows in a step with many rows
 
-_REGION = 256 << 20  # bytes of weights, more than fits in most caches
+_REGION = 256 << 20  # bytes of weights, which is more than most caches hold
 _LARGE, _SMALL = 16 << 20, 384 << 10  # bytes per matrix
 _N_LARGE, _N_SMALL = 12, 150
 _COLUMNS = 2048
-_KIND_OF_WIDE = min(WIDENED_TYPES)  # any widened type, because all of them have the same memory layout
-_BYTE = 0x2C  # fills all weights; it is not denormal when read as float16, float32 or a scale
+_KIND_OF_WIDE = min(WIDENED_TYPES)  # any widened type, because all widened types have the same memory layout
+_BYTE = 0x2C  # the byte in all weights, which is not denormal when read as float16, float32 or a scale
 _LAYERS = 8  # the number of attention layers in a trial
 # The number of features between attention layers. Without this bottleneck, the matrices for 32 heads of 576 and 512
 # features would take 306 MiB.
@@ -62,7 +62,7 @@ _WARM_SECONDS, _SECONDS = 0.03, 0.08
 
 
 class OpSpeeds:
-    """A benchmark of ops with `n_threads` threads. It allocates more than 256 MiB of memory."""
+    """A benchmark of ops with `n_threads` threads. The benchmark allocates more than 256 MiB."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -77,7 +77,7 @@ class OpSpeeds:
         kind = _KIND_OF_WIDE if packed == WIDE else packed
         before = self._reading(kind)
         multiply = tuple(self._multiplying(kind, width) for width in WIDTHS)
-        after = self._reading(kind)  # read speeds are measured twice, because the results differed by up to a third
+        after = self._reading(kind)  # measured twice, because read speeds differed by up to a third
         return LinearSpeed(2 / (1 / before[0] + 1 / after[0]), (before[1] + after[1]) / 2, multiply)
 
     def rows(self) -> dict[str, RowSpeed]:

@@ -171,7 +171,7 @@ _ROUNDS = 60_000_000  # about 0.1 s, long enough that a thread that starts late 
 class MachineLimits:
     """A benchmark of this machine's limits with `n_threads` threads.
 
-    It allocates `memory_bytes` of memory to read from, which should be larger than any CPU cache.
+    The benchmark reads from `memory_bytes` of memory, which should be more than any CPU cache holds.
     """
 
     def __init__(self, n_threads: int, memory_bytes: int = 1 << 30) -> None:
