@@ -185,7 +185,7 @@ class OpenOptions:
     rpc_anyway     allow RPC servers at addresses that are not private
     keeps_rows     always keep the last 16 tokens removable, which a draft model requires; models with a recurrent state
                    then run each step more slowly
-    draft_head     load the model's draft head, if it has one that the backend supports
+    draft_head     load the model's draft head, if the backend supports the head
     saves_state    allow KVCache.save and KVCache.load, which need a key that takes a few milliseconds to compute
     adapters       LoRA adapters that requests can use, each in the notation of --lora: [NAME=]FILE[:SCALE]
     progress       called with the progress of loading or compiling

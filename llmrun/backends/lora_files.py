@@ -89,7 +89,7 @@ def opened_adapters(asked: Sequence[str], model: GGUFFile) -> Iterator[list[Adap
 
 
 def described(asked: Sequence[str], files: Sequence[AdapterFile]) -> tuple[Adapter, ...]:
-    """Return the descriptions of open adapters. Raises UsageError if two have the same name."""
+    """Return the descriptions of open adapters. Raises UsageError if two adapters have the same name."""
     from llmrun.backends.base import identity_of
 
     adapters: dict[str, Adapter] = {}

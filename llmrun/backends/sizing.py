@@ -62,7 +62,7 @@ class KVBytes:
 def head_sizes(file: GGUFFile, windows: Sequence[int], default: int) -> list[tuple[int, int]]:
     """Return the key and value sizes of one head in each layer, in features, as llama.cpp caches them.
 
-    Sliding-window layers may have sizes that differ from those of the other layers. If the file does not specify a
+    Sliding-window layers may have sizes that differ from the sizes of other layers. If the file does not specify a
     size, the result is `default`. With latent attention (MLA), values are part of the cached keys, so their size is 0.
     """
     attention = f"{file.string('general.architecture')}.attention"

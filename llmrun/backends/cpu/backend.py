@@ -144,8 +144,8 @@ class CpuBackend:
     ) -> None:
         """Load all kernels in one call, so that the first run compiles them in parallel.
 
-        The sampling kernel takes long to compile, so it is the first one. At the end, it would keep one core busy after
-        all other cores have finished.
+        The sampling kernel is the first, because it takes long to compile. As the last kernel, it would keep one core
+        busy after all other cores have finished.
         """
         lowered = [self.lowered] if self.draft_head is None else [self.lowered, self.draft_head.lowered]
         kernels = [KernelName.of(*SAMPLING_KERNEL), *(kernel for part in lowered for kernel in part.kernels)]

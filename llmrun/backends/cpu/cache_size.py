@@ -95,7 +95,7 @@ _MOST_ROWS_AT_ONCE = 8192
 def rows_of_step(plan: Plan, train_context: int, asked_context: int | None) -> int:
     """Return the maximum number of rows in a step.
 
-    Without a causal mask, a step must have room for all rows of a sequence, which is then as long as the context.
+    Without a causal mask, all rows of a sequence are in one step, so a step must have room for a whole context.
     """
     if plan.is_causal:
         return MAX_ROWS

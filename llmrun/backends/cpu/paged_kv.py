@@ -7,7 +7,7 @@ the model has recurrent layers, their state at the position must be available, t
 Blocks are reference-counted. Sharing a prefix copies only part of a block table. A block that several sequences share
 is copied before one of them writes to it.
 
-A saved part has one block of every pool. Pools of layers with a sliding window no longer hold the old blocks of a
+A saved part contains one block of every pool. Pools of layers with a sliding window no longer hold the old blocks of a
 sequence, which are therefore missing from its parts. Bit i of `contents` is set if the part contains a block of pool i.
 """
 

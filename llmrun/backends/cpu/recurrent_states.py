@@ -3,7 +3,7 @@
 A sequence can be shortened to its base or any later position at no cost (layouts/kv.py). To shorten a sequence further,
 a checkpoint is restored, which is a copy of the state at an earlier position. Checkpoints are made near the end of each
 prompt and every 512 tokens, but besides its last checkpoint, a sequence keeps only one checkpoint within 512 tokens.
-All sequences share the memory for checkpoints. When it is full, the least recently used checkpoint is dropped.
+All sequences share the memory for checkpoints. When this memory is full, the least recently used checkpoint is dropped.
 """
 
 from __future__ import annotations

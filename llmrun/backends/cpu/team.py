@@ -283,7 +283,7 @@ _DIGITS = 16  # hexadecimal digits of a digest
 
 
 class WatchedTeam(PausingTeam):
-    """A team whose steps take a few times as long, because all threads stop after each op.
+    """A team whose steps take several times as long, because all threads stop after each op.
 
     digests  the digests of the outputs of each op of the last step, and the digest of the logits
     """

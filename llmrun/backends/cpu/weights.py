@@ -126,7 +126,7 @@ def packing_kernels(matrices: Sequence[Matrix]) -> list[KernelName]:
 def widened(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Convert uint8[rows, row bytes in the file] to uint8[rows, 40 * columns / 32].
 
-    Each block of the result has two scales and 32 integers. A weight is exactly the product of its integer and scale.
+    Each block of the result contains two scales and 32 integers. A weight is exactly its integer times its scale.
     """
     from llmrun.formats.quants.registry import BY_NAME
 

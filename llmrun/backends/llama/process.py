@@ -218,7 +218,7 @@ class LlamaProcess:
         return read_answer(line)
 
     def _wait_for_servers(self, descriptor: int) -> None:
-        """Wait until the process has answered or ended. Kill it if it does not stop within _STOP_S of `stop`.
+        """Wait until the process has answered or ended. Kill the process if it does not stop within _STOP_S of `stop`.
 
         While llama.cpp waits for an RPC server, it does not look at the stop flag, and a server can be stuck forever.
         On Windows, where waiting for a pipe has no time limit, this method does nothing.

@@ -217,9 +217,9 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
 
 
 def supports_gpus(ggml: Any) -> bool:
-    """Return whether this build of llama.cpp can use GPUs, even if this machine has none or hides them.
+    """Return whether this build of llama.cpp can use GPUs, even if this machine has no GPUs or hides them.
 
-    llama.cpp's own answer, `llama_supports_gpu_offload`, is true only if a GPU is found or the build has RPC.
+    llama.cpp's own answer, `llama_supports_gpu_offload`, is true only if a GPU is found or the build supports RPC.
     """
     if vulkan_starts(ggml) is not None:
         return True

@@ -20,7 +20,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _STRIPS_RIGHT = 1 << 0, 1 << 3, 1 << 4, 1 << 
 
 
 class LlamaTokenizer:
-    """A `tokenizers.base.Tokenizer` that sends its work to the llama.cpp process that has the model open."""
+    """A `tokenizers.base.Tokenizer` that sends its work to the llama.cpp process of the open model."""
 
     def __init__(self, process: LlamaProcess, vocabulary_size: int, *, space_prefix: bool) -> None:
         """Read the special tokens of the open model.

@@ -1,7 +1,7 @@
 """Data types for the measured speeds of ops, the files that store these speeds, and benchmarks of the machine's limits.
 
-The cache folder has one file for each number of threads. A file is used if it is well formed, less than a month old,
-and was written for the same processor, instruction-set level, number of threads and llmrun version.
+The cache folder contains one file for each number of threads. A file is used if it is well formed, less than a month
+old, and was written for the same processor, instruction-set level, number of threads and llmrun version.
 
 machine.py measures the speeds of ops. The kernels for the limits, memory bandwidth and the rate of int8 multiply-adds,
 are in kernels/limits.py.
