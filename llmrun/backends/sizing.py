@@ -119,7 +119,7 @@ def layers_run(file: GGUFFile) -> int:
 
 
 def storing_layers(file: GGUFFile) -> int:
-    """Return how many layers store keys and values. Later layers reuse the cache of these layers or are not run."""
+    """Return how many layers store keys and values, excluding layers that reuse a cache or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
     if architecture == "gemma3n":  # Gemma 3n files do not contain this number
         from llmrun.model.archs.gemma3n import STORING

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def adapted(plan: Plan, adapters: Sequence[AdapterFile]) -> Plan:
     """Return a plan with the products of adapters, whose files must stay open until the weights have been read.
 
-    Raises UnsupportedModel if an adapter changes a tensor that only llama.cpp can adapt, such as those of experts.
+    Raises UnsupportedModel if an adapter changes a tensor that only llama.cpp can adapt, such as a tensor of experts.
     """
     if not adapters:
         return plan

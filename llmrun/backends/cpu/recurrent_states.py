@@ -276,7 +276,7 @@ class RecurrentStates:
     def _thin(self, seq: int) -> None:
         """Make room for another checkpoint of a sequence: if its last two are close, keep only the later one.
 
-        Otherwise, the short turns of a chat would use more memory than `footprint` counts, and displace all other ones.
+        Otherwise, short turns of a chat would use more memory than `footprint` counts, and displace other checkpoints.
         """
         earlier = self._owned[seq][-2:-1]
         if earlier and earlier[0].position // CHECKPOINT_DISTANCE == self._newest(seq) // CHECKPOINT_DISTANCE:

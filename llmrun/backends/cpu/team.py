@@ -195,8 +195,8 @@ class Team:
     def _run_step(self) -> None:
         """Start the workers and sleep until they are done.
 
-        A signal handler may raise an exception at any point. The workers are then stopped before it propagates, because
-        they must not use arrays that are about to be freed.
+        A signal handler may raise an exception at any point. The workers are then stopped before the exception
+        propagates, because they must not use arrays that are about to be freed.
         """
         number = int(self._sync[records.SYNC_STEP // records.WORD]) + 1
         try:
@@ -430,7 +430,7 @@ def _readings(plan: Plan, lowered: Lowered, firsts: list[int], prefixes: tuple[s
                 experts = routing.experts if routing else 1
                 found = InputSums([], np.zeros((experts, op.x.width)), np.zeros(experts, np.int64))
                 known[op.x, routing] = found
-                record = lowered.records[firsts[number + 1] - 1]  # the records before this one quantize the input
+                record = lowered.records[firsts[number + 1] - 1]  # the preceding records quantize the input
                 tables = _Tables.of(record, op) if routing else None
                 yield _Reading(firsts[number], op.x, buffers[op.x], tables, found)
             if name not in found.names:

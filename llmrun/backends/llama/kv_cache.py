@@ -121,7 +121,7 @@ class LlamaCache:
         self.truncate(seq, 0)
 
     def save(self, seq: int, n: int) -> list[SavedPart]:
-        """Return a part with all tokens of the sequence, because llama.cpp cannot save fewer."""
+        """Return a part with all tokens of the sequence, because llama.cpp cannot save only some tokens."""
         length = self.lengths[seq]
         n_bytes: int = self._process.ask("saved_size", self._doing, seq=seq)["n_bytes"]
         if not n_bytes or not min(n, length):

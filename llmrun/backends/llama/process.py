@@ -198,7 +198,7 @@ class LlamaProcess:
             self._idle = True
 
     def _end(self) -> int:
-        """Wait for the process to exit, and kill it if that takes longer than _EXIT_S. Returns its exit status."""
+        """Wait for the process to exit, and kill it if that takes longer than _EXIT_S. Returns the exit status."""
         try:
             return self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """The child process that runs llama.cpp's quantizer: `python -m llmrun.backends.llama.quantizer_worker`.
 
-llama.cpp can neither stop a quantization nor survive a failed assertion, so it runs in a process of its own that the
+llama.cpp can neither stop a quantization nor survive a failed assertion, so it runs in a separate process that the
 parent can kill. The protocol is the same as for models (messages.py), with a single operation.
 """
 

@@ -375,7 +375,7 @@ class LlamaWorker:
             room = -n
 
     def do_open_adapters(self, paths: Sequence[str]) -> dict[str, Any]:
-        """Load adapters for the open model, or return the index of one that cannot be loaded as `failed`.
+        """Load adapters for the open model, or return, as `failed`, the index of an adapter that cannot be loaded.
 
         llama.cpp frees the adapters together with their model.
         """

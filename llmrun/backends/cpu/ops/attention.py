@@ -150,7 +150,7 @@ def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -
     """Return the expected time in seconds. The keys and values are read once for all rows of the step.
 
     The read speed is capped at the memory bandwidth. In the trial (speeds/machine.py), the keys and values fit in the
-    CPU caches. In a real model, they are read from memory.
+    CPU caches. In a real model, keys and values are read from memory.
     """
     needs = _needs(op, kv_type, step)
     speed = attention_speed(op.kv, speeds, kv_type)
