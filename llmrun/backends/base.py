@@ -174,7 +174,7 @@ class OpenOptions:
                    "auto" for as many tokens as fit, from one context to one context per sequence
     cached_prefixes  number of additional sequences that keep prefixes of finished requests; backends create fewer if
                    each sequence needs memory of its own
-    threads        number of threads, or None for one per physical core
+    threads        number of threads, or None for one thread per physical core
     kv_type        precision of the KV cache, in the notation of layouts/kv.py
     reserved_memory  bytes of free memory to leave for other uses, such as a cache that another model has not filled yet
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends

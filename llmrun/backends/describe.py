@@ -1,4 +1,4 @@
-"""Builds the description of an open model (ModelInfo) from its GGUF file, and warnings about its context."""
+"""Builds the description of an open model (ModelInfo) from its GGUF file."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
 
 
 def _answer(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-    """Send a request and return its answer. Unlike `ask`, this does not wait for the work to stop after Ctrl-C."""
+    """Send a request and return its answer. Unlike `ask`, `_answer` does not wait for the work to stop after Ctrl-C."""
     return process.answer(process.tell(operation, **fields), doing)
 
 

@@ -147,7 +147,7 @@ def cache_bytes(
     """Return the size in bytes of llama.cpp's KV cache and recurrent states.
 
     cache_tokens  capacity of the cache for all sequences together
-    layers        count only the first `layers` layers, or all if it is None
+    layers        the number of layers to count from the first, or None for all layers
     """
     return sum(_layer_caches(file, cache_tokens, kv_type, max_sequences)[:layers])
 
@@ -157,7 +157,7 @@ def cache_by_context(
 ) -> KVBytes:
     """Return the size of llama.cpp's cache, with recurrent states, as a function of each sequence's context size.
 
-    layers  count only the first `layers` layers, or all if it is None
+    layers  the number of layers to count from the first, or None for all layers
     """
     windows = layer_windows(file, layers_of(file))
     most = [-(-_window_tokens(window, max_sequences) // max_sequences) if window else 0 for window in windows]

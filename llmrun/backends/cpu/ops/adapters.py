@@ -67,7 +67,7 @@ def _units(work: Lowering, op: AdapterOp, matrix_of: Callable[[LowRank], Matrix]
 
 
 def _emit(work: Lowering, op: AdapterOp, kernel: str, x: Buffer, units: Sequence[Unit], columns: int = 0) -> None:
-    """Emit a record that computes low-rank products, and one that multiplies them by B and adds them to the output."""
+    """Emit a record that computes low-rank products, and a record that adds their products with B to the output."""
     low = _low_rank_memory(work)
     out, is_logits = work.buffer_of(op.out), op.out is work.plan.logits
     assert not out.private
