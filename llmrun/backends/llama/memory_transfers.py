@@ -2,7 +2,7 @@
 
 A saved sequence can take gigabytes, so each transfer allocates its own memory. Unlike the memory of forward passes,
 this memory is freed as soon as neither process maps it. The memory is created after the child was started, so the child
-cannot inherit its file descriptor. A socket carries the descriptor instead. On Windows, memory has names.
+cannot inherit its file descriptor. A socket carries the descriptor instead. On Windows, memory is shared by name.
 """
 
 from __future__ import annotations

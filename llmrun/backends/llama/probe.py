@@ -100,7 +100,7 @@ def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
 
 
 def _find_gpus() -> Gpus:
-    """Ask llama.cpp for its GPUs. Raises LlmrunError on failure, or if finding no GPU may be temporary."""
+    """Ask llama.cpp for its GPUs. Raises LlmrunError on failure, or if the lack of GPUs may be temporary."""
     answer = _devices()
     if not answer["offloads"]:
         return Gpus((), "this build of llama.cpp has no GPU support")
