@@ -10,18 +10,35 @@ import asyncio
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmrun.base.errors import LlmrunError, shown
 from llmrun.serving.metrics import Metrics
-from llmrun.serving.protocol.apis import wire_of
-from llmrun.serving.protocol.wire import WireFormat
+from llmrun.serving.protocol.anthropic.answers import ANTHROPIC
+from llmrun.serving.protocol.ollama.answers import OLLAMA, PREFIX
+from llmrun.serving.protocol.openai_responses.answers import RESPONSES
+from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
 from llmrun.serving.refusals import error_response
+
+# Path prefixes of the APIs with a wire format other than OPENAI
+_PREFIXES: Final[Mapping[str, WireFormat]] = {
+    "/v1/messages": ANTHROPIC,
+    "/infill": LLAMA_SERVER,
+    "/v1/responses": RESPONSES,
+    "/responses": RESPONSES,
+    PREFIX: OLLAMA,
+}
+
+
+def wire_of(path: str) -> WireFormat:
+    """Return the wire format of the API that a path belongs to. Unknown routes also report errors in this format."""
+    return next((wire for prefix, wire in _PREFIXES.items() if path.startswith(prefix)), OPENAI)
+
 
 Result = TypeVar("Result")
 

@@ -137,7 +137,7 @@ def why_no_gpu(log: str, vulkan: bool | None = None) -> GpuProblem:
 
     vulkan  whether Vulkan started, or None if this build of llama.cpp does not use it
     """
-    from llmrun.base.machine.nvidia import nvidia_cards  # llama.cpp's process starts faster without this import
+    from llmrun.base.machine.gpus import nvidia_cards  # llama.cpp's process starts faster without this import
 
     failed = _INITIALIZING.search(log)
     has_driver = NVIDIA_DRIVER.exists() or bool(nvidia_cards())

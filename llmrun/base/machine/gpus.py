@@ -1,18 +1,50 @@
 """Lists the GPUs of this machine and their drivers. Nothing is run on the GPUs.
 
-NVIDIA GPUs are reported by NVIDIA's driver. Other GPUs are found on the PCI bus, where Linux lists the vendor and
+NVIDIA's driver reports its GPUs through NVML. Other GPUs are found on the PCI bus, where Linux lists the vendor and
 driver of each device. Macs with Apple silicon have a built-in GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.base.machine.nvidia import nvidia_cards
 from llmrun.base.machine.processor import number_of, processor_name, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaCard:
+    """A GPU as reported by NVIDIA's driver. Memory sizes are 0 if unknown (MIG slices, shared memory)."""
+
+    name: str
+    driver: str
+    memory: int
+    memory_free: int
+
+
+def nvidia_cards() -> list[NvidiaCard]:
+    """Return the NVIDIA GPUs and their driver version, or an empty list if there is no working driver.
+
+    If a query for one GPU fails, returns only the GPUs before it.
+    """
+    import pynvml
+
+    cards: list[NvidiaCard] = []
+    with contextlib.suppress(pynvml.NVMLError, OSError):
+        pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            total = free = 0
+            with contextlib.suppress(pynvml.NVMLError):
+                memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+                total, free = int(memory.total), int(memory.free)
+            cards.append(NvidiaCard(str(pynvml.nvmlDeviceGetName(device)), driver, total, free))
+    return cards
+
 
 _DISPLAY_CLASS = "0x03"  # the PCI class of VGA, 3D and display controllers
 _ACCELERATOR_CLASS = "0x12"

@@ -12,8 +12,8 @@ import psutil
 
 from llmrun import __version__
 from llmrun.base.machine.cpu_count import default_threads
+from llmrun.base.machine.gpus import nvidia_cards
 from llmrun.base.machine.memory import free_memory, memory_facts, processor_quota, whole_memory
-from llmrun.base.machine.nvidia import nvidia_cards
 from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
 
 _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")

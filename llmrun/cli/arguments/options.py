@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -80,26 +80,15 @@ PromptCache = Annotated[
     Path | None,
     typer.Option("--prompt-cache", metavar="FILE", help="Cache the processed prompt in this file for later runs."),
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="NAME",
-        help=f"Model, preset, .gguf file, or server URL#MODEL.  [default: {Settings().model}]",
-        autocompletion=models,
-    ),
-]
-LocalModel = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="NAME",
-        help=f"Model, preset or .gguf file.  [default: {Settings().model}]",
-        autocompletion=models,
-    ),
-]
+
+
+def _model_option(names: str) -> Any:
+    shown = f"{names}.  [default: {Settings().model}]"
+    return typer.Option("-m", "--model", metavar="NAME", help=shown, autocompletion=models)
+
+
+Model = Annotated[str | None, _model_option("Model, preset, .gguf file, or server URL#MODEL")]
+LocalModel = Annotated[str | None, _model_option("Model, preset or .gguf file")]
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")]
 MaxTokens = Annotated[
     int | None,

@@ -15,8 +15,7 @@ from llmrun.backends.llama import probe
 from llmrun.backends.llama.placement import layer_sizes
 from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, DoesNotFit
-from llmrun.base.machine.gpus import gpus
-from llmrun.base.machine.nvidia import nvidia_cards
+from llmrun.base.machine.gpus import gpus, nvidia_cards
 from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.gpu_contract import (
     LAYERS,

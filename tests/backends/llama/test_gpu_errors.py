@@ -13,8 +13,8 @@ from llmrun.backends.llama.log import REBUILD, advice_for, gpu_error, why_no_gpu
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.registry import Gpus
 from llmrun.base.errors import BackendCrashed, LlmrunError
-from llmrun.base.machine import nvidia
-from llmrun.base.machine.nvidia import NvidiaCard
+from llmrun.base.machine import gpus
+from llmrun.base.machine.gpus import NvidiaCard
 from tests.support.backends.fake_llama import fake_llama
 
 OUTPUT = """\
@@ -33,7 +33,7 @@ H100 = NvidiaCard("NVIDIA H100", "550.1", 1, 1)
 def drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[NvidiaCard]:
     """Return the GPUs that NVIDIA's driver reports, which a test can add to."""
     cards: list[NvidiaCard] = []
-    monkeypatch.setattr(nvidia, "nvidia_cards", lambda: cards)
+    monkeypatch.setattr(gpus, "nvidia_cards", lambda: cards)
     monkeypatch.setattr(log_module, "NVIDIA_DRIVER", tmp_path / "version")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return cards

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.machine import gpus
-from llmrun.base.machine.gpus import Gpu
-from llmrun.base.machine.nvidia import NvidiaCard
+from llmrun.base.machine.gpus import Gpu, NvidiaCard
 
 H200 = NvidiaCard("NVIDIA H200", "570.1", 150_000, 140_000)
 

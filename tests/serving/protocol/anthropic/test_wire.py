@@ -17,8 +17,8 @@ from llmrun.base.errors import (
     Unavailable,
     UsageError,
 )
+from llmrun.serving.exchanges import wire_of
 from llmrun.serving.protocol.anthropic.answers import ANTHROPIC
-from llmrun.serving.protocol.apis import wire_of
 from llmrun.serving.protocol.errors import ApiError, InvalidField, api_error, unsupported
 from tests.support.protocol.answers import as_json
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrun.serving.protocol.apis import wire_of
+from llmrun.serving.exchanges import wire_of
 from llmrun.serving.protocol.errors import InvalidField, api_error
 from llmrun.serving.protocol.openai_responses.answers import RESPONSES
 from tests.support.protocol.answers import as_json

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from llmrun.base.machine.nvidia import NvidiaCard, nvidia_cards
+from llmrun.base.machine.gpus import NvidiaCard, nvidia_cards
 
 
 class FakeNvml(ModuleType):
