@@ -290,8 +290,8 @@ class KVCache(Protocol):
 class DraftHead(Protocol):
     """The part of a model that predicts the token after the next one (multi-token prediction).
 
-    A row is a token at its position, together with the model's hidden state at the position before. The head's own
-    cache has as many sequences and tokens as the model's cache.
+    A row is a token at its position, together with the model's hidden state at the position before. The head has a
+    cache of its own, with the capacity of the model's cache.
     """
 
     @property

@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
 _REMOVED = {"templates": "prompt templates are presets now: `llmrun list` shows them, and -m NAME uses one"}
-_LAST = 1000  # the default place of commands whose files do not set a place
+_LAST = 1000  # the default position in the help, for commands that do not set one
 
 
 class Page(NamedTuple):

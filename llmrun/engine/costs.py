@@ -36,8 +36,9 @@ _FITTED_EVERY: Final = 4  # records between later fits, because a fit takes long
 _ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
 _POSITIONS: Final = 1024.0  # tokens; the unit of the features `cached` and `attended`
 
-# The time of an additional row divided by the time of a step of one row, until it has been measured. With 2 threads and
-# models of 135M and 1.24B parameters, the second row took 0.06 to 0.2, depending on weight type and instruction set.
+# The assumed time of an additional row divided by the time of a step of one row, for use before any measurement. With 2
+# threads and models of 135M and 1.24B parameters, the second row took 0.06 to 0.2, depending on weight type and
+# instruction set.
 ASSUMED_ROW: Final = 0.12
 _SMALLEST_ROW: Final = 0.01  # lower bound of this ratio
 

@@ -40,7 +40,7 @@ MOST_TOKENS: Final = 1 << 20  # the limit for a call, so that a small request ca
 
 
 def limited_inputs(texts: Iterable[list[int]]) -> list[Sequence[int]]:
-    """Return the texts of a call with 4 bytes per token, because hundreds of calls may be waiting.
+    """Return the texts of a call as arrays with 4 bytes per token, to save memory while hundreds of calls wait.
 
     Raises UsageError if the texts have more than MOST_TOKENS tokens in total.
     """

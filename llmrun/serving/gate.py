@@ -244,7 +244,7 @@ def _follows_link(scope: Scope, headers: Headers) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header without port, brackets and final dot, or "" if the header is not valid."""
+    """Return the host name in a Host header, without port, brackets or trailing dot, or "" if the header is invalid."""
     found = _HOST.fullmatch(host.strip().lower())
     return (found["address"] or found["name"]).removesuffix(".") if found else ""
 

@@ -39,7 +39,7 @@ from llmrun.serving.refusals import INVALID, SERVER, Refused, error_response
 if TYPE_CHECKING:
     from llmrun.serving.upstreams.front import Upstreams
 
-_SPARE = 64  # connections beyond the limit that still receive an error, which reports too many connections
+_SPARE = 64  # connections beyond the limit that still get the error "too many connections"
 _HEADER_END = re.compile(rb"\n\r?\n")
 _HEADER_TOO_LARGE = "the header is too large"
 _PROGRESS = 1024  # bytes that a client must read between two checks; reading one byte at a time does not count

@@ -226,7 +226,7 @@ class LlamaBackend:
             self._scales = scales
         want = batch.want[rows]
         hidden = bool((want & HIDDEN).any())
-        # A pass that computes hidden states returns the results of all rows, even of unmarked rows.
+        # A pass that computes hidden states returns results for all rows, including unmarked rows.
         wanted = np.arange(len(want)) if hidden else np.flatnonzero(want)
         n = len(want)
         self._tokens[:n] = batch.tokens[rows]

@@ -63,7 +63,7 @@ def model_files(first: Path) -> tuple[Path, ...]:
 
 
 def read_small(path: Path) -> bytes:
-    """Read a file of at most 1 MiB. Raises OSError, and ValueError for larger files."""
+    """Read a file of at most 1 MiB. Raises OSError, and ValueError if the file exceeds the limit."""
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:

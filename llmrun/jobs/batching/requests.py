@@ -40,7 +40,7 @@ class Line:
 
 
 def is_csv(path: Path) -> bool:
-    """Return whether a file's name has an extension for comma-separated or tab-separated values."""
+    """Return whether a file name has a CSV or TSV extension."""
     return path.suffix.lower() in _CSV
 
 

@@ -182,7 +182,7 @@ class ChildProcess:
     def send(self, message: bytes) -> None:
         """Send an encoded message without waiting. If the process has ended, the message is dropped.
 
-        The process reads messages at once, so few bytes are buffered here.
+        The process reads messages immediately, so few bytes are buffered here.
         """
         if not self._writer.is_closing():
             self._writer.write(framed(message))

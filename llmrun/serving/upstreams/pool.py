@@ -250,7 +250,7 @@ class Pool:
             hurry.clear()
 
     def _pause_s(self, upstream: Upstream) -> float:
-        """Return the random time until the next health check. Random times keep many servers from asking at once."""
+        """Return the random time until the next health check. Jitter keeps servers from polling at the same time."""
         pace, failures = self._pace, self._failures[upstream.number]
         pause = pace.every_s if upstream.is_up else min(pace.first_s * 2 ** min(failures, 20), pace.longest_s)
         return pause * random.uniform(0.8, 1.2)
