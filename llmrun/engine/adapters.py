@@ -1,9 +1,9 @@
 """Determines which LoRA adapters apply to which tokens of a request.
 
-The keys and values of a token depend on the adapters of all tokens up to it. In slots and in saved states, tokens with
-adapters therefore have other numbers than tokens without adapters (`AdaptedTokens.marked`). A prefix that was computed
-with other adapters, or with another scale, never matches. Tokens before the start of an "activated LoRA" have their
-usual numbers, so requests that use no adapter share this prefix.
+The keys and values of a token depend on the adapters of all tokens up to it. In slots and saved states, tokens with
+adapters are therefore numbered differently from tokens without adapters (`AdaptedTokens.marked`). A prefix that was
+computed with other adapters, or with another scale, never matches. Tokens before the start of an "activated LoRA" keep
+their usual numbers, so requests without adapters can share this prefix.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class AdaptedTokens:
     def marked(self, tokens: Sequence[int], first: int) -> list[int]:
         """Return the numbers under which tokens from position `first` on are cached.
 
-        The number of the first token with new adapters is a hash of 62 bits. The 39 bits beside a token would be too
-        few: with a graphics card, a client could find scales with equal hashes in minutes.
+        The number of the first token with new adapters is a hash of 62 bits. The 39 bits that remain beside a token
+        would be too few: with a graphics card, a client could find scales with equal hashes in minutes.
         """
         found = list(tokens)
         for start, digest in self._digests:

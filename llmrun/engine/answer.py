@@ -176,7 +176,7 @@ class Answer:
         )
 
     def n_allowed(self, draft: Sequence[int]) -> int:
-        """Return how many of the first tokens of a draft the response format allows."""
+        """Return the number of leading tokens of a draft that the response format allows."""
         if self.constraint is None:
             return len(draft)
         try:

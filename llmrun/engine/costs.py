@@ -1,7 +1,7 @@
 """Learns to predict the duration of steps from their sizes.
 
-The predictions decide how many rows of a prompt run beside answers, how long drafts are, and which wait servers report.
-The predictions affect only the speed, never the text.
+The predictions determine how many rows of a prompt run beside answers, how long drafts are, and the waiting times that
+servers report. The predictions affect only the speed, never the text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SMALLEST_ROW: Final = 0.01  # lower bound of this ratio
 
 
 class StepSize(NamedTuple):
-    """The sizes that decide how long a step takes.
+    """The sizes that determine how long a step takes.
 
     answers   requests in the step, each of which has at least one row
     rows      rows of all requests, including those of drafts
@@ -73,7 +73,7 @@ class _Fit:
 
     c0 is the time to read the weights, c1 is a row's share of the products, c2 is the time to read 1024 cached tokens,
     which all rows of a request share, and c3 is the time of a row's products with these tokens. The fit minimizes the
-    squares of the relative errors, because sizes differ by a factor of 100.
+    sum of the squared relative errors, because sizes differ by a factor of 100.
 
     assumed  the four costs before any measurement, in a common unit, which is fitted, too. For a long time, all steps
              may have about the same size, so the costs stay near the assumed ones unless steps contradict them (ridge
@@ -104,7 +104,7 @@ class _Fit:
         return min(max(seconds, expected / LARGEST_DEVIATION), LARGEST_DEVIATION * expected)
 
     def record(self, steps: list[tuple[StepSize, float]], kind: int = 0) -> None:
-        """Record plausible durations of steps of one class, each of which counts as a step of mean size and duration.
+        """Record plausible durations of steps of one class, counting each step as one of mean size and mean duration.
 
         The clock rate and the load of the machine affect all durations. Each step therefore scales the older durations
         of all classes towards its own, so that a slower machine changes the level but not the ratios of the costs.
@@ -159,7 +159,7 @@ class StepCosts:
         # In small steps, a row is assumed to take ASSUMED_ROW of a step, and the depth is assumed to take no time.
         self._answers = _Fit((1 - ASSUMED_ROW, ASSUMED_ROW, 0.0, 0.0), (0.01, 1.0, 0.3, 0.3), 2)
         # The unit is the time of a prompt row. The costs differ between models and machines by factors of 3 to 10. The
-        # trust is the squared relative noise of a step, 0.1, over the squared error of the assumption.
+        # trust is the squared relative noise of a step, 0.1, divided by the squared error of the assumption.
         self._prompts = _Fit((8.0, 1.0, 0.5, 0.1), (0.0003, 0.03, 0.03, 0.5), 1)
         self._unrecorded: list[tuple[StepSize, float]] = []  # the last steps without prompts and drafts
         self.most_drafted = _FIRST_DRAFT

@@ -65,7 +65,7 @@ class Connection:
 
 
 def end_process(status: int) -> None:
-    """End the process at once, from any thread. The operating system frees all resources."""
+    """End the process immediately, from any thread. The operating system frees all resources."""
     sys.stderr.flush()
     os._exit(status)
 
@@ -76,7 +76,7 @@ _SWITCH_S = 0.0005
 
 
 def main() -> None:
-    """Serve one model until the server closes the model or ends, or until the engine crashes."""
+    """Serve one model until the server closes the model, the server ends, or the engine crashes."""
     sys.setswitchinterval(_SWITCH_S)
     connection = Connection.on_standard_streams()
     heart = Heart(connection.send)

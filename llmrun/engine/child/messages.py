@@ -7,7 +7,7 @@ The server chooses the ids of its requests, and all events in messages from the 
                       Rejected or Taken, then Begun and events; Tokenized, Detokenized, PromptCounted, Embedded or
                       Rejected; Beat at any time; Crashed at the end
 
-Messages are dataclasses, which a Codec converts to JSON-compatible values and back, following their type hints:
+Messages are dataclasses. A Codec follows their type hints to convert them to JSON-compatible values and back:
 
     dataclass               an object of the fields whose values differ from their defaults
     union of dataclasses    [class name, object]
@@ -205,7 +205,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a model. This message is always the first one.
+    """Open a model. This message is always sent first.
 
     path           the model file
     name           the name that clients use
@@ -347,7 +347,7 @@ class CannotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The answer to a message with an id if the message is invalid, cannot be accepted now, or was cancelled early."""
+    """Reports that a message with an id is invalid, cannot be accepted now, or was cancelled early."""
 
     id: int
     error: LlmrunError
@@ -362,7 +362,7 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A request is in the queue. `wait_s` is the predicted time in the queue in seconds."""
+    """A request is in the queue. `wait_s` is the predicted time in the queue, in seconds."""
 
     id: int
     prompt_tokens: int
@@ -380,7 +380,7 @@ class Begun:
 class Beat:
     """A heartbeat, sent after steps and twice a second, with the figures from the end of the last step.
 
-    A process can send beats although its engine hangs. In that case, `busy` is True, but `steps` does not grow.
+    A process can send heartbeats even while its engine hangs. In that case, `busy` is True, but `steps` does not grow.
 
     busy            whether a request is waiting or running
     longest_step_s  the longest of the last steps in seconds
@@ -405,7 +405,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The events of one step, in order. Steps without events are reported only if a request began in the step."""
+    """The events of one step, in order. A step without events is reported only if a request began in that step."""
 
     events: tuple[Event, ...] = ()
     beat: Beat | None = None

@@ -123,7 +123,7 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
 
 
 def _memory_bytes(engine: Engine, asked: Open) -> int:
-    """Return the maximum main memory of the model in bytes, with a full cache, or 0 for a stand-in."""
+    """Return the maximum main memory that the model needs with a full cache, in bytes, or 0 for a stand-in."""
     info = engine.info
     entry = backend_named(info.backend)
     if entry is None:

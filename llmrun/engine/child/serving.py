@@ -1,7 +1,7 @@
 """Runs an engine for the server: one thread reads messages, one prepares requests, and the main thread runs steps.
 
 Embeddings and scores are computed between the steps. Heartbeats show the server that the engine makes progress. A queue
-serves tenants in turn, so that no tenant waits for all the work of another.
+serves tenants round-robin, so no tenant has to wait for all the work of another.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _RECENT_STEPS = 64
 
 
 class Heart:
-    """Sends a beat at least twice a second, from a thread of its own, and provides the beats that follow steps.
+    """Sends a heartbeat at least twice a second from its own thread, and creates the heartbeats that follow steps.
 
     The thread sends beats even if the engine hangs. Each beat therefore has the figures from the end of the last step.
     """
@@ -76,7 +76,7 @@ class Heart:
         self._patience = max(1.0, rows / MOST_ROWS)
 
     def step_ended(self, status: EngineStatus, *, busy: bool, wait_s: float) -> Beat | None:
-        """Note that the step has ended. Returns the beat to send, or None if a beat was sent a moment ago."""
+        """Note that the step has ended. Returns the heartbeat to send, or None if one was sent a moment ago."""
         now = time.monotonic()
         began, self._step_began, self._patience = self._step_began, None, 1.0
         self._step_seconds.append(now - (began or now))
@@ -111,7 +111,7 @@ Item = TypeVar("Item")
 
 
 class TurnQueue(Generic[Item]):
-    """A thread-safe queue that serves urgent items first, and then the tenants in turn."""
+    """A thread-safe queue that serves urgent items first, and then the tenants round-robin."""
 
     def __init__(self) -> None:
         self._urgent: deque[Item] = deque()
@@ -130,7 +130,7 @@ class TurnQueue(Generic[Item]):
             self._filled.notify()
 
     def get(self) -> Item:
-        """Wait for an item and return it. Afterwards, all other tenants have a turn before the item's tenant."""
+        """Wait for an item and return it. The item's tenant is next served after all other tenants."""
         with self._filled:
             self._filled.wait_for(lambda: self._urgent or self._items)
             if self._urgent:
@@ -148,7 +148,7 @@ _PART_BYTES: Final = 1 << 17  # bytes of results; decoding a message of 60 MB wo
 
 @dataclass(slots=True)
 class _Call:
-    """A call that has not ended.
+    """A call for vectors or scores that has not ended.
 
     job     None until the inputs have been read
     n_sent  number of results that have been sent
@@ -159,7 +159,7 @@ class _Call:
 
 
 class Embedding:
-    """The calls of clients that want vectors or scores.
+    """The calls of clients that request vectors or scores.
 
     send     sends a message to the server; thread-safe
     on_pass  called before a pass with the number of its rows
@@ -198,9 +198,9 @@ class Embedding:
         return self._calls[call]
 
     def cancel(self, call: int) -> None:
-        """End a call with an error, at the latest when its inputs would be read. Unknown calls are ignored.
+        """End a queued call with an error now, and any other call before its inputs are read. Ignores unknown calls.
 
-        Until the call ends, the inputs need memory, so the server has to count the call.
+        The inputs of a call occupy memory until the call ends, so the server has to count the call until then.
         """
         if (job := self.forget(call)) is not None:
             self._embedder.drop(job)
@@ -214,7 +214,7 @@ class Embedding:
 
     def step(self) -> None:
         """Compute a few results. Call this method between steps of the engine."""
-        with suppress(Cancelled):  # the server is closing the engine, whose own step is cancelled, too
+        with suppress(Cancelled):  # the server is closing the engine, which also cancels the engine's step
             self._embedder.step()
         with self._lock:
             calls = [(number, call, call.job) for number, call in self._calls.items() if call.job is not None]
@@ -291,7 +291,7 @@ class EngineServing:
         threading.Thread(target=self._prepare_all, name="preparing", daemon=True).start()
 
     def take(self, message: ToChild) -> None:
-        """Handle a message from the server without waiting for anything. The reading thread calls this method."""
+        """Handle a message from the server without blocking. The reading thread calls this method."""
         match message:
             case Ask(id=request_id, request=request):
                 with self._wake:
@@ -402,7 +402,7 @@ class EngineServing:
             return
         self._send(Preparing(ask.id))
         answer = self._engine.prepare(ask.request)
-        # Times count from the moment at which the server received the request.
+        # Times are measured from the moment when the server received the request.
         answer.submitted = min(answer.submitted, ask.received)
         wait = self._engine.predicted_wait(answer)
         self._last_wait = (wait, time.monotonic())

@@ -24,7 +24,7 @@ LONGEST_DRAFT: Final = ROWS_PER_ANSWER - 1  # tokens
 
 # Draft tokens of the same kind are accepted about equally often: (drafter, evidence).
 Kind = tuple[str, int]
-ANY: Final = -1  # the evidence of the kind that includes all tokens of a drafter
+ANY: Final = -1  # evidence that stands for all tokens of a drafter
 
 # Returns whether one more token, after tokens of the given kinds, is worth a drafter's time.
 Worth = Callable[[Sequence[Kind]], bool]

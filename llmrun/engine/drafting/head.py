@@ -1,12 +1,12 @@
-"""Drafts by the model's own head for multi-token prediction.
+"""Drafts with the model's own head for multi-token prediction.
 
 The inputs of the head are a token and the model's hidden state at the previous position. Each step of the model
 supplies the hidden states of the step's tokens. For draft tokens, which the model has not run yet, the head uses its
 own hidden states. After the next step, the rows of draft tokens in the head's cache are computed again.
 
-The hidden states of cached prefixes are not kept, so the head runs tokens that its own cache lacks with zeros instead.
-Usually, only the first token after a prefix is affected. Running a long prefix, such as one from a file, would delay
-the answer, so the head runs only the end of a long prefix.
+The hidden states of cached prefixes are not kept, so for tokens missing from its own cache, the head runs with zeros
+instead. Usually, only the first token after a prefix is affected. Running a long prefix, such as one from a file, would
+delay the answer, so the head runs only the end of a long prefix.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class HeadDrafter(SequenceDrafter):
         return outputs.logits
 
     def _states_before(self, position: int, n: int) -> NDArray[np.float32]:
-        """Return the hidden state before each of n positions. States that are not kept are zero."""
+        """Return the hidden state before each of n positions. States that were not kept are zero."""
         states = np.zeros((n, self._states.shape[1]), np.float32)
         begin = max(position - 1, self._first)
         end = min(position - 1 + n, self._first + len(self._states))

@@ -31,7 +31,7 @@ def _kind(match_length: int) -> Kind:
     return _NAME, max((bound for bound in _EXPECTED if bound <= match_length), default=2)
 
 
-# The kinds of a draft's tokens after a match of n tokens begin at index n. Each token makes the match longer.
+# The kinds of a draft's tokens after a match of n tokens begin at index n. Each draft token lengthens the match.
 _KINDS = [_kind(length) for length in range(_LONGEST + LONGEST_DRAFT)]
 
 
@@ -59,8 +59,8 @@ class SuffixIndex:
     def find(self, tail: Sequence[int]) -> tuple[int, int]:
         """Return (position after the match, match length) for the longest match of the end of `tail`.
 
-        The length is 0 if not even the last two tokens of `tail` occur in the sequence. Matches are compared up to
-        _LONGEST tokens, and the newest of the longest matches wins.
+        The length is 0 if not even the last two tokens of `tail` occur in the sequence. At most _LONGEST tokens of a
+        match are compared, and the newest of the longest matches wins.
         """
         best_at, best = 0, 0
         at = self._newest.get((tail[-2], tail[-1]), -1) if len(tail) >= 2 else -1

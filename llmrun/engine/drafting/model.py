@@ -33,7 +33,7 @@ def check_same_vocabulary(draft: Backend, target: Backend) -> None:
 
 
 def difference_in_words(one: Backend, other: Backend) -> str:
-    """Describe the first token in which two vocabularies differ, or return "". Additional tokens do not count."""
+    """Describe the first token in which two vocabularies differ, or return "". Ignores additional tokens."""
     token = _first_difference(one.tokenizer, other.tokenizer, min(one.info.vocabulary_size, other.info.vocabulary_size))
     if token is None:
         return ""
@@ -74,7 +74,7 @@ def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> Model
     opened = open_backend(
         path,
         replace(
-            options.without_rpc(),  # A server has one client, and a draft model fits on this machine.
+            options.without_rpc(),  # An RPC server has one client, and a draft model fits on this machine.
             adapters=(),
             backend=info.backend,
             context_size=info.context_size,

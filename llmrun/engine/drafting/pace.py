@@ -24,7 +24,7 @@ Rates = Callable[[Kind], float]
 
 
 class Acceptance:
-    """The share of right draft tokens of each kind, with other rates as a prior that weighs _ASSUMED_COUNT tokens.
+    """The fraction of right draft tokens of each kind, with a prior that counts as much as _ASSUMED_COUNT tokens.
 
     An engine counts the tokens of all answers. Each answer also has its own counts, with the engine's rates as their
     prior. If a request to tell a story follows a request to copy a text, the rates therefore fall after a few errors.
@@ -149,7 +149,7 @@ class StepPlan:
         return not kinds or probability * seconds > _MARGIN * cost * tokens
 
     def may_ask(self, drafter: Drafter, pace: AnswerPace) -> bool:
-        """Return whether to ask a drafter that was not worth its time, to find out whether it now is."""
+        """Return whether to ask a drafter that was not worth its time again, because it may be now."""
         return pace.unasked >= _ASK_AFTER and drafter.token_seconds <= self._affordable(pace)
 
     def spend(self, seconds: float) -> None:

@@ -59,7 +59,7 @@ class SequenceSource(DraftSource):
         self.token_seconds = kept * self.token_seconds + (1 - kept) * seconds
 
     def fail(self, why: str) -> None:
-        """Stop drafting for good. `error` reports the first reason."""
+        """Stop drafting permanently. `error` reports the first reason."""
         self.error = self.error or f"draft {self.name} stopped: {self.info.path}: {why}"
 
     def forget(self) -> None:

@@ -250,7 +250,7 @@ class Speculation:
                 acceptance.observe(found, n_right, found_wrong=n_right < most)
 
     def stop(self) -> None:
-        """Stop drafting for good."""
+        """Stop drafting permanently."""
         self._stopped = True
 
     def cancel(self) -> None:
