@@ -271,8 +271,8 @@ class Answer:
     def _drawn(self, logits: NDArray[np.float32], index: int, drawn: Drawn) -> int:
         """Return the token drawn from the row with this index, or raise the error of the draw.
 
-        Rows after forced tokens are drawn here. The step drew tokens only up to the first difference from the draft,
-        and forced tokens do not change the state of the samplers.
+        This method draws the rows after forced tokens. The step drew tokens only up to the first difference from the
+        draft, and forced tokens do not change the state of the samplers.
         """
         if self._failed is None and not drawn.has_row(index, self.sampler_state):
             index, (drawn,) = 0, self.sampler.sample_rows([self.rows_to_draw(logits[np.newaxis], ())])

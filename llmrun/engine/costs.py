@@ -71,7 +71,7 @@ EMPTY: Final = StepSize(0, 0, 0, 0)
 class _Fit:
     """The duration of one kind of step: c0 + c1 rows + c2 cached + c3 attended.
 
-    c0 is the time to read the weights, c1 is a row's share of the products, c2 is the time to read 1024 cached tokens,
+    c0 is the time to read the weights, c1 is the time of a row's products, c2 is the time to read 1024 cached tokens,
     which all rows of a request share, and c3 is the time of a row's products with these tokens. The fit minimizes the
     sum of the squared relative errors, because sizes differ by a factor of 100.
 
@@ -126,13 +126,13 @@ class _Fit:
         """Return the four costs, each of which is at least _SMALLEST times the assumed cost."""
         sums, assumed = self._sums.sum(0), self._assumed
         products, features = sums[:, :4], sums[:, 4]
-        unit = assumed @ features / (assumed @ products @ assumed)  # the unit if all assumptions were right
+        unit = assumed @ features / (assumed @ products @ assumed)  # the unit if all assumed costs were right
         products += self._trust / unit**2
         features += self._trust @ assumed / unit
         lowest = _SMALLEST * assumed * unit
         costs: Vector = np.linalg.solve(products, features)
         low = costs < lowest
-        while (costs < lowest).any():  # rare: replace costs that are too low with bounds, and solve for the others
+        while (costs < lowest).any():  # rare: set costs that are too low to their bounds, and solve for the rest
             low |= costs < lowest
             costs = lowest.copy()
             costs[~low] = np.linalg.solve(products[~low][:, ~low], (features - products @ (lowest * low))[~low])
@@ -156,7 +156,7 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        # In small steps, a row is assumed to take ASSUMED_ROW of a step, and the depth is assumed to take no time.
+        # In small steps, a row is assumed to take ASSUMED_ROW of the time, and the depth is assumed to take no time.
         self._answers = _Fit((1 - ASSUMED_ROW, ASSUMED_ROW, 0.0, 0.0), (0.01, 1.0, 0.3, 0.3), 2)
         # The unit is the time of a prompt row. The costs differ between models and machines by factors of 3 to 10. The
         # trust is the squared relative noise of a step, 0.1, divided by the squared error of the assumption.

@@ -36,7 +36,7 @@ _TEMPLATE: Final = "tokenizer.chat_template.rerank"
 _PAIR_KEYS: Final = ("model", "pre", "add_eos_token", "add_sep_token", "seperator_token_id")  # GGUF's spelling
 # BPE vocabularies whose pairs have a separator although their files do not declare one.
 _SEPARATED: Final = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
-MOST_TOKENS: Final = 1 << 20  # the limit for a call, so that a small request cannot require gigabytes and days
+MOST_TOKENS: Final = 1 << 20  # tokens in a call; without a limit, a small request could require gigabytes and days
 
 
 def limited_inputs(texts: Iterable[list[int]]) -> list[Sequence[int]]:
@@ -81,7 +81,7 @@ class InputReader:
     def tokens_of(self, text: str | Sequence[int], place: str, *, truncate: bool) -> list[int]:
         """Return the tokens of a text with the tokenizer's special tokens, or return given tokens unchanged.
 
-        `truncate` leaves out the end of a text that is too long, which otherwise raises ContextExceeded. Raises
+        If a text is too long, `truncate` cuts off its end; without `truncate`, the text raises ContextExceeded. Raises
         UsageError if the text has no tokens or if a token is not in the vocabulary.
         """
         if isinstance(text, str):
@@ -96,7 +96,7 @@ class InputReader:
     def pair_of(self, query: str, document: str, place: str, *, truncate: bool) -> list[int]:
         """Return the tokens of a query and a document, in the same form as in llama-server.
 
-        `truncate` leaves out the end of the document if the pair is too long. Raises the errors of `tokens_of`.
+        `truncate` cuts off the end of the document if the pair is too long. Raises the errors of `tokens_of`.
         """
         if self._template:
             return self._fitted(
@@ -108,7 +108,7 @@ class InputReader:
         )
 
     def _rendered(self, query: str, document: Sequence[int]) -> list[int]:
-        """Return the tokens of the model's template. Control strings in the query and the document stay text."""
+        """Return the tokens of the rendered template. Control strings in the query and the document remain text."""
         protect, tokenizer = self._tokenizer.protect, self._tokenizer
         text = tokenizer.decode(document).decode(errors="ignore")
         parts = [part.replace("{query}", protect(query)) for part in self._template.split("{document}")]
@@ -178,7 +178,7 @@ def first_wanted(pooling: Pooling, tokens: int, *, is_causal: bool) -> slice:
 
 
 def pooled(hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the mean of the hidden states float32[wanted positions, features] of a text."""
+    """Return the mean of a text's hidden states, float32[wanted positions, features]."""
     mean: NDArray[np.float32] = hidden.mean(0, dtype=np.float64).astype(np.float32)
     return mean
 
@@ -250,7 +250,7 @@ class EmbeddingJob:
 
 
 class JobTurns:
-    """The unfinished jobs. Tenants take turns, and so do the jobs of a tenant. Thread-safe."""
+    """The unfinished jobs. Tenants are served round-robin, and so are the jobs of a tenant. Thread-safe."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, deque[EmbeddingJob]] = {}  # tenants with jobs; the first tenant is next
@@ -333,8 +333,8 @@ class Embedder:
     """Computes the results of jobs on the idle sequences of a backend.
 
     Short texts are in the KV cache only during one call of `step`. With a causal mask, longer texts are divided among
-    passes. Between two passes, a request may take the sequence of a text, like that of a cached prefix; the text then
-    begins again. The bits of a result do not depend on other texts or on how its text is divided.
+    passes. Between two passes, a request may take over the sequence of a text or of a cached prefix; the text is then
+    computed again from its beginning. The bits of a result do not depend on other texts or on how its text is divided.
     """
 
     def __init__(
@@ -392,7 +392,7 @@ class Embedder:
         self._turns.remove(job)
 
     def step(self) -> None:
-        """Run one pass with texts of the jobs in turn, or no pass if there is no room for any text.
+        """Run one pass with texts of the jobs, chosen round-robin, or no pass if there is no room for any text.
 
         Raises Cancelled and BackendCrashed.
         """
@@ -424,7 +424,7 @@ class Embedder:
         parts: list[_Part] = []
         blocks, left = 0, most  # cache blocks that the pass adds, and rows for which the pass still has room
         used = [text.slot for text in self._begun.values()]
-        skipped = set[EmbeddingJob]()  # the other texts of these jobs must wait, too, because results are in order
+        skipped = set[EmbeddingJob]()  # the other texts of these jobs must wait, because results are returned in order
         for job, number in islice(self._turns.next_texts(), MOST_ROWS):
             text = None if job in skipped else self._text(job, number, left, used, alone=not parts)
             part = None if text is None else _Part(job, text, *self._rows_of(text, left))
@@ -442,7 +442,7 @@ class Embedder:
         return parts
 
     def _rows_of(self, text: _Text, left: int) -> tuple[int, int]:
-        """Return the first position of a text in the next pass, and the position after the last."""
+        """Return the first position of a text that the next pass runs, and the position after the last one."""
         first, n = len(text.cached), len(text.tokens)
         return first, min(first + left, n) if self._divides else n
 

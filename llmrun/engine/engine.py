@@ -71,7 +71,7 @@ class Engine:
         max_running    the maximum number of requests that run at a time; the other sequences of the cache only keep
                        prefixes. None for one request per sequence
         overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
-        share_prefixes let tenants share cached prefixes, so that a tenant can discover the prompts of another
+        share_prefixes let tenants share cached prefixes, which allows a tenant to discover the prompts of others
         on_begin       called before a step with the ids of the requests that run for the first time
         """
         self._backend = backend
@@ -123,9 +123,9 @@ class Engine:
         if the backend guarantees the same answers with it. With speculation, the model's draft head is used, too,
         unless there is a draft model. `draft` is a small model with the same vocabulary, which predicts tokens; it
         turns speculation on. `will_constrain` prepares the vocabulary for response formats while the weights are
-        loaded; otherwise, the first request with a format waits. `watch` may wrap the open backend. `__init__`
-        describes the other parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed or
-        UsageError.
+        loaded; otherwise, the first request with a format has to wait for this preparation. `watch` may wrap the open
+        backend. `__init__` describes the other parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit,
+        BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
         from llmrun.engine.drafting.sources import open_sources, uses_draft_head
@@ -386,7 +386,7 @@ class Engine:
         return self._slots.save(most)
 
     def forget(self) -> None:
-        """Empty the KV cache of all idle sequences and forget finished answers, so that nothing is reused later."""
+        """Remove all idle sequences from the KV cache and forget finished answers, so that nothing is reused later."""
         while self._slots.forget_oldest_idle():
             pass
         self._speculation.forget()

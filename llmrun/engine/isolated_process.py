@@ -1,8 +1,8 @@
 """The parent's side of an isolated process: starts it, sends it requests and enforces its limits.
 
-Untrusted input can make a library run forever, allocate without end or crash. In a child process, the operating system
-and a watchdog in the parent limit time and memory, and a crash only means that no answer arrives. The child has
-an empty environment and no open files.
+Untrusted input can make a library run forever, allocate memory without limit, or crash. In a child process, the
+operating system and a watchdog in the parent limit time and memory, and a crash only means that no answer arrives. The
+child has an empty environment and no open files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ProcessLimits:
 
 
 class ProcessFailed(Exception):
-    """Raised if a request has no answer. The message is a short reason; `status` is the exit status, or None."""
+    """Raised if a request receives no answer. The message is a short reason; `status` is the exit status, or None."""
 
     def __init__(self, words: str, status: int | None = None) -> None:
         super().__init__(words)
@@ -81,7 +81,7 @@ class IsolatedProcess:
         self._memory = 0  # the process's memory limit, which cannot be raised; 0 before the first request
 
     def start(self) -> None:
-        """Start the process without waiting until it is ready, which takes 60 ms. Raises LlmrunError."""
+        """Start the process, but do not wait the 60 ms until it is ready. Raises LlmrunError."""
         self._running()
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class IsolatedProcess:
     def request(self, request: bytes, limits: ProcessLimits, kinds: Collection[str]) -> tuple[str, Any]:
         """Send a request and return the kind and the value of the answer.
 
-        Raises ProcessFailed, after closing the process, unless an answer of one of these kinds arrives.
+        Unless an answer of one of these kinds arrives, closes the process and raises ProcessFailed.
         """
         with self._asking:
             answer = self._answer(request, limits)

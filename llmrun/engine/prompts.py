@@ -153,8 +153,8 @@ class PromptReader:
         """Turn a request's prompt into tokens, and find the adapters that apply to them.
 
         Raises TemplateRefused if the chat template fails or is missing, ModelFileError if the vocabulary has no token
-        for the prompt's text, and UsageError if the response format cannot be enforced, or the model generates no text,
-        cannot fill in the middle or has no such adapter.
+        for the prompt's text, and UsageError if the response format cannot be enforced, or if the model generates no
+        text, cannot fill in the middle, or lacks an adapter.
         """
         check_generates(self._backend.info)
         check_adapters(request.adapters, self._backend.info.adapters)
@@ -206,7 +206,7 @@ class PromptReader:
             return self._constraints.compile(wanted, self._tokenizer)
 
     def _text_prompt(self, request: Request, tokens: list[int]) -> ReadPrompt:
-        """Return a prompt whose answer has neither thinking nor tool calls."""
+        """Return a prompt whose answer contains neither thinking nor tool calls."""
         decoder = ThinkingDecoder(request.stop)
         return ReadPrompt(tokens, decoder, self._constraint(request.response_format, decoder))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The values of `tool_choice` that are not names of tools.
 AUTO, NONE, REQUIRED = "auto", "none", "required"
-LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's allows 64
+LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allows 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RecordedChat(ChatPrompt):
-    """A conversation with recorded token ids of its prompt, even if the template would now render other tokens."""
+    """A conversation whose prompt is recorded as token ids, even if the template would now render other tokens."""
 
     tokens: Sequence[int] = ()
 
@@ -70,7 +70,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ContextFile:
-    """Another file, which helps the model to fill in the middle."""
+    """Another file, as additional context for filling in the middle."""
 
     name: str
     text: str
@@ -160,7 +160,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A complete tool call. `arguments` is JSON text, which is an object unless the model made a mistake."""
+    """A complete tool call. `arguments` is JSON text: an object, unless the model made a mistake."""
 
     id: str
     name: str

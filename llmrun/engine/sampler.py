@@ -1,6 +1,6 @@
 """The sampler, which draws the tokens of all rows of a step in one kernel call.
 
-The kernel is kernels/sampling/chain.py. The kernel's readable twin is sampling.py, which computes the same bits. For
+The kernel is kernels/sampling/chain.py. sampling.py is a readable implementation that computes the same bits. For
 requests that use other samplers, or another order, samplers.py draws the tokens.
 """
 
@@ -88,7 +88,7 @@ class Drawn:
 
 
 class Sampler:
-    """Draws tokens. Methods must not be called from several threads at once.
+    """Draws tokens. Methods must not be called from several threads at the same time.
 
     The kernel runs the default samplers, and NumPy runs all others (samplers.py).
     """
@@ -184,10 +184,10 @@ class Sampler:
         try:
             self._kernel.run(self._op_address, 0, 0, n)
         finally:
-            wait(helpers)  # the helpers use arrays that are about to be freed
+            wait(helpers)  # the helper threads use arrays that are about to be freed
 
     def _prepare(self, vocabulary: int) -> None:
-        """Allocate scratch memory for a vocabulary. Threads that never run do not touch their share."""
+        """Allocate scratch memory for a vocabulary. Threads that never run do not touch their part of the memory."""
         n_bytes = layout.scratch_bytes(vocabulary)
         self._scratch = allocate(self._n_threads * n_bytes, "scratch memory of the sampler")
         self._vocabulary = vocabulary

@@ -10,7 +10,7 @@ The default of `samplers` is llama.cpp's order:
 
 The sampler "infill" is used only if it is listed.
 
-A sampler is a pure function of the candidates and their place in the sequence. In the default order, and without
+A sampler is a pure function of the candidates and their position in the sequence. In the default order, and without
 samplers that only this file implements, the draws equal those of sampling.py bit for bit.
 
 The bits are the same on every machine. The last bit of math.log and math.exp depends on the C library, so the functions
@@ -174,8 +174,8 @@ def temperature_of(candidates: Candidates, params: SamplingParams) -> float:
 def top_n_sigma(candidates: Candidates, place: Place) -> Candidates:
     """Ban the tokens whose logits are more than `top_n_sigma` standard deviations below the largest one.
 
-    Tang et al., "Top-nσ: Not All Logits Are You Need" (2024). Like llama.cpp, this keeps banned tokens among the
-    candidates, with logits of -inf. Banned tokens do not affect the deviation.
+    Tang et al., "Top-nσ: Not All Logits Are You Need" (2024). Like llama.cpp, this function keeps banned tokens among
+    the candidates, with logits of -inf. Banned tokens do not affect the deviation.
     """
     n = place.params.top_n_sigma
     ids, logits = candidates
@@ -191,7 +191,7 @@ def top_n_sigma(candidates: Candidates, place: Place) -> Candidates:
 
 
 def typical_p(candidates: Candidates, place: Place) -> Candidates:
-    """Return the most typical candidates, as few as possible with probabilities that sum to more than `typical_p`.
+    """Return the smallest set of most typical candidates whose probabilities sum to more than `typical_p`.
 
     The candidates keep their order. A token is typical if its surprise, which is its negative log-probability, is close
     to the entropy. Meister et al., "Locally Typical Sampling" (2022). Tokens that cannot be drawn are the least
@@ -299,7 +299,7 @@ def _keep_mirostat_1(candidates: Candidates, mu: float, vocabulary: int) -> Cand
 
 
 def _mirostat_k(top: np.ndarray[tuple[int], np.dtype[np.float64]], mu: float, vocabulary: int, n: int) -> int:
-    """Return k, between 1 and n, given the largest logits, sorted."""
+    """Return k, between 1 and n, given the largest logits in sorted order."""
     if n < 2:
         return 1
     logs = _RATIO_LOGS[: len(top) - 1]
@@ -330,10 +330,10 @@ _MOST_JOINED: Final = 128  # candidates; comparing all tokens of a vocabulary wi
 def infill(candidates: Candidates, place: Place) -> Candidates:
     """Return the candidates that end the answer, or those that are likely enough to continue it.
 
-    Only ends stay if three times their probability, times the number of candidates, exceeds the probability of all
-    other tokens. If not, tokens are joined: if the text of one token begins the text of another, the likelier token
-    receives both probabilities, and the other token is removed. Then the ends stay. Of the n other tokens with a
-    probability of at least 0.2, those stay that have at least 1 / (n + 1) of the total. If n is 0, the answer ends.
+    Only the ends are kept if three times their probability, times the number of candidates, exceeds the probability of
+    all other tokens. If not, tokens are joined: if the text of one token begins the text of another, the likelier token
+    receives both probabilities, and the other token is removed. The ends are then kept. Of the n other tokens with a
+    probability of at least 0.2, only those with at least 1 / (n + 1) of the total are kept. If n is 0, the answer ends.
     """
     if place.tokenizer is None:
         return candidates
@@ -451,7 +451,7 @@ def _word(token: int, tokenizer: Tokenizer) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place in a sequence for which a token is drawn.
+    """The position in a sequence for which a token is drawn.
 
     history     all previous tokens, including the prompt
     params      the request's parameters
@@ -476,14 +476,14 @@ _BLOCK = 64  # tokens in the first comparison; later ones are longer
 
 
 def suffix_lengths(latest_first: NDArray[np.intp], least: int) -> NDArray[np.int64]:
-    """Return for each place how many tokens from there on equal the latest tokens, int64[tokens].
+    """Return how many tokens from each position onward equal the latest tokens, int64[tokens].
 
     latest_first  tokens, the latest one first
     least         the smallest length of interest, at least 1; shorter ones are reported as 0
 
-    Short repetitions are found for all places at once. Longer repetitions are found with the Z-algorithm, which fills
-    whole boxes with a few NumPy operations. A box is a run of tokens that equals the start of the sequence. The lengths
-    inside a box are those at the start of the sequence, as far as the box reaches.
+    Short repetitions are found for all positions together. Longer repetitions are found with the Z-algorithm, which
+    fills whole boxes with a few NumPy operations. A box is a run of tokens that equals the start of the sequence.
+    Inside a box, the lengths equal those at the start of the sequence, up to the end of the box.
     """
     lengths = np.zeros(len(latest_first), np.int64)
     known = least + _SHORT
@@ -498,7 +498,7 @@ def suffix_lengths(latest_first: NDArray[np.intp], least: int) -> NDArray[np.int
 
 
 def _fill_box(lengths: NDArray[np.int64], start: int, length: int, least: int) -> int:
-    """Set the lengths inside a box where at least `least` tokens are left, and return the first place that is not set.
+    """Set the lengths inside a box where at least `least` tokens are left, and return the first position not set.
 
     The length at `start + i` is the length at i, or the rest of the box if the rest is shorter. If both are equal, the
     length may be greater, because the box does not include the token after its end. In a box that is longer than
@@ -515,7 +515,7 @@ def _fill_box(lengths: NDArray[np.int64], start: int, length: int, least: int) -
 
 
 def _find_short(latest_first: NDArray[np.intp], lengths: NDArray[np.int64], least: int, most: int) -> NDArray[np.intp]:
-    """Set the lengths from `least` to `most - 1`, and return the places of longer ones."""
+    """Set the lengths from `least` to `most - 1`, and return the positions of longer ones."""
     found = np.flatnonzero(latest_first[1:] == latest_first[0]) + 1
     for offset in range(1, most):
         if not len(found):

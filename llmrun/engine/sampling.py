@@ -11,7 +11,7 @@ file. docs/adding-a-sampler.md describes how to add a sampler.
 
 The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
 (seed, position), the lower id wins a tie, and sums are computed in a fixed order. `exp` uses only operations whose
-rounding IEEE 754 defines, because the last bit of NumPy's exp depends on the instruction set.
+rounding IEEE 754 defines, because the last bit of the results of NumPy's exp depends on the instruction set.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float 
 
 
 def _converted(value: object, key: str, parameter: SamplingParameter) -> object:
-    """Convert a value in a file to the parameter's type. Raises BadGGUF for another type of value."""
+    """Convert a value in a file to the parameter's type. Raises BadGGUF for a value of the wrong type."""
     if parameter.kind is str:
         if not isinstance(value, str):
             raise BadGGUF(f"sampling default is not text: {key}: {value!r:.40}")
@@ -327,7 +327,7 @@ def _mix(value: int) -> int:
 
 
 def ordered_sum(values: NDArray[np.float64]) -> float:
-    """Sum from left to right. np.sum may add in a different order on each instruction set."""
+    """Sum from left to right. np.sum may add the elements in a different order on each instruction set."""
     return float(np.cumsum(values)[-1])
 
 

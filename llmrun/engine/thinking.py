@@ -646,7 +646,7 @@ class ModelThinking:
 
         If `on` is False, a thinking block that the prompt leaves open is closed. Without such a block and without a
         thinking switch in the template, an empty thinking block is appended, unless the style is only a guess. With
-        thinking off, closing tags in the answer have no effect, so a server can stream the answer at once.
+        thinking off, closing tags in the answer have no effect, so a server can stream the answer immediately.
         """
         style = self.style
         if style is None:

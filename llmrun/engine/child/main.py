@@ -118,7 +118,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
 
 
 def _read(received: Iterator[ToChild], opened: Future[EngineServing], connection: Connection) -> None:
-    """Pass on the server's messages. End the process as soon as the server ends, even in the middle of a step."""
+    """Pass the server's messages to the engine. End the process when the server ends, even in the middle of a step."""
     try:
         for message in received:
             opened.result().take(message)
@@ -128,7 +128,7 @@ def _read(received: Iterator[ToChild], opened: Future[EngineServing], connection
 
 
 def _as_llmrun_error(error: Exception) -> LlmrunError:
-    """Return the error itself or, for a bug, an LlmrunError with its first line. Prints the traceback to stderr."""
+    """Return an LlmrunError unchanged. For a bug, print the traceback and return an LlmrunError with its message."""
     if isinstance(error, LlmrunError):
         return error
     traceback.print_exception(error)

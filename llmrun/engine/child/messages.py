@@ -16,7 +16,7 @@ Messages are dataclasses. A Codec follows their type hints to convert them to JS
     LlmrunError             {"error": class name, "message", "hint", ...}
     float                   a number; Python's JSON also has NaN, Infinity and -Infinity
 
-Decoding is strict: a value of another type raises BadMessage, because the two processes then do not run the same code.
+Decoding is strict: a value of the wrong type raises BadMessage, because the two processes must run the same code.
 """
 
 from __future__ import annotations

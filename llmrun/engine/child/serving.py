@@ -55,7 +55,7 @@ _RECENT_STEPS = 64
 class Heart:
     """Sends a heartbeat at least twice a second from its own thread, and creates the heartbeats that follow steps.
 
-    The thread sends beats even if the engine hangs. Each beat therefore has the figures from the end of the last step.
+    The thread sends heartbeats even if the engine hangs. Their figures are therefore from the end of the last step.
     """
 
     def __init__(self, send: Callable[[Beat], None]) -> None:
@@ -130,7 +130,7 @@ class TurnQueue(Generic[Item]):
             self._filled.notify()
 
     def get(self) -> Item:
-        """Wait for an item and return it. The item's tenant is next served after all other tenants."""
+        """Wait for an item and return it. The item's tenant then moves behind all other tenants."""
         with self._filled:
             self._filled.wait_for(lambda: self._urgent or self._items)
             if self._urgent:
@@ -442,7 +442,7 @@ class EngineServing:
             del self._server_ids[engine_id]
 
     def report_begun(self, ids: Sequence[int]) -> None:
-        """Report to the server which requests begin, before the step that may end this process (`Engine.on_begin`)."""
+        """Report to the server which requests begin in the next step, which may crash this process (`on_begin`)."""
         self._began = True
         self._send(Begun(tuple(self._server_ids[engine_id] for engine_id in ids)))
 

@@ -149,7 +149,7 @@ class StepPlan:
         return not kinds or probability * seconds > _MARGIN * cost * tokens
 
     def may_ask(self, drafter: Drafter, pace: AnswerPace) -> bool:
-        """Return whether to ask a drafter that was not worth its time again, because it may be now."""
+        """Return whether to ask a drafter again even though its last drafts were not worth the time."""
         return pace.unasked >= _ASK_AFTER and drafter.token_seconds <= self._affordable(pace)
 
     def spend(self, seconds: float) -> None:

@@ -106,7 +106,7 @@ def as_llmrun_error(error: Exception, teller: Teller) -> LlmrunError:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error that has caused a chain of errors, or the first error of a group."""
+    """Return the original error in a chain of errors, or the first error of a group."""
     if isinstance(error, BaseExceptionGroup):
         return _root(error.exceptions[0])
     cause = error.__cause__ or error.__context__
@@ -117,7 +117,7 @@ OWNER: Final = "llmrun"  # `owned_by` of the models of our own servers
 
 
 def chosen_model(models: Sequence[Mapping[str, Any]], endpoint: Endpoint, teller: Teller) -> Mapping[str, Any]:
-    """Return the entry of the endpoint's model or, without a name, of the only model or of llmrun's first model.
+    """Return the entry of the model that the endpoint names or, by default, of the only model or llmrun's first model.
 
     llmrun lists its default model first, and then all other models on its machine. Raises ModelNotFound, and
     UsageError if the user must choose a model.
@@ -175,7 +175,7 @@ class RemoteModel:
     def __init__(
         self, endpoint: Endpoint, *, key: str | None = None, first_s: float = FIRST_S, between_s: float = BETWEEN_S
     ) -> None:
-        """Create a client without sending anything.
+        """Create a client without contacting the server.
 
         first_s, between_s  the timeouts in seconds for the first event of an answer and for each later one
 
@@ -193,11 +193,11 @@ class RemoteModel:
             self._client = async_client(endpoint, headers)
         self._closed = False
         self._lock = threading.Lock()  # guards `_closed`
-        self._exchanges: set[asyncio.Task[None]] = set()  # only for the thread of the loop
+        self._exchanges: set[asyncio.Task[None]] = set()  # accessed only by the event loop's thread
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llmrun-remote-loop", daemon=True)
         self._thread.start()
-        # This loads the modules that httpx2 would otherwise load during the first request, in up to 0.1 s.
+        # This loads the modules that httpx2 would otherwise load during the first request, which takes up to 0.1 s.
         asyncio.run_coroutine_threadsafe(anyio.sleep(0), self._loop).result()
 
     @classmethod
@@ -223,7 +223,7 @@ class RemoteModel:
         return model
 
     def models(self) -> list[Mapping[str, Any]]:
-        """Return the server's models, each with an `id`. Raises NetworkError, and ModelNotFound without a list."""
+        """Return the server's models, each with an `id`. Raises NetworkError or, if there is no list, ModelNotFound."""
         call = Call()
         call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
         with self._request("GET", "/models", None, call) as response:
@@ -375,7 +375,7 @@ class RemoteModel:
                 response = call.next(self._teller)
             yield cast("httpx2.Response", response)
         finally:
-            running.cancel()  # this closes the connection, unless the response is complete
+            running.cancel()  # closes the connection, unless the response is complete
 
     async def _exchange(
         self,
@@ -419,7 +419,7 @@ class RemoteModel:
                 return await self._client.send(request, stream=True)
             except (httpx2.NetworkError, httpx2.RemoteProtocolError):
                 if is_new:
-                    raise  # Otherwise, the server has closed this idle connection, so try another one.
+                    raise  # If the connection was idle, the server has closed it, so try another one.
 
     # Errors
 
@@ -516,7 +516,7 @@ def _refusal(body: bytes) -> tuple[str, str]:
 def async_client(
     endpoint: Endpoint, headers: Mapping[str, str], *, most_open: int | None = None, most_idle: int | None = None
 ) -> httpx2.AsyncClient:
-    """Return a client for one server. Callers limit the time for reading.
+    """Return a client for one server. Callers set their own read timeouts.
 
     headers    of all requests, from `request_headers`
     most_open  the maximum number of connections

@@ -1,7 +1,7 @@
 """RemoteEngine, which has the interface of Engine for a model on a server.
 
 Each running request has a thread that waits for the server and puts everything it receives into a shared queue. `step`
-reads this shared queue. Everything else happens in the caller's thread.
+reads this shared queue. Everything else runs in the caller's thread.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Chunk:
 
 
 class ConnectionLost(NetworkError):
-    """Raised if a connection could not be made or ended in the middle of an answer."""
+    """Raised if a connection could not be opened, or was closed in the middle of an answer."""
 
 
 class Teller:
@@ -98,7 +98,7 @@ class Teller:
         return shown(text.replace(self._key, "(the key)") if self._key else text, limit)
 
     def is_harmless(self, error: BaseException) -> bool:
-        """Return whether an error and all errors that caused it are free of the key."""
+        """Return whether an error and all errors that caused it do not contain the key."""
         import traceback
 
         return not self._key or self._key not in "".join(traceback.format_exception(error))
@@ -176,7 +176,7 @@ def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
 
 
 def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes, str]]:
-    """Yield the data and the time of arrival of each complete event, and the ID of this event or an earlier one.
+    """Yield each complete event's data and time of arrival, and the latest event ID in the stream so far.
 
     The last event is yielded even without a final empty line, because some servers leave this line out.
     """
@@ -227,7 +227,7 @@ def _chunk(arrived: float, event: object) -> Chunk:
 
 
 def _tool_call(place: int, call: object) -> ToolCallDelta:
-    """Return a piece of a call. If the server leaves out the index, use the piece's place in its list."""
+    """Return a piece of a call. If the server leaves out the index, use the piece's position in its list."""
     function = _value(call, "function", dict) or {}
     index = place if _value(call, "index", int) is None else _count(call, "index")
     if index >= _MOST_CALLS:

@@ -54,7 +54,7 @@ def may_overwrite(path: Path, beginning: bytes = BEGINNING) -> bool:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file for reading. Raises OSError, also for directories, pipes and devices."""
+    """Open a regular file for reading. Raises OSError, including for directories, pipes and devices."""
     descriptor = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -30,7 +30,7 @@ CHUNK: Final = 512  # tokens
 
 
 class SavedChunks:
-    """SavedPrefixes in a folder. Tenants never share chunks.
+    """Saves prefixes in the files of a folder. Tenants never share chunks.
 
     key     the KVCache.key of the model
     report  called with a sentence if the state cannot be used or saved
@@ -86,12 +86,12 @@ class SavedChunks:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = StateFile(path, self._key)
             if state.save(tokens[first:end], parts, partial(self._budget.make_room, path)):
-                self._kept.clear()  # more of the sequences with this chunk may be usable now
+                self._kept.clear()  # more of the sequences that contain this chunk may be usable now
                 return len(missing) > 1
             self._report("prefixes are not saved: another chunk exceeds state_gb or the free disk space")
         except OSError as error:
             self._report(f"prefixes are not saved: {path}: {error.strerror}")
-        self._has_failed = True  # one report is enough
+        self._has_failed = True  # do not report the error again
         return False
 
     def _parts_of(self, path: Path, tokens: list[int], damaged: set[Path]) -> list[SavedPart]:

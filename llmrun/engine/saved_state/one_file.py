@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SavedFile:
-    """SavedPrefixes in one file.
+    """Saves prefixes in one file.
 
     path    the file, which need not exist
     key     the KVCache.key of the model
@@ -68,7 +68,7 @@ class SavedFile:
             parts = [part for part in kv.save(seq, n) if part.end <= len(tokens)]
             state.save(tokens, parts, self._has_room)
         except OSError as error:
-            self._has_failed = True  # one note is enough
+            self._has_failed = True  # do not report the error again
             self._report(f"state is not saved: {self.path}: {error.strerror}")
         except LlmrunError as error:  # for example, llama.cpp has crashed
             self._has_failed = True

@@ -6,7 +6,7 @@ A file is a header of 64 bytes and records, which are only ever appended:
     record   kind, start, end, contents, size and sha256 of the data, seal; the tokens from start to end; the data
 
 A seal is a sha256 of the previous seal, the record's other fields and its tokens. If a record is missing, a byte has
-changed or the writer was killed, the file is therefore valid only up to that place.
+changed or the writer was killed, the file is therefore valid only up to that position.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOKEN: Final = np.dtype("<i8")  # the ids of tokens with adapters have up to 63 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A part in a file.
+    """A saved part as a record in a file.
 
     tokens  the tokens from `part.start` to `part.end`; empty for checkpoints
     end     offset of the byte after the record
@@ -232,7 +232,7 @@ class StateFile:
 
 
 def _write_records(file: IO[bytes], tokens: Sequence[int], parts: Iterable[SavedPart], seal: bytes) -> bytes:
-    """Write parts as records, and return the seal of the last one."""
+    """Write parts as records, and return the seal of the last record."""
     for part in parts:
         fields, data, seal = record_bytes(part, list(tokens[part.start : part.end]), seal)
         _write(file, fields)

@@ -49,7 +49,7 @@ class Admission(Neighbours):
         self._speculation = speculation
         self._scheduler = scheduler
         self._shares = FairShares()
-        self._ordering = Lock()  # other threads make predictions
+        self._ordering = Lock()  # other threads predict waits
         self._outlook = Outlook(kv, scheduler, max_running)
         self._max_running = max_running
         self._overcommit = overcommit

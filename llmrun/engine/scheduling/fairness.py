@@ -57,7 +57,7 @@ class FairShares:
         self.charge(tenant, missing)
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Charge a tenant for generated tokens. A negative number returns tokens of a cancelled prompt."""
+        """Charge a tenant for generated tokens. A negative number refunds the tokens of a cancelled prompt."""
         self._used[tenant] = self.used(tenant) + tokens
         if self._n_waiting <= 0:
             self._virtual_time = max(self._virtual_time, self._used[tenant])
@@ -68,8 +68,8 @@ class FairShares:
         now          the time on the clock of `submitted`
         row_seconds  the seconds that a prompt token takes (`StepCosts.row_seconds`)
 
-        The requests of a tenant are in the order in which their prompts would be complete if each had run alone since
-        it arrived. A short prompt can therefore overtake a long one, but only if the short one arrived at most
+        The requests of a tenant are in the order in which their prompts would be complete if each prompt had run alone
+        since its arrival. A short prompt can therefore overtake a long one, but only if the short one arrived at most
         LONGEST_HEAD_START later.
         """
 
@@ -99,7 +99,7 @@ class FairShares:
         return order
 
     def _lift(self, queues: dict[str, list[Q]]) -> None:
-        """Lift the counters of tenants that had no waiting requests when the last order was made.
+        """Lift the counters of tenants that had no waiting requests when the last order was computed.
 
         Forget idle tenants that would be lifted when they return.
         """

@@ -4,9 +4,9 @@ A request whose prompt begins like that of a running request waits until the run
 prefix, and then copies this prefix. Otherwise, eight samples of a prompt of 1,000 tokens would compute 8,000 rows.
 
 A request is admitted, and grows, only as long as all running requests can still reach their limits one after the other:
-the request that needs the fewest blocks first, then the next request with the blocks of the first one, and so on. The
-method is the banker's algorithm (Dijkstra, EWD 108) for a single resource. Requests that have to pause lose nothing but
-time, so no request fails or is computed twice for lack of room.
+the request that needs the fewest blocks first, then the next request, which can also use the blocks of the first one,
+and so on. The method is the banker's algorithm (Dijkstra, EWD 108) for a single resource. Requests that have to pause
+lose nothing but time, so no request fails or is computed twice for lack of room.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Speculation:
                 drafter.observe_hidden(part.answer.tokens, part.depth, rows)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
-        """Record how much of a draft was right. `accepted` are the tokens that the step added after `certain`.
+        """Record how many tokens of a draft were right. `accepted` are the tokens that the step added after `certain`.
 
         The first token that was found but not run is compared too, so even steps without drafts show how often drafts
         would be right.
@@ -400,7 +400,7 @@ class Room:
         return self.is_ample or all_can_finish(self._free, self._claims.values())
 
     def take(self, answer: Answer, slot: Slot, n: int) -> bool:
-        """Take the blocks with which a request grows to n tokens, if all requests can still finish afterwards."""
+        """Reserve the blocks that a request needs to grow to n tokens, if all requests can still finish afterwards."""
         if self.is_ample:
             return True
         taken, claim = self._kv.needed(slot.index, n), self._claims[answer]
@@ -516,7 +516,7 @@ class Scheduler:
 
 
 def _has_room(part: Work, room: Room) -> bool:
-    """Take the room for a part of a step. Without such room, the request pauses."""
+    """Reserve the room for a part of a step. If there is too little room, the request pauses."""
     part.answer.paused_at = None if room.take(part.answer, part.slot, part.end) else part.end
     return part.answer.paused_at is None
 

@@ -88,7 +88,7 @@ def predicted_wait(
     tokens_per_step: float,
     budget: float,
 ) -> float:
-    """Return the seconds until a new request is admitted; math.inf if this or an earlier request never can be.
+    """Return the seconds until a new request is admitted; math.inf if this request or an earlier one never can be.
 
     waiting          the requests that will be admitted before it, in this order
     free_blocks      blocks that are not reserved, including those of idle prefixes
@@ -96,8 +96,8 @@ def predicted_wait(
     budget           the seconds that a step with prompts may take beside running answers
 
     Time is counted in steps of one size: each step has a token of every answer that is now in progress, and rows of the
-    oldest prompt, if any. The result is usually within a factor of 1.5 of the truth, which suffices for clients that
-    are told when to try again.
+    oldest prompt, if any. The result is usually within a factor of 1.5 of the actual wait, which suffices for telling
+    clients when to retry.
     """
     loads = [*running, *waiting, new]
     depth = sum(load.depth + load.missing for load in loads) // len(loads)
