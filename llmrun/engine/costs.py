@@ -156,7 +156,7 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        # In small steps, a row is assumed to take ASSUMED_ROW of the time, and the depth is assumed to take no time.
+        # In small steps, a row is assumed to take ASSUMED_ROW of a step's time, and the depth to take no time.
         self._answers = _Fit((1 - ASSUMED_ROW, ASSUMED_ROW, 0.0, 0.0), (0.01, 1.0, 0.3, 0.3), 2)
         # The unit is the time of a prompt row. The costs differ between models and machines by factors of 3 to 10. The
         # trust is the squared relative noise of a step, 0.1, divided by the squared error of the assumption.

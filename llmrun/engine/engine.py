@@ -164,7 +164,7 @@ class Engine:
             for source in drafts:
                 source.close()
             if opened is not None:
-                opened.close()  # otherwise, the backend's threads or process would keep running
+                opened.close()  # unless closed, the backend's threads or process would keep running
             raise
 
     @property
@@ -356,12 +356,12 @@ class Engine:
 
     @property
     def state_key(self) -> str:
-        """A key for the model and its KV cache in files with saved prefixes; empty if nothing can be saved."""
+        """The key of the model and its KV cache in files with saved prefixes, or "" if nothing can be saved."""
         return self._backend.kv.key
 
     @property
     def saves_blocks(self) -> bool:
-        """True if saving a sequence that has grown adds only new parts (KVCache.saves_blocks)."""
+        """True if saving a longer version of a sequence adds only new parts (KVCache.saves_blocks)."""
         return self._backend.kv.saves_blocks
 
     def use_saved(self, saved: SavedPrefixes | None) -> None:

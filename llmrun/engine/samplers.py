@@ -13,9 +13,9 @@ The sampler "infill" is used only if it is listed.
 A sampler is a pure function of the candidates and their position in the sequence. In the default order, and without
 samplers that only this file implements, the draws equal those of sampling.py bit for bit.
 
-The bits are the same on every machine. The last bit of math.log and math.exp depends on the C library, so the functions
-here use only operations whose rounding IEEE 754 defines, and sums in a fixed order. Samplers never need the logarithm
-of an array: the logarithm of a probability is its logit minus a number that all candidates share.
+Results are bit-identical on every machine. The last bit of math.log(x) and math.exp(x) depends on the C library, so the
+functions here use only operations whose rounding IEEE 754 defines, and sums in a fixed order. Samplers never need the
+logarithm of an array: the logarithm of a probability is its logit minus a number that all candidates share.
 
 The surprise of a token is its negative binary log-probability. The samplers come from these sources:
 

@@ -59,7 +59,7 @@ def uses_dry(params: SamplingParams) -> bool:
 
 
 def uses_xtc(params: SamplingParams) -> bool:
-    """Return whether XTC may remove tokens. No two tokens of a vocabulary have probabilities above 0.5."""
+    """Return whether XTC may remove tokens. At most one token can have a probability above 0.5."""
     return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
@@ -207,8 +207,8 @@ def top_k(logits: Logits | NDArray[np.float64], k: int) -> Candidates:
 def likeliest(logits: Logits | NDArray[np.float64], k: int) -> NDArray[np.intp]:
     """Return the ids of the k > 0 largest logits, sorted.
 
-    To avoid sorting the whole vocabulary, the logits are split into stripes. At least k logits are not below the
-    k-th largest stripe maximum, so only those logits, a few dozen more than k, have to be sorted.
+    To avoid sorting the whole vocabulary, the logits are split into stripes. At least k logits are as large as the k-th
+    largest stripe maximum or larger, so only those logits, a few dozen more than k, have to be sorted.
     """
     depth = len(logits) // STRIPES
     if k <= STRIPES and depth > 1:

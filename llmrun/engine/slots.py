@@ -225,7 +225,7 @@ class SequenceSlots:
     def keep(self, slot: Slot, tokens: list[int]) -> list[int]:
         """Note the tokens of a slot from `lend`, and return the slot's new list, which other tokens would replace.
 
-        The slot will be the last idle slot to be emptied. No request finds the tokens, and they are not saved.
+        The slot will be the last idle slot to be emptied. The tokens are neither reused nor saved.
         """
         self._idle_blocks = None
         self._releases += 1
@@ -248,7 +248,7 @@ class SequenceSlots:
 def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Return the slot for a request that shares its first `shared` tokens with `source`.
 
-    If `source` is idle, it is given to a request that reuses at least half of its tokens, such as the next turn of a
+    If `source` is idle, it is given to requests that reuse at least half of its tokens, such as the next turn of a
     conversation. A request that shares no tokens is given `source`, too, because `source` is then the oldest idle slot.
     Any other request is given the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
     """

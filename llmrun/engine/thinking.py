@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingStyle:
-    """The texts around a model's thinking. Whitespace next to one of these texts counts as part of it.
+    """The texts around a model's thinking. Whitespace next to one of these texts counts as part of that text.
 
     opening   the tag that begins thinking, before the answer has started
     closing   the tags that end thinking; any one of them is enough
@@ -51,7 +51,7 @@ class ThinkingStyle:
 
 
 def pair_style(opening: str, closing: str) -> ThinkingStyle:
-    """Return the style with these two tags: a known one, or else a plain pair of tags."""
+    """Return the style with these two tags: a known style, or else a plain pair of tags."""
     return next(
         (style for style in reversed(STYLES) if (style.opening, style.closing[0]) == (opening, closing)),
         ThinkingStyle(opening, (closing,), ending=closing),
@@ -198,8 +198,8 @@ class Phase(Enum):
 class Split:
     """A piece of thinking, followed by a piece of the answer.
 
-    `unopened` is True if the answer returned by earlier splits was thinking, because the model closed a thinking block
-    that it never opened. `calls` are pieces of tool calls, which decoders find in the answer.
+    `unopened` is True if the answer returned by earlier splits was in fact thinking, because the model closed a
+    thinking block that it never opened. `calls` are pieces of tool calls, which decoders find in the answer.
     """
 
     thought: str = ""
@@ -511,7 +511,7 @@ class ThinkingDecoder:
 
     @property
     def last_closing_bytes(self) -> frozenset[int]:
-        """The last bytes of the closing tags that end with text. No text without such a byte ends the thinking."""
+        """The last bytes of the closing tags that end with text. Text without these bytes cannot end the thinking."""
         return frozenset(mark.encode()[-1] for mark in self._closing if not "\ud800" <= mark[-1] <= "\udfff")
 
     def feed(self, token: int, data: bytes) -> Split:

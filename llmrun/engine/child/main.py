@@ -70,8 +70,8 @@ def end_process(status: int) -> None:
     os._exit(status)
 
 
-# How long a Python thread waits before it interrupts another one, in seconds. With the default of 5 ms, a thread that
-# prepares a long prompt could delay every step of the answers in progress by 5 ms.
+# How long a Python thread waits before it interrupts another thread, in seconds. With the default of 5 ms, a thread
+# that prepares a long prompt could delay every step of the answers in progress by 5 ms.
 _SWITCH_S = 0.0005
 
 

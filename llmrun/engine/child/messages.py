@@ -35,7 +35,7 @@ from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.isolated_worker import decoded, encoded
 from llmrun.engine.requests import Event, Finished, ModelFacts, Request, TextPrompt, TokenPrompt
 
-# Modules import these classes only for type checkers, so that get_type_hints would not find the classes.
+# Modules import these classes only for type checkers, so get_type_hints would not find them.
 _NAMES: Mapping[str, Any] = {"ResponseFormat": ResponseFormat}
 _ERROR_FIELDS = ("retry_after", "state", "most_weights")
 
@@ -355,7 +355,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The request's prompt is about to be prepared. If the process ends meanwhile, the request may be the reason."""
+    """The request's prompt is about to be prepared. If the process crashes then, the request may be the cause."""
 
     id: int
 

@@ -55,7 +55,7 @@ _RECENT_STEPS = 64
 class Heart:
     """Sends a heartbeat at least twice a second from its own thread, and creates the heartbeats that follow steps.
 
-    The thread sends heartbeats even if the engine hangs. Their figures are therefore from the end of the last step.
+    The thread sends heartbeats even if the engine hangs. A heartbeat's figures are thus from the last step's end.
     """
 
     def __init__(self, send: Callable[[Beat], None]) -> None:
@@ -269,8 +269,8 @@ class EngineServing:
     max_wait_s  refuse requests whose predicted wait is longer; None for no limit
     """
 
-    # Templates and tokenizing do not run on the main thread, where they would delay the answers in progress. There is
-    # only one thread for this work, because the process that renders templates handles one request at a time.
+    # Template rendering and tokenization do not run on the main thread, where they would delay the answers in progress.
+    # There is only one thread for this work, because the process that renders templates handles one request at a time.
 
     def __init__(
         self, engine: Engine, send: Callable[[FromChild], None], heart: Heart, max_wait_s: float | None

@@ -135,6 +135,6 @@ class HeadDrafter(SequenceDrafter):
         return states
 
     def _forget_old_states(self) -> None:
-        """Forget the states of tokens that the head has run. The last state may be needed to run its token again."""
+        """Forget the states of tokens that the head has run. The last state is kept in case its token runs again."""
         n = min(max(self._in_step - 2 - self._first, 0), len(self._states))
         self._first, self._states = self._first + n, self._states[n:]

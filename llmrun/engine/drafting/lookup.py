@@ -1,8 +1,8 @@
 """Drafts by lookup: finds an earlier occurrence of the latest tokens, and drafts the tokens that followed it.
 
-Answers often repeat parts of their prompt, of themselves, or of earlier answers: edited code, quotes, names, lists.
-The method is known as prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding). Choosing the
-longest match is an idea of SuffixDecoding (Oliaro et al., arXiv:2411.04975).
+Answers often repeat parts of their prompt, of themselves, or of earlier answers, such as edited code, quotes, names and
+lists. The method is known as prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding). Choosing
+the longest match is an idea of SuffixDecoding (Oliaro et al., arXiv:2411.04975).
 """
 
 from __future__ import annotations

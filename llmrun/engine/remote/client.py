@@ -1,7 +1,7 @@
 """The HTTP client for OpenAI-compatible servers, which sends JSON requests and yields chunks of answers.
 
-httpx2's blocking client cannot cancel a request from another thread. Requests therefore run in an event loop in a
-separate thread, and the callers' threads read the answers from queues.
+Requests of httpx2's blocking client cannot be cancelled from another thread. Requests therefore run in an event loop in
+a separate thread, and the callers' threads read the answers from queues.
 
 httpx2 is imported on first use.
 """
@@ -167,7 +167,7 @@ _CHECK_API = "check that the server has an OpenAI-compatible API"
 
 
 class RemoteModel:
-    """One model of a server. Thread-safe. A connection serves one request at a time and then stays open for the next.
+    """One model of a server. Thread-safe. A connection serves one request at a time and stays open for later requests.
 
     left_out  fields beyond OpenAI's API that the server rejected and that are no longer sent
     """

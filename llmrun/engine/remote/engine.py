@@ -299,7 +299,7 @@ class RemoteEngine:
         self._arrivals.put(None)
 
     def cancel_current(self) -> None:
-        """Cancel all waiting and running requests immediately. Signal handlers and other threads may call this."""
+        """Cancel all waiting and running requests immediately. Any thread or signal handler may call this method."""
         self._last_cancel = next(self._cancel_numbers)
         for answer in list(self._running.values()):
             answer.call.stop()

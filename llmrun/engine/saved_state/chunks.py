@@ -61,7 +61,7 @@ class SavedChunks:
                 parts.append(replace(part, start=first + part.start, end=first + part.end, read=read))
         kept = kv.load(seq, parts)
         self._kept[found[-1]] = kept
-        for path in reversed(found):  # the first chunk last, because later chunks are useless without the first
+        for path in reversed(found):  # mark the first chunk last, because later chunks are useless without it
             note_use(path)
         for path in damaged:
             self._report(f"saved prefix is damaged and was removed: {path}")

@@ -78,8 +78,8 @@ def record_size(part: SavedPart) -> int:
 def read_records(path: Path, key: str) -> Iterator[Record]:
     """Yield the records of a file up to the first damaged record, without reading the data.
 
-    Yields nothing if the file does not exist, is not a saved state or has another key. A part opens the file again to
-    read its data, and raises IntegrityError if the data has changed. Raises OSError.
+    Yields nothing if the file does not exist, is not a saved state, or has a different key. A part opens the file again
+    to read its data, and raises IntegrityError if the data has changed. Raises OSError.
     """
     try:
         file = open_regular(path)
@@ -168,7 +168,7 @@ class StateFile:
         has_room  called with the number of bytes by which the file will grow, which can be negative. If it returns
                   False, nothing is saved, and the result is False
 
-        If the process is killed meanwhile, no earlier part is lost. Raises OSError, which leaves the file unchanged.
+        If the process is killed while writing, earlier parts are not lost. After an OSError, the file is unchanged.
         """
         new = self._lacking(tokens, parts)
         if not new:

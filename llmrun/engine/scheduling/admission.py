@@ -131,7 +131,7 @@ class Admission(Neighbours):
         )
 
     def room(self) -> Room:
-        """Return the room for the next step."""
+        """Return the room in the KV cache for the next step."""
         if self._overcommit:
             return Room(self._kv, {}, 0)
         return Room(self._kv, self.running, self._free_blocks)

@@ -12,11 +12,11 @@ from typing import Final, Protocol, TypeVar
 
 # In every TURNS-th step, the prompt that has waited longest is first; in all other steps, the shortest prompt is.
 TURNS: Final = 4
-LONGEST_HEAD_START: Final = 10.0  # seconds by which a short prompt may be later than a long one and still overtake it
+LONGEST_HEAD_START: Final = 10.0  # a short prompt overtakes a long one that arrived at most this many seconds earlier
 
 
 class Queued(Protocol):
-    """The attributes of an Answer on which the order of admission depends."""
+    """The attributes of an Answer that determine the order of admission."""
 
     prompt_tokens: int
     submitted: float
@@ -36,8 +36,8 @@ class FairShares:
     largest request for each slot, however many requests each tenant sends.
 
     Unused capacity cannot be saved for later. A tenant that had no waiting requests is therefore lifted to the virtual
-    time when the tenant returns, as in start-time fair queueing. The virtual time is the largest counter with which a
-    request has been admitted, or which any tenant has reached while no request was waiting.
+    time when the tenant returns, as in start-time fair queueing. The virtual time is the largest counter at which a
+    request has been admitted, or that any tenant has reached while no request was waiting.
     """
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ class Work:
     def wanted(self) -> int:
         """The number of rows at the end whose logits are needed.
 
-        The last rows are the described rows, the row of the last certain token and the rows of the draft.
+        The last rows are the `described` rows, the row of the last certain token, and the rows of the draft.
         """
         return self.described + 1 + len(self.draft.tokens) if self.is_last else 0
 
