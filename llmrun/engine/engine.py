@@ -378,7 +378,7 @@ class Engine:
         return Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
 
     def save_prefix(self, most: int | None = None) -> bool:
-        """Save the tokens of the most recently finished request that has unsaved ones. Call this method between steps.
+        """Save tokens of the most recently finished request with unsaved tokens. Call this method between steps.
 
         most  number of tokens to save, or None for all
         Returns whether more tokens may remain to be saved.

@@ -248,7 +248,7 @@ class SequenceSlots:
 def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Return the slot for a request that shares its first `shared` tokens with `source`.
 
-    If `source` is idle, it is given to requests that reuse at least half of its tokens, such as the next turn of a
+    If `source` is idle, it is given to a request that reuses at least half of its tokens, such as the next turn of a
     conversation. A request that shares no tokens is given `source`, too, because `source` is then the oldest idle slot.
     Any other request is given the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
     """

@@ -144,7 +144,7 @@ def recognised_style(
     known_pair: Sequence[str] | None,
     tried: Callable[[], ThinkingTags | None],
 ) -> ThinkingStyle | None:
-    """Return the style in which a model marks its thinking, or None if it does not think or the style is unknown.
+    """Return the style in which a model marks its thinking, or None if there is no thinking or the style is unknown.
 
     The sources are tried in this order: the texts in the template, the tags found by probing the template (`tried`),
     `known_pair` (the two tags, or () if the model does not think), and pairs of tags that the vocabulary has as tokens.

@@ -355,7 +355,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The request's prompt is about to be prepared. If the process crashes then, the request may be the cause."""
+    """The request's prompt is about to be prepared. A crash during the preparation may be the request's fault."""
 
     id: int
 

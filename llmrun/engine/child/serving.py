@@ -55,7 +55,7 @@ _RECENT_STEPS = 64
 class Heart:
     """Sends a heartbeat at least twice a second from its own thread, and creates the heartbeats that follow steps.
 
-    The thread sends heartbeats even if the engine hangs. A heartbeat's figures are thus from the last step's end.
+    Heartbeats continue even if the engine hangs, so each one reports the figures from the end of the last step.
     """
 
     def __init__(self, send: Callable[[Beat], None]) -> None:

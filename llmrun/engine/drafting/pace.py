@@ -55,7 +55,7 @@ _PROMISED: Final = 8  # longest draft considered when deciding whether to ask a 
 # The allowance of an answer, in units of the time that a token takes without drafts.
 _FIRST_ALLOWANCE: Final = 0.75
 _ALLOWANCE_PER_TOKEN: Final = 0.01
-_ALLOWANCE_PER_MISSED: Final = 0.25  # for a right token that was found but not run
+_ALLOWANCE_PER_MISSED: Final = 0.25  # added for a right token that was found but not run
 _LARGEST_ALLOWANCE: Final = 16.0
 _SMALLEST_ALLOWANCE: Final = -0.3
 

@@ -168,7 +168,7 @@ class StateFile:
         has_room  called with the number of bytes by which the file will grow, which can be negative. If it returns
                   False, nothing is saved, and the result is False
 
-        If the process is killed while writing, earlier parts are not lost. After an OSError, the file is unchanged.
+        If the process is killed while writing, no earlier part is lost. Raises OSError without changing the file.
         """
         new = self._lacking(tokens, parts)
         if not new:

@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 # In every TURNS-th step, the prompt that has waited longest is first; in all other steps, the shortest prompt is.
 TURNS: Final = 4
-LONGEST_HEAD_START: Final = 10.0  # a short prompt overtakes a long one that arrived at most this many seconds earlier
+LONGEST_HEAD_START: Final = 10.0  # a short prompt can overtake a long one that is at most this many seconds older
 
 
 class Queued(Protocol):
