@@ -416,7 +416,7 @@ class Embedder:
                 self._slots.forget(text.slot)
 
     def _note_waiting(self, job: EmbeddingJob) -> None:
-        """Note that a job lacks room because of requests or other texts."""
+        """Record that a job lacks room because of requests or other texts."""
         self._waiting.setdefault(job, time.monotonic())
 
     def _next_parts(self, most: int) -> list[_Part]:

@@ -48,7 +48,7 @@ class Neighbours:
 
 # A saved prefix is loaded only if it is longer than the cached prefix by at least the tokens of a block.
 _LEAST_LOADED: Final = 32
-# Shorter prefixes are not worth a file.
+# Shorter prefixes are not worth saving in a file.
 _LEAST_SAVED: Final = 64
 
 
@@ -168,7 +168,7 @@ class SequenceSlots:
         slot.released = self._releases
 
     def give_back(self, slot: Slot) -> None:
-        """Undo `acquire` as far as possible. Copies are freed, because the source would have to copy shared blocks."""
+        """Undo `acquire` as far as possible. Copies are freed, or the source would have to copy shared blocks."""
         if slot.is_copy:
             self.forget(slot)
         else:
@@ -223,9 +223,9 @@ class SequenceSlots:
         return slot
 
     def keep(self, slot: Slot, tokens: list[int]) -> list[int]:
-        """Note the tokens of a slot from `lend`, and return the slot's new list, which other tokens would replace.
+        """Record the tokens of a slot from `lend`, and return the slot's token list, which is replaced on reuse.
 
-        The slot will be the last idle slot to be emptied. The tokens are neither reused nor saved.
+        The slot will be the last idle slot to be emptied. Requests cannot reuse the tokens, and saving skips them.
         """
         self._idle_blocks = None
         self._releases += 1

@@ -45,7 +45,7 @@ class Connection:
 
     @classmethod
     def on_standard_streams(cls) -> Connection:
-        """Take over stdin and stdout, which no child process inherits, so the server notices when this process ends."""
+        """Take over stdin and stdout, so children cannot inherit them and the server notices when this process ends."""
         requests, answers = child_processes.private_streams()
         return cls(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
 

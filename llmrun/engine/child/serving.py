@@ -68,15 +68,15 @@ class Heart:
         threading.Thread(target=self._run, name="heart", daemon=True).start()
 
     def step_begins(self) -> None:
-        """Note that a step is about to run."""
+        """Record that a step is about to run."""
         self._step_began = time.monotonic()
 
     def expect_rows(self, rows: int) -> None:
-        """Note that the current step has a pass with this many rows."""
+        """Record that the current step runs a pass with this many rows."""
         self._patience = max(1.0, rows / MOST_ROWS)
 
     def step_ended(self, status: EngineStatus, *, busy: bool, wait_s: float) -> Beat | None:
-        """Note that the step has ended. Returns the heartbeat to send, or None if one was sent a moment ago."""
+        """Record the end of the step. Returns the heartbeat to send, or None if one was sent a moment ago."""
         now = time.monotonic()
         began, self._step_began, self._patience = self._step_began, None, 1.0
         self._step_seconds.append(now - (began or now))
@@ -177,7 +177,7 @@ class Embedding:
         return self._embedder.idle
 
     def expect(self, call: int) -> None:
-        """Note that a call has arrived."""
+        """Record that a call has arrived."""
         with self._lock:
             self._calls[call] = _Call()
 

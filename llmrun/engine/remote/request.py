@@ -102,7 +102,7 @@ _ANY_TOKEN = 1 << 31  # an upper bound for token IDs, because the size of the se
 
 @dataclass(frozen=True, slots=True)
 class RemoteRequest:
-    """The JSON of a request. `body` contains fields of OpenAI's API, `extras` fields that only some servers accept."""
+    """The JSON of a request: OpenAI's fields in `body`, and fields that only some servers accept in `extras`."""
 
     path: str
     body: dict[str, Any]

@@ -70,7 +70,7 @@ class SavedFile:
         except OSError as error:
             self._has_failed = True  # do not report the error again
             self._report(f"state is not saved: {self.path}: {error.strerror}")
-        except LlmrunError as error:  # for example, llama.cpp has crashed
+        except LlmrunError as error:  # raised, for example, if llama.cpp has crashed
             self._has_failed = True
             self._report(f"state is not saved: {self.path}: {error}")
         return False

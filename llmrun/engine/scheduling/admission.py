@@ -53,7 +53,7 @@ class Admission(Neighbours):
         self._outlook = Outlook(kv, scheduler, max_running)
         self._max_running = max_running
         self._overcommit = overcommit
-        # True until a request ends, after a waiting request found no room, or a running one had to pause or make room.
+        # True after a request has found no room, paused or made room, and until a request ends.
         self._is_paused = False
         self._is_held_up = False  # True while texts to embed wait for room
         self.waiting: deque[Answer] = deque()

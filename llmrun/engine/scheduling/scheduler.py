@@ -522,7 +522,7 @@ def _has_room(part: Work, room: Room) -> bool:
 
 
 def begun_by(work: Sequence[Work]) -> list[int]:
-    """Note the start of requests that run for the first time in this step, and return their ids.
+    """Record the start of requests that run for the first time in this step, and return their ids.
 
     A request that has to run alone begins again if its first step was cancelled or found the cache full.
     """
