@@ -1,4 +1,4 @@
-"""The state of one request: its tokens so far, its decoder and its timestamps."""
+"""The state of one request, including its tokens so far, its decoder and its timestamps."""
 
 from __future__ import annotations
 

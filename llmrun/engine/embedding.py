@@ -42,7 +42,7 @@ MOST_TOKENS: Final = 1 << 20  # tokens in a call; without a limit, a small reque
 def limited_inputs(texts: Iterable[list[int]]) -> list[Sequence[int]]:
     """Return the texts of a call as arrays with 4 bytes per token, to save memory while hundreds of calls wait.
 
-    Raises UsageError if the texts have more than MOST_TOKENS tokens in total.
+    Raises UsageError if the texts contain more than MOST_TOKENS tokens in total.
     """
     found, total = list[Sequence[int]](), 0
     for tokens in texts:
@@ -54,7 +54,7 @@ def limited_inputs(texts: Iterable[list[int]]) -> list[Sequence[int]]:
 
 
 def too_many_tokens(total: int) -> UsageError:
-    """Return the error for a call whose inputs have at least `total` tokens."""
+    """Return the error for a call whose inputs contain at least `total` tokens."""
     words = f"too many tokens: the inputs have {total:,} or more, the limit for a call is {MOST_TOKENS:,}"
     return UsageError(words, hint="send fewer inputs in a call")
 
@@ -82,7 +82,7 @@ class InputReader:
         """Return the tokens of a text with the tokenizer's special tokens, or return given tokens unchanged.
 
         If a text is too long, `truncate` cuts off its end; without `truncate`, the text raises ContextExceeded. Raises
-        UsageError if the text has no tokens or if a token is not in the vocabulary.
+        UsageError if the text contains no tokens or if a token is not in the vocabulary.
         """
         if isinstance(text, str):
             plain = self._plain(text)
@@ -321,7 +321,7 @@ class _Text:
 
 
 class _Part(NamedTuple):
-    """The rows of a text in a pass: its tokens from `first` to `end`."""
+    """The rows of a text in a pass: the text's tokens from `first` to `end`."""
 
     job: EmbeddingJob
     text: _Text

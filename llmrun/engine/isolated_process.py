@@ -2,7 +2,7 @@
 
 Untrusted input can make a library run forever, allocate memory without limit, or crash. In a child process, the
 operating system and a watchdog in the parent limit time and memory, and a crash only means that no answer arrives. The
-child has an empty environment and no open files.
+child starts with an empty environment and no open files.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class IsolatedProcess:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # something else has killed the process
+            self.close()  # another program or the system has killed the process
         if self._process is None:
             try:
                 self._process = _start_process(self._module)

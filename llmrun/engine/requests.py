@@ -1,4 +1,4 @@
-"""The engine's input and output: requests, the events of their answers, and the facts about a model.
+"""The engine's input and output: requests, the events of their answers, and facts about models.
 
 Servers report the facts about a model to clients, and use these facts to parse requests.
 """

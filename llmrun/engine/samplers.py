@@ -90,7 +90,7 @@ def log(x: float) -> float:
     """Return the natural logarithm of a positive float64, with an error of at most 2 units in the last place.
 
     x is m * 2^n, with m between sqrt(1/2) and sqrt(2), and log(m) is 2 atanh(s) with s = (m - 1) / (m + 1), as a series
-    in odd powers of s. |s| is at most 0.172, so that the first term left out is below 2^-66 of the result.
+    in odd powers of s. |s| is at most 0.172, so the first omitted term is below 2^-66 of the result.
     """
     m, n = math.frexp(x)
     if m < _SQRT_HALF:

@@ -5,9 +5,9 @@ These functions define sampling. The engine runs a kernel with bit-identical res
 
     mask -> logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
-llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw, are in samplers.py, which
-uses the functions of this file too. `needs_samplers` finds the requests that need samplers.py without importing that
-file. docs/adding-a-sampler.md describes how to add a sampler.
+samplers.py implements llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw.
+samplers.py also uses the functions of this file. `needs_samplers` finds the requests that need samplers.py without
+importing that file. docs/adding-a-sampler.md describes how to add a sampler.
 
 The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
 (seed, position), the lower id wins a tie, and sums are computed in a fixed order. `exp` uses only operations whose

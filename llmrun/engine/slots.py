@@ -19,7 +19,7 @@ _CHUNK = 256  # tokens per comparison
 def common_prefix(a: list[int], b: list[int]) -> int:
     """Return the length of the longest common prefix.
 
-    Comparing slices before single tokens takes 1.4 ms for 128k tokens; a loop over all tokens takes 4.3 ms.
+    Comparing slices first and then single tokens takes 1.4 ms for 128k tokens; a loop over all tokens takes 4.3 ms.
     """
     end = min(len(a), len(b))
     start = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingStyle:
-    """The texts around a model's thinking. Whitespace next to one of these texts counts as part of that text.
+    """The texts that enclose a model's thinking. Whitespace next to one of these texts counts as part of that text.
 
     opening   the tag that begins thinking, before the answer has started
     closing   the tags that end thinking; any one of them is enough
@@ -571,7 +571,7 @@ class Beginning:
 class ModelThinking:
     """The thinking style and the thinking switch of an open model.
 
-    The template is probed on first use, which takes 20 to 200 ms. Raw prompts do not need the probe.
+    The template is probed on first use, which takes 20 to 200 ms. Raw prompts do not require the probe.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class Drafter(ABC):
 
 
 class DraftSource(ABC):
-    """Creates drafters, and may remember finished answers for later drafts.
+    """Creates drafters, and may store finished answers for later drafts.
 
     expected  for each kind, the acceptance rate to assume until it has been measured
     error     why the source no longer drafts anything, or an empty string

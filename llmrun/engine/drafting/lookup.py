@@ -77,7 +77,7 @@ class SuffixIndex:
 
 
 def _match_length(tokens: Sequence[int], at: int, tail: Sequence[int]) -> int:
-    """Return how many tokens before `at` equal the end of `tail`. The result is at least two."""
+    """Return how many tokens before `at` equal the end of `tail`; the result is at least two."""
     most = min(_LONGEST, at, len(tail))
     length = 2
     while length < most and tokens[at - 1 - length] == tail[-1 - length]:

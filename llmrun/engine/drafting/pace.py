@@ -74,7 +74,7 @@ class AnswerPace:
         self.unasked = 0
 
     def probabilities(self, kinds: Sequence[Kind]) -> Iterator[float]:
-        """Yield, for each token of a draft, the probability that all draft tokens up to this one are right."""
+        """Yield, for each token of a draft, the probability that the draft is right up to and including this token."""
         rates = {kind: self.acceptance.rate(kind) for kind in set(kinds)}
         return accumulate(map(rates.__getitem__, kinds), mul)
 

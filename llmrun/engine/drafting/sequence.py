@@ -1,4 +1,4 @@
-"""The base classes of drafters that run a network, whose own KV cache has a sequence for each answer.
+"""The base classes of drafters that run a network, whose own KV cache contains a sequence for each answer.
 
 Draft tokens are drawn as the target model draws its own tokens: with the request's sampling parameters and the same
 random numbers, which are hashes of (seed, position). If both networks predict similar probabilities, they draw the same

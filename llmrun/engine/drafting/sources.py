@@ -26,7 +26,7 @@ def open_sources(
 ) -> list[DraftSource]:
     """Return the draft sources for `target`, which was opened with `options`. `Engine.open` describes the parameters.
 
-    Sources whose drafts take no time come first. Raises the errors of `Engine.open`.
+    Sources whose drafts take no time are listed first. Raises the errors of `Engine.open`.
     """
     sources: list[DraftSource] = []
     if draft is not None:

@@ -1,6 +1,6 @@
 """RemoteEngine, which has the interface of Engine for a model on a server.
 
-Each running request has a thread that waits for the server and puts everything it receives into a shared queue. `step`
+Each running request has a thread that waits for the server and puts everything received into a shared queue. `step`
 reads this shared queue. Everything else runs in the caller's thread.
 """
 

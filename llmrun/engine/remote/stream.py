@@ -1,7 +1,7 @@
 """Parses a stream of Server-Sent Events that contain OpenAI's completion chunks.
 
 The server is not trusted. The length of every line is limited, the type of every value is checked, and every problem
-becomes a NetworkError, in which text from the server is sanitized.
+raises a NetworkError with sanitized text from the server.
 
 The events of llmrun's own servers have IDs, with which a client can check that a stream really continues.
 """

@@ -70,7 +70,7 @@ _ABANDONED_S: Final = 30 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A file with a saved state, or a file that a killed writer left behind. `used` is the time of the last use."""
+    """A file with a saved state, or a file left behind by a killed writer. `used` is the time of the last use."""
 
     path: Path
     n_bytes: int

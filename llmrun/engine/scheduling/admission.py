@@ -62,7 +62,7 @@ class Admission(Neighbours):
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0  # totals of admitted requests
 
     def admit(self) -> None:
-        """Give slots to waiting requests in a fair order, except requests that wait for the computation of a prefix.
+        """Assign slots to waiting requests in a fair order, except requests that wait for the computation of a prefix.
 
         If there is no room for a request, all requests behind it wait, too. Otherwise, short requests could overtake
         long ones forever. Likewise, no request is admitted while later requests hold up an earlier one.

@@ -1,4 +1,4 @@
-"""Decides which waiting request is admitted next, and which prompt is assigned the rows of a step.
+"""Decides which waiting request is admitted next, and which prompt receives the rows of a step.
 
 These orders affect only the times of answers, never their text.
 """
@@ -113,7 +113,7 @@ class FairShares:
 
 
 def prompt_order(prompts: Sequence[tuple[int, int]], step: int) -> list[int]:
-    """Return the indexes of the running prompts in the order in which the prompts are assigned the rows of a step.
+    """Return the indexes of the running prompts in the order in which they receive the rows of a step.
 
     prompts  for each prompt, how many of its tokens are not in the cache, and the number of the last step in which it
              had rows; at first, of the step in which it was admitted

@@ -1,7 +1,7 @@
 """Chooses the tokens that each running request runs in the next step, builds its batch, and applies the results.
 
-A request whose prompt begins like that of a running request waits until the running request has computed the common
-prefix, and then copies this prefix. Otherwise, eight samples of a prompt of 1,000 tokens would compute 8,000 rows.
+A request whose prompt shares a prefix with a running request's prompt waits until the running request has computed the
+prefix, and then copies it. Otherwise, eight samples of a prompt of 1,000 tokens would compute 8,000 rows.
 
 A request is admitted, and grows, only as long as all running requests can still reach their limits one after the other:
 the request that needs the fewest blocks first, then the next request, which can also use the blocks of the first one,

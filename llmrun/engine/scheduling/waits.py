@@ -1,6 +1,6 @@
 """Predicts how long a new request would wait, from the work of the requests before it.
 
-Busy servers report this prediction to clients. The lengths of answers, which affect waits, are learnt here, too.
+Busy servers report the predicted wait to clients. The lengths of answers, which affect waits, are learnt here, too.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class AnswerLengths:
         self._sorted: dict[int, list[int]] = {}
 
     def observe(self, limit: int, length: int) -> None:
-        """Record the length of an answer that has ended by itself or at its limit, in tokens."""
+        """Record the length, in tokens, of an answer that has ended by itself or at its limit."""
         recent = self._recent.setdefault(limit.bit_length(), deque(maxlen=_REMEMBERED))
         recent.append(length)
         self._sorted[limit.bit_length()] = sorted(recent)  # a new list: another thread may be reading the old one
 
     def remaining(self, limit: int, generated: int, quantile: float) -> float:
-        """Return a quantile of the number of tokens that an answer still generates, which is at least 1.
+        """Return a quantile, at least 1, of the number of tokens that an answer will still generate.
 
         quantile  0 <= quantile < 1
         """
