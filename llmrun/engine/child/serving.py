@@ -198,7 +198,7 @@ class Embedding:
         return self._calls[call]
 
     def cancel(self, call: int) -> None:
-        """End a queued call with an error now, and any other call before its inputs are read. Ignores unknown calls.
+        """End a call with an error, immediately if the call is queued, otherwise in `add`. Ignores unknown calls.
 
         The inputs of a call occupy memory until the call ends, so the server has to count the call until then.
         """
