@@ -59,7 +59,7 @@ def make_app(
     routes = _routes(service)
     if service.upstreams is not None:
         for route in routes:
-            # These requests name a model. Paths with parameters are chosen by clients and must not reach upstreams.
+            # POST requests name a model. Paths with parameters are chosen by clients and must not reach upstreams.
             if "POST" in (route.methods or ()) and not route.param_convertors:
                 route.app = OrForwarded(route.app, service, service.upstreams)
     missing = [_Route(path, ollama.missing, methods=["HEAD", "POST", "DELETE"]) for path in MISSING]
@@ -125,7 +125,7 @@ def _routes(service: Service) -> list[_Route]:
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:
-    """Convert Starlette's errors, which are 404 and 405, into the wire format of the API."""
+    """Convert Starlette's errors (404 and 405) to the wire format of the API."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     if error.status_code == 404:

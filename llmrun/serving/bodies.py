@@ -17,7 +17,7 @@ from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.refusals import SERVER, Refused
 
 _KEY = "llmrun.body"
-LARGE = 64 << 10  # bytes; smaller bodies are parsed in about a millisecond, and a thread would not pay off
+LARGE = 64 << 10  # bytes; parsing a smaller body takes about a millisecond, so a thread would not pay off
 
 Result = TypeVar("Result")
 
@@ -37,8 +37,8 @@ class Bodies:
 
         The result is stored, and later calls for the same request return the stored result.
 
-        Raises Refused if the body is too large, too slow, compressed or not declared as JSON. Also raises the errors of
-        `parse_json`, and ClientGone.
+        Raises Refused if the body is too large, too slow, compressed or not declared as JSON. Raises ClientGone, and
+        the errors of `parse_json`.
         """
         if _KEY not in scope:
             scope[_KEY] = await self._read_json(Headers(scope=scope), receive)
@@ -74,8 +74,8 @@ class Bodies:
     def holding(self) -> Iterator[Callable[[int], None]]:
         """Yield a function that adds a number of bytes to `held` until the block ends.
 
-        Small bodies are never refused. Otherwise, a few clients that stall in the middle of large bodies could shut out
-        all other clients. The limit on connections bounds the memory of small bodies.
+        Small bodies are never refused, so a few clients that stall in the middle of large bodies cannot shut out all
+        other clients. The limit on connections bounds the memory of small bodies.
         """
         held = 0
 
@@ -104,7 +104,7 @@ async def off_the_loop(large: bool, work: Callable[[], Result]) -> Result:
 
 
 def _run_large(work: Callable[[], Result]) -> Result:
-    """Run `work`, then return freed memory to the operating system, because every thread would keep some memory."""
+    """Run `work`, then return freed memory to the system, because otherwise every thread would keep some memory."""
     try:
         return work()
     finally:
@@ -126,7 +126,7 @@ def _check_declared(headers: Headers, most: int) -> None:
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise Refused(415, "compressed bodies are not supported: send the body without Content-Encoding")
     if "transfer-encoding" in headers and "content-length" in headers:
-        # A proxy that uses the length would see different requests than this server does (RFC 9112, 6.1).
+        # A proxy that relies on Content-Length would see different requests than this server (RFC 9112, 6.1).
         words = "the headers Content-Length and Transfer-Encoding contradict each other"
         raise Refused(400, words, headers={"connection": "close"})
     length = headers.get("content-length", "")

@@ -36,7 +36,7 @@ _PREFIXES: Final[Mapping[str, WireFormat]] = {
 
 
 def wire_of(path: str) -> WireFormat:
-    """Return the wire format of the API that a path belongs to. Unknown routes also report errors in this format."""
+    """Return the wire format of the API that a path belongs to. Errors of unknown routes use this format, too."""
     return next((wire for prefix, wire in _PREFIXES.items() if path.startswith(prefix)), OPENAI)
 
 
@@ -51,7 +51,7 @@ class Presence:
     """Watches whether the client of one request is still connected, starting at the end of the request's body.
 
     A task awaits `receive`, because the server reports a closed connection only there. The task matters most for
-    responses that are not streamed, because no failing `send` would reveal a closed connection.
+    responses that are not streamed, where no failing `send` would reveal a closed connection.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -87,7 +87,7 @@ async def _disconnected(receive: Receive) -> None:
 
 _KEY = "llmrun.exchange"
 _CLIENT_GONE = 499  # nginx's status for a client that left before the response
-_POLLED = ("/health", "/metrics", "/v1/models")  # monitoring and other servers request these paths every few seconds
+_POLLED = ("/health", "/metrics", "/v1/models")  # monitors and other servers request these paths every few seconds
 
 
 class AnswerId(str):
@@ -187,7 +187,7 @@ class Exchanges:
 
 
 def _line(scope: Scope, exchange: Exchange, status: int) -> str:
-    """Return the log line of an exchange, without bodies, queries and headers, because these may contain secrets."""
+    """Return the log line of an exchange, without bodies, queries or headers, because these may contain secrets."""
     path = shown(scope["path"])
     client = scope["client"][0] if scope.get("client") else "-"
     seconds = f"{time.perf_counter() - exchange.began:.2f} s"

@@ -4,7 +4,7 @@ A server on this machine is reachable from every web page in the user's browser.
 because CORS only keeps a page from reading the response, after the request has run. So the gate refuses requests that
 a browser sends for another site's page. The gate recognizes such requests by `Origin` and `Sec-Fetch-Site`, because
 pages cannot set these headers. A page whose own domain name resolves to this machine (DNS rebinding) has the same
-origin as the server, and is recognized by the domain name in `Host`.
+origin as the server, but is recognized by the domain name in `Host`.
 
 API keys are read from files and compared in constant time.
 """
@@ -42,7 +42,7 @@ class ApiKeys:
     """The API keys of a server. Clients must send one of these keys, unless the list is empty."""
 
     def __init__(self, keys: Sequence[str], secret: bytes = b"") -> None:
-        """Store keys. A key has the same tenant in all processes with the same secret. The default secret is random."""
+        """Store keys. Processes with the same secret map a key to the same tenant. The default secret is random."""
         self._digests = [_digest(key) for key in keys]
         self._secret = secret or secrets.token_bytes(32)
 
@@ -57,7 +57,7 @@ class ApiKeys:
         return found
 
     def tenant(self, key: str) -> str:
-        """Return a name for the owner of a key. The name does not reveal the key."""
+        """Return a name for a key's owner, without revealing the key."""
         return hmac.new(self._secret, key.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[:16]
 
 
@@ -78,9 +78,9 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_upstream_keys(path: Path, bases: Sequence[str]) -> dict[str, str]:
-    """Return the keys of upstreams by the upstreams' URLs. Upstreams without a key are left out.
+    """Return a mapping from the upstreams' URLs to their keys. Upstreams without a key are omitted.
 
-    Each line is `URL KEY`, or a KEY for all upstreams that have no line.
+    Each line is `URL KEY`, or `KEY` for all upstreams without their own line.
 
     bases  the URLs of the upstreams, as in Endpoint.base
 
@@ -122,14 +122,14 @@ def _check_letters(key: str, where: str, hint: str) -> None:
 
 
 def kept_secret(folder: Path) -> bytes:
-    """Return the random secret from a file in the folder, and create this file if necessary. Raises UsageError."""
+    """Return the random secret stored in a file in the folder, creating the file if necessary. Raises UsageError."""
     path = folder / "secret"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             descriptor, name = tempfile.mkstemp(dir=folder)  # only this user may read the file
             try:
-                with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open a descriptor
+                with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open file descriptors
                     file.write(secrets.token_bytes(_SECRET_BYTES))
                 Path(name).replace(path)
             finally:
@@ -143,7 +143,7 @@ def kept_secret(folder: Path) -> bytes:
 
 
 def others_can_read(path: Path) -> bool:
-    """Return whether other users of this machine can read a file, or False on Windows, which has no such mode bits."""
+    """Return whether other users of this machine can read a file (always False on Windows, which lacks mode bits)."""
     return sys.platform != "win32" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
@@ -235,9 +235,9 @@ class Gate:
 
 
 def _follows_link(scope: Scope, headers: Headers) -> bool:
-    """Return whether the request is a browser's navigation to the chat page, for example by a link.
+    """Return whether the request is a browser's navigation to the chat page, such as through a link.
 
-    Such requests are harmless: the page is the same for all users, does nothing by itself, and cannot be framed.
+    This navigation is harmless: the page is the same for all users, does nothing by itself, and cannot be framed.
     """
     opens = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
     return opens and scope["method"] == "GET" and scope["path"] == _PAGE
@@ -258,7 +258,7 @@ def _is_address(name: str) -> bool:
 
 
 def _with_cors(send: Send, origin: str) -> Send:
-    """Return a `send` that adds CORS headers, which let pages of this origin read the response."""
+    """Return a `send` that adds CORS headers, which let pages of the given origin read the response."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -39,7 +39,7 @@ from llmrun.serving.refusals import INVALID, SERVER, Refused, error_response
 if TYPE_CHECKING:
     from llmrun.serving.upstreams.front import Upstreams
 
-_SPARE = 64  # connections beyond the limit that still get the error "too many connections"
+_SPARE = 64  # connections beyond the limit that still receive the error "too many connections"
 _HEADER_END = re.compile(rb"\n\r?\n")
 _HEADER_TOO_LARGE = "the header is too large"
 _PROGRESS = 1024  # bytes that a client must read between two checks; reading one byte at a time does not count
@@ -98,7 +98,7 @@ class Connection(H11Protocol):
             self._refuse(408, f"no complete request within {limits.header_s:g} s")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that is not valid HTTP. `handle_events` calls this method while it handles h11's error."""
+        """Refuse input that is not valid HTTP. `handle_events` calls this method while handling an error of h11."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         words = _HEADER_TOO_LARGE if status == 431 else "not a valid HTTP request"
@@ -133,7 +133,7 @@ class Connection(H11Protocol):
     def _refuse(self, status: int, words: str) -> None:
         """Send an error without running the application, and close the connection.
 
-        Data that the client still sends is discarded for a moment. Closing the connection at once would reset the
+        Data that the client still sends is discarded for a moment. Closing the connection immediately would reset the
         connection, and the client might never read the error.
         """
         self._header_since, self._linger_since, self._refused = None, self.loop.time(), True
@@ -206,7 +206,7 @@ class HttpServer:
         )
         self._server: asyncio.Server | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._trimmed_after, self._trimmed_at = 0, time.monotonic()  # the request count and the time of the last trim
+        self._trimmed_after, self._trimmed_at = 0, time.monotonic()  # the request count at the last trim, and its time
 
     async def start(self, listening: socket) -> None:
         """Accept connections on a bound socket. Raises OSError."""
@@ -269,9 +269,9 @@ class HttpServer:
                     loop.call_exception_handler({"message": "cannot check a connection", "exception": error})
 
     def _return_memory(self) -> None:
-        """Return freed memory to the system: when no request is in progress, or every `_TRIM_S` seconds under load.
+        """Return freed memory to the system when no request is in progress, or every `_TRIM_S` seconds under load.
 
-        Without these calls, the process kept 300 MB after half an hour of hostile requests.
+        Without this method, the process kept 300 MB of freed memory after half an hour of hostile requests.
         """
         n_requests, now = self._state.total_requests, time.monotonic()
         if n_requests == self._trimmed_after:
@@ -299,7 +299,7 @@ def bound_socket(host: str, port: int) -> socket:
         raise UsageError(f"--host: {host}: {getattr(error, 'strerror', None) or error}") from None
     made = socket(family, kind, protocol)
     try:
-        made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # a restarted server can bind before old connections expire
+        made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # allows binding the address before old connections expire
         made.bind(address)
     except OSError as error:
         made.close()
@@ -368,7 +368,7 @@ async def run_server(
 ) -> None:
     """Serve until a signal arrives. While the first models are being opened, requests receive errors.
 
-    If a model cannot be opened, its error is raised.
+    Raises the error of a model that cannot be opened.
 
     drain_s  the time that running requests may continue after the signal, in seconds
     ready    called when the models are open
@@ -392,7 +392,7 @@ async def run_server(
 
 
 async def _both(*works: Awaitable[None] | None) -> None:
-    """Run several coroutines at the same time. Raises the first error of a coroutine."""
+    """Run several coroutines at the same time. Raises the error of the first coroutine that fails."""
     await asyncio.gather(*(work for work in works if work is not None))
 
 

@@ -1,7 +1,7 @@
 """The server's metrics, in the text format of Prometheus.
 
-Writing the format takes twenty lines. The package `prometheus_client` would add a registry, an HTTP server and process
-metrics, which llmrun does not need.
+Writing the format takes only twenty lines of code. The package `prometheus_client` would add a registry, an HTTP server
+and process metrics, which llmrun does not need.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Histogram:
 
 
 class Metrics:
-    """The counts and histograms of the HTTP layer. `text` adds the figures of the models."""
+    """The counters and histograms of the HTTP layer. `text` adds the metrics of the models."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -134,7 +134,7 @@ def _heading(name: str, kind: str, help_text: str) -> tuple[str, str]:
 
 
 def _labels(values: Mapping[str, str]) -> str:
-    """Return labels in the form that follows the name of a metric."""
+    """Return labels in the notation that follows a metric's name."""
     escaped = {
         name: value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for name, value in values.items()
     }

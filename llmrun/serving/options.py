@@ -1,4 +1,4 @@
-"""The options of the HTTP server. The command line creates them, and tests make the limits small."""
+"""The options of the HTTP server. The command line creates the options, and tests set small limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits against clients that are broken, slow or hostile. Sizes are in bytes, times in seconds.
+    """Limits against clients that are broken, slow or hostile. Sizes are in bytes, and times are in seconds.
 
     connections   the number of open connections; further connections receive an error and are closed
     header_bytes  the size of the request line and headers

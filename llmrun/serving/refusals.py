@@ -52,7 +52,7 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 def json_bytes_in_parts(body: Mapping[str, Any] | Sequence[Any]) -> bytes:
     """Encode an answer like `json_bytes`, without blocking other threads for long.
 
-    Python's JSON encoder blocks all other threads while it runs. Encoding 128 choices at once, with 20
+    Python's JSON encoder blocks all other threads while it runs. Encoding 128 choices in one call, with 20
     log-probabilities per token, took a second, and 2,048 vectors took 4 s. Therefore each item of a list is encoded
     separately if the body is a list or the list is a field of the body.
     """

@@ -2,7 +2,7 @@
 
 Streams are resumed without stored state. The ID of an event contains the ID of its answer, and the time and the default
 seed are derived from this ID. Therefore a repeated request produces the same bytes, and the server skips the events
-that the client has seen. Streams resume even after a restart, and on another server with the same model.
+that the client has already received. Streams resume even after a restart, and on another server with the same model.
 
 Backpressure needs no code here: `send` waits while the connection's buffer is full, and meanwhile the events of the
 answer collect in memory, so that decoding never waits for a client. If a client reads nothing for a minute,
@@ -121,7 +121,7 @@ _MOST_EVENTS = 64  # the number of events written at a time, which takes a milli
 
 
 class Choices:
-    """Asks a model for all choices of a call and merges their events.
+    """Requests all choices of a call from a model, and merges the choices' events.
 
     All choices are cancelled when one choice fails or the `async with` block ends.
 
@@ -164,7 +164,7 @@ class Choices:
 
         Returns None after the last event of the last choice, and an empty list if nothing has arrived by `until`, a
         time of the event loop's clock. Raises the error of a failed choice. If many events have arrived, each call
-        returns some of them.
+        returns only some of the events.
         """
         if self._arrived:
             await asyncio.sleep(0)  # a client with many collected events must not hold up other clients
@@ -179,7 +179,7 @@ class Choices:
         return [self._arrived.popleft() for _ in range(min(len(self._arrived), _MOST_EVENTS))]
 
     async def _wait(self, until: float | None) -> None:
-        # This method runs for every token of every client, and asyncio.timeout_at would be slower: it cancels the task.
+        # This method runs for every token of every client. asyncio.timeout_at cancels the task, which would be slower.
         timer = None if until is None else asyncio.get_running_loop().call_at(until, self._news.set)
         try:
             await self._news.wait()
@@ -219,7 +219,7 @@ class Choices:
 
 _HEADERS = {
     "cache-control": "no-store",
-    "x-accel-buffering": "no",  # nginx would collect events before it passes them on
+    "x-accel-buffering": "no",  # nginx would otherwise buffer the events
 }
 
 

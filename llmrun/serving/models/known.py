@@ -28,7 +28,7 @@ from llmrun.hub.upkeep import inventory
 from llmrun.model.tokenizers.control_tokens import fill_tokens_of
 from llmrun.options.presets import Preset
 
-_FRESH_S: Final = 2.0  # the list of the store's models is cached for this time, because reading folders is slow
+_FRESH_S: Final = 2.0  # seconds for which the list of the store's models is cached, because reading folders is slow
 _MOST_NAMED: Final = 5  # model names in a hint
 _LONGEST_NAME: Final = 200  # characters; looking up a very long name takes seconds
 _LATEST: Final = ":latest"  # the tag that Ollama adds to names without a tag
@@ -68,7 +68,7 @@ class KnownModel:
         return replace(self, name=preset.name, preset=preset, adapters=chosen or self.adapters)
 
     def with_adapter(self, option: LoraOption) -> Self:
-        """Return the model under the name of an adapter. A scale of 0 applies only to requests with other names."""
+        """Return the model under the name of an adapter. Under an adapter's name, a scale of 0 becomes 1."""
         return replace(self, name=option.name, parent=self.name, adapters={option.name: option.scale or 1.0})
 
 
@@ -88,7 +88,7 @@ class KnownModels:
         catalogue_name: Callable[[str], str | None] = lambda name: None,
         presets: Sequence[Preset] = (),
     ) -> None:
-        """Create the list. Presets for models that are not in the list are left out.
+        """Create the list. Presets for models that are not in the list are omitted.
 
         in_store        called in a thread to read the store; by default, the store is empty
         catalogue_name  returns the full name of a model for an alias or a short form, or None
@@ -134,7 +134,7 @@ class KnownModels:
     def _base(self, preset: Preset, models: Sequence[KnownModel]) -> KnownModel | None:
         """Return the model of a preset, or None if the model is not on this machine."""
         names = {name.lower() for name in (preset.model, self._catalogue_name(preset.model)) if name}
-        path = Path(os.path.abspath(os.path.expanduser(preset.model)))  # noqa: PTH100, PTH111  as for all model names
+        path = Path(os.path.abspath(os.path.expanduser(preset.model)))  # noqa: PTH100, PTH111  like other model names
         for model in models:
             if model.preset is None and (names & {model.name.lower(), model.reference.lower()} or model.path == path):
                 return model
@@ -154,7 +154,7 @@ def found_among(name: str, models: Sequence[KnownModel]) -> KnownModel:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return the lower-case names that a client may mean, the likeliest first."""
+    """Return the lowercase names that a client may mean, with the likeliest name first."""
     wanted = name.lower()
     return wanted, wanted.removesuffix(_LATEST), wanted + _LATEST
 
@@ -190,7 +190,7 @@ def _distinct(models: Iterable[KnownModel]) -> Sequence[KnownModel]:
 
 
 def models_in_store() -> Iterator[KnownModel]:
-    """Yield the models that llmrun or another program has downloaded. Projectors and other parts are left out."""
+    """Yield the models that llmrun or another program has downloaded, without projectors and other auxiliary files."""
     for model in inventory.models():
         if model.current:
             name = public_name(model.name, model.path)
@@ -247,7 +247,7 @@ class Header:
 def glance_at(known: KnownModel) -> Glance:
     """Read a few facts at the beginning of a model's file. The facts are empty if the file is not readable.
 
-    Call this function in a thread, like `header_of` and `digest_of`. The file is read again only after a change.
+    Call this function in a thread, like `header_of` and `digest_of`. The file is read again only if it has changed.
     """
     return _glance(known.path, known.size, known.modified)
 

@@ -112,7 +112,7 @@ class Ready:
 
     @classmethod
     def under(cls, known: KnownModel, model: ServedModel) -> Self:
-        """Return a model under one of its names. Raises Unavailable if the model is not open."""
+        """Return a model with the settings for one of its names. Raises Unavailable if the model is not open."""
         facts = replace(facts_of(model), name=known.name)
         if known.preset is not None:
             facts = replace(facts, default_sampling=replace(facts.default_sampling, **known.preset.sampling))
@@ -120,7 +120,7 @@ class Ready:
 
     @property
     def signature(self) -> str:
-        """A string that changes whenever the same request could get a different answer."""
+        """A string that changes whenever the same request could produce another answer."""
         facts = self.facts
         own = f"{facts.default_sampling} {self.preset} {self.adapters}"
         return f"{facts.name} {facts.fingerprint} {facts.info.context_size} {own}"
@@ -168,7 +168,7 @@ def _completed(prompt: ChatPrompt, preset: Preset) -> ChatPrompt:
 
 FOREVER: Final = math.inf
 STUCK: Final = "stuck"
-TRY_AGAIN_S: Final = 60.0  # a model that did not fit is refused for this time; other programs may free memory meanwhile
+TRY_AGAIN_S: Final = 60.0  # seconds for which a model that did not fit is refused; other programs may free memory
 
 # Returns an unopened model, given the known model and the bytes that the model may use, or None for no limit.
 Opener = Callable[[KnownModel, int | None], Awaitable[ServedModel]]
@@ -292,7 +292,7 @@ class Models:
         return waiting + sum(load.running + load.waiting for load in loads)
 
     async def start(self) -> None:
-        """Load the models given at start, as far as they fit. Raises the error of a model that cannot be opened."""
+        """Load the models given at start that fit in memory. Raises the error of a model that cannot be opened."""
         for number, known in enumerate(self.known.given):
             managed = self._managed_of(known)
             try:
@@ -365,7 +365,7 @@ class Models:
         return max(0.0, managed.timer.when() - asyncio.get_running_loop().time())
 
     async def unload(self, name: object) -> KnownModel:
-        """Unload the named model as soon as no request uses it, and return the model at once. Raises ModelNotFound."""
+        """Unload the named model once no request uses it, and return the model immediately. Raises ModelNotFound."""
         known = await self.find(name)
         managed = self._managed_of(known)
         managed.keep_s = 0.0
@@ -492,11 +492,11 @@ class Models:
         await asyncio.shield(self._start(end()))
 
     def _least_recently_used(self) -> ManagedModel | None:
-        """Return the model to unload next, which is an idle model if possible."""
+        """Return the model to unload next, preferably an idle model."""
         return next(reversed(self.loaded()), None)
 
     def _room(self) -> float:
-        """Return the bytes that another model may use."""
+        """Return the number of bytes that another model may use."""
         if self._limits.memory is None:
             return math.inf
         return self._limits.memory - sum(managed.memory for managed in self.loaded())

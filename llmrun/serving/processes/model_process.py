@@ -67,9 +67,9 @@ class _Call:
 
 
 class Calls:
-    """The calls that have no answer yet. While the process restarts, calls wait, as requests do.
+    """The calls that have no answer yet. While the process restarts, calls wait, like requests.
 
-    A call whose client has left still counts until the process has dropped the call.
+    A call whose client has left still counts toward the limits until the process has dropped the call.
 
     on_over  called when a call is over
     """
@@ -96,7 +96,7 @@ class Calls:
                 self._pop(call_id)
 
     def send_held(self) -> None:
-        """Send the oldest call that waits for a new process. Calls run one by one, because any call may be fatal."""
+        """Send the oldest call held for a new process. Each call runs alone, because any call may crash the process."""
         held = next((call for call in self._calls.values() if not call.is_sent), None)
         if held is not None and self._supervisor.state is State.READY:
             self._send(held)
@@ -140,7 +140,7 @@ _COUNTS: Final = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens",
 
 
 def _ignore(*_: object) -> None:
-    """Ignore progress and notes."""
+    """Ignore progress reports and notes."""
 
 
 class ModelProcess:
@@ -196,7 +196,7 @@ class ModelProcess:
 
     @property
     def load(self) -> Load:
-        """See ServedModel. The counts continue after a restart of the process."""
+        """See ServedModel. Restarts of the process do not reset the counts."""
         beat, supervisor = self._beat, self._supervisor
         phases = [request.phase for request in self._requests.values() if not request.over]
         return Load(
@@ -301,7 +301,7 @@ class ModelProcess:
         await self._supervisor.close()
 
     def take(self, message: FromChild) -> None:
-        """Handle a message of the process. The supervisor calls this method."""
+        """Handle a message from the process. The supervisor calls this method."""
         match message:
             case Preparing(id=request_id):
                 self._preparing = self._requests.get(request_id)

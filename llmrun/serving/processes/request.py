@@ -30,11 +30,11 @@ _LOGPROB_BYTES = 80  # the size of each alternative of a token
 
 
 class ReplayDiffers(Exception):
-    """The repeated answer differs from the part that the client already has."""
+    """The repeated answer differs from the part that the client has already received."""
 
 
 class DeliveredDeltas:
-    """The deltas that the client has and the deltas that a replay has repeated, each as a count and a hash."""
+    """The deltas that the client has received and the deltas that a replay has repeated, each as a count and a hash."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -48,7 +48,7 @@ class DeliveredDeltas:
         return self._repeated < self.count
 
     def start_again(self) -> None:
-        """Expect the answer to be repeated from its beginning."""
+        """Prepare for a replay that repeats the answer from its beginning."""
         self._repeated = 0
         self._repeated_hash = 0
 
@@ -77,7 +77,7 @@ def _bytes_of(delta: TextDelta) -> int:
 
 
 class Phase(Enum):
-    """The phase of a request, as far as the server knows."""
+    """The phase of a request, as known to the server."""
 
     HELD = auto()  # waiting in the server until the engine's process is ready
     SENT = auto()  # sent to the process, but not yet prepared
@@ -122,7 +122,7 @@ class ServedRequest:
 
     @property
     def waits(self) -> bool:
-        """True if the request has neither ended nor been in a step."""
+        """True if the request has not ended and has not been part of a step."""
         return not self.over and not self.has_begun
 
     def accept(self, accepted: Taken) -> None:
@@ -217,7 +217,7 @@ class AskedRequest:
 
     def __del__(self) -> None:
         if not self._served.over and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._cancel, self._served)  # any thread may collect garbage
+            self._loop.call_soon_threadsafe(self._cancel, self._served)  # garbage collection may run in any thread
 
 
 MOST_DEATHS: Final = 2
@@ -239,7 +239,7 @@ def sort_out(
     reason     the cause of the process's end, for error messages
 
     Requests that had not begun are replayed any number of times. Requests that had begun are replayed once. If `alone`
-    is given, the process's end counts only against this request. Without batch invariance, a repeated answer could
+    is given, the process's end counts only against that request. Without batch invariance, a repeated answer could
     differ from the text that the client already has.
     """
     for request in requests:

@@ -111,7 +111,7 @@ class ServedModel(Protocol):
         """Return the token IDs of a text. `tenant` is the owner of the call. Raises LlmrunError."""
 
     async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
-        """Return the bytes of these tokens. Raises UsageError for IDs outside the vocabulary."""
+        """Return the bytes of the given tokens. Raises UsageError for IDs outside the vocabulary."""
 
     async def embed(self, wanted: Embed) -> Embedded:
         """Compute vectors or scores. Raises LlmrunError, such as ContextExceeded for inputs that are too long.

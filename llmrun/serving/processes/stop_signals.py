@@ -13,7 +13,7 @@ from llmrun.base.child_processes import TERMINATING
 
 
 class StopSignals:
-    """The events of SIGINT and SIGTERM. A server drains after the first signal, and stops at once after the second.
+    """The events of SIGINT and SIGTERM. A server drains after the first signal, and stops immediately after the second.
 
     number  the number of the last signal
     """
@@ -35,7 +35,7 @@ class StopSignals:
         def handle(number: int, frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(self.receive, number)
 
-        # The loop wakes up only for signals with a handler of the loop. Windows has no such handlers and needs none.
+        # The event loop wakes up only for signals with a handler. Windows has no such handlers and needs none.
         numbers = (signal.SIGINT, *TERMINATING)
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:

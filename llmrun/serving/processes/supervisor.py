@@ -107,7 +107,7 @@ class RestartPauses:
 class StepProgress:
     """The time of an engine's last progress, in seconds of one monotonic clock.
 
-    An idle engine makes progress whenever it beats.
+    An idle engine makes progress whenever it sends a beat.
     """
 
     def __init__(self, limits: ServingLimits, now: float) -> None:
@@ -118,7 +118,7 @@ class StepProgress:
         self._patience = 1.0
 
     def stepped(self, now: float) -> None:
-        """Record that a step has ended, or that the time until now does not count."""
+        """Record that a step has ended, or that the time until now should not count as a stall."""
         self._last = now
 
     def beat(self, beat: Beat, now: float) -> None:
@@ -198,7 +198,7 @@ class ChildProcess:
         return decode_from_child(data)
 
     def kill(self) -> None:
-        """Kill the process. `receive` then returns None."""
+        """Kill the process, after which `receive` returns None."""
         if self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -233,7 +233,7 @@ class ChildProcess:
 
 _SILENCE_S: Final = 60.0  # the longest time without a beat while the model is being opened
 _WATCH_S: Final = 0.5
-_HELD_UP_S: Final = 1.0  # a check that is this late gives no information about the engine
+_HELD_UP_S: Final = 1.0  # seconds; if a check is this late, the server itself was held up
 _EXIT_S: Final = 5.0
 _LEAST_SOON_S: Final = 5.0
 
@@ -242,7 +242,7 @@ class Handlers(Protocol):
     """The callbacks of a supervisor."""
 
     def take(self, message: FromChild) -> None:
-        """Handle a message of the process that runs the open model."""
+        """Handle a message from the process that runs the open model."""
 
     def process_ready(self) -> None:
         """Handle the successful reopening of the model."""
@@ -284,7 +284,7 @@ class Supervisor:
         self._pauses = RestartPauses(limits)
         self._progress = StepProgress(limits, time.monotonic())
         self._load_s = 0.0
-        self._ready_at = 0.0  # when the model will probably be open, in seconds of `time.monotonic`
+        self._ready_at = 0.0  # the predicted time at which the model is open, in seconds of `time.monotonic`
         self._stuck = False
         self.state = State.LOADING
         self.facts: ModelFacts | None = None

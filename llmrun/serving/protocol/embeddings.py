@@ -32,7 +32,7 @@ class EmbeddingCall:
     encoding          the encoding of vectors, FLOAT or BASE64
     top_n             the number of documents in the answer, or None for all documents
     return_documents  True if the answer repeats the documents
-    ignored           the ignored fields of the request, with their places
+    ignored           the paths of the request's ignored fields
     """
 
     wanted: Embed
@@ -46,7 +46,7 @@ Parse = Callable[[dict[str, Any], ModelFacts, str], EmbeddingCall]
 
 
 def parse_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Read a body of /v1/embeddings. Raises InvalidField."""
+    """Parse the body of a request to /v1/embeddings. Raises InvalidField."""
     fields = Fields(body)
     fields.text("model")
     inputs = _limited(text_prompts(fields, "input", facts), "input")
@@ -56,7 +56,7 @@ def parse_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> Em
 
 
 def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Read a body of /v1/rerank. Raises InvalidField."""
+    """Parse the body of a request to /v1/rerank. Raises InvalidField."""
     fields = Fields(body)
     fields.text("model")
     query, documents = fields.needed_text("query"), needed(fields, "documents", fields.items("documents"))
@@ -67,7 +67,7 @@ def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> Embedd
 
 
 def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Read a body of Ollama's /api/embed, where `truncate` is true by default. Raises InvalidField."""
+    """Parse the body of a request to Ollama's /api/embed, where `truncate` is true by default. Raises InvalidField."""
     fields = _ollama_fields(body)
     inputs = _limited(text_prompts(fields, "input", facts), "input")
     truncates = fields.boolean("truncate") is not False
@@ -77,7 +77,7 @@ def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> 
 
 
 def parse_ollama_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Read a body of Ollama's older /api/embeddings, which returns unnormalized vectors. Raises InvalidField."""
+    """Parse a body of Ollama's older /api/embeddings, which returns unnormalized vectors. Raises InvalidField."""
     fields = _ollama_fields(body)
     prompt = TextPrompt(fields.needed_text("prompt"))
     wanted = Embed((prompt,), normalize=False, truncate=True, tenant=tenant)
@@ -105,8 +105,8 @@ def _limited(
 ) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the inputs. Raises InvalidField if there are too many inputs or tokens.
 
-    Too many tokens are refused here, because sending millions of numbers to the engine's process would hold up all
-    other requests.
+    Inputs with too many tokens are refused here, because sending millions of numbers to the engine's process would hold
+    up all other requests.
     """
     if not 1 <= len(inputs) <= MOST_INPUTS:
         raise InvalidField(name, f"expected 1 to {MOST_INPUTS:,} texts, got {len(inputs):,}")

@@ -89,7 +89,7 @@ class ApiError:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Convert an error to an HTTP response. Errors other than LlmrunError are bugs, and their details stay private."""
+    """Convert an error to an HTTP response. Errors other than LlmrunError are bugs, whose details stay private."""
     if isinstance(error, InvalidField):
         return ApiError(400, _words(error), _INVALID, error.code, error.param)
     if isinstance(error, UsageError):
@@ -160,7 +160,7 @@ def _origin(message: str) -> str | None:
 
 
 def _retry_headers(wait_s: float) -> dict[str, str]:
-    """Return the headers with the time after which to retry. OpenAI's clients prefer `retry-after-ms`."""
+    """Return the headers that ask clients to retry after a given time. OpenAI's clients prefer `retry-after-ms`."""
     wait_s = wait_s if math.isfinite(wait_s) else _LONGEST_WAIT_S
     wait_s = min(max(wait_s, 0.001), float(_LONGEST_WAIT_S))
     return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(math.ceil(wait_s * 1000))}
@@ -200,7 +200,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
 
 
 def _check(value: dict[str, Any]) -> None:
-    """Raise InvalidField if a value cannot be encoded again or is nested too deeply."""
+    """Raise InvalidField if a value cannot be encoded as JSON again or is nested too deeply."""
     level: list[Any] = [value]
     depth = 0
     while level:

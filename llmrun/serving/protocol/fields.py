@@ -12,7 +12,7 @@ from llmrun.serving.protocol.errors import InvalidField
 
 T = TypeVar("T")
 
-MOST_INTEGER: Final = (1 << 31) - 1  # larger values are useless, and kernels have 32-bit parameters
+MOST_INTEGER: Final = (1 << 31) - 1  # larger values have no use, and kernels have 32-bit parameters
 _LONGEST_SHOWN: Final = 60  # characters of a value in a message
 _INDEX: Final = re.compile(r"\[\d+\]")
 
@@ -21,11 +21,11 @@ class Fields:
     """The fields of one JSON object. A field that is null counts as missing.
 
     Every method except `peek` marks its field as read. The typed methods raise InvalidField if the value has another
-    type or is out of range. Errors name the field with its place in the body, such as "stream_options.include_usage".
+    type or is out of range. Errors contain the field's path in the body, such as "stream_options.include_usage".
     """
 
     def __init__(self, body: Mapping[str, Any], place: str = "") -> None:
-        """Store a parsed JSON object and the object's place in the body, which is "" for the body itself."""
+        """Store a parsed JSON object and the object's path in the body, which is "" for the body itself."""
         self._body = body
         self._place = place
         self._read: set[str] = set()
@@ -33,20 +33,20 @@ class Fields:
 
     @property
     def place(self) -> str:
-        """The place of the object in the body."""
+        """The path of the object in the body."""
         return self._place
 
     def path(self, name: str) -> str:
-        """Return the name of a field with its place in the body."""
+        """Return the path of a field in the body."""
         return f"{self._place}.{name}" if self._place else name
 
     def value(self, name: str) -> Any:
-        """Return a field of any type, or None."""
+        """Return the value of a field of any type, or None."""
         self._read.add(name)
         return self._body.get(name)
 
     def peek(self, name: str) -> Any:
-        """Return a field of any type, or None, without marking it as read."""
+        """Return the value of a field of any type, or None, without marking the field as read."""
         return self._body.get(name)
 
     def rest(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Fields:
         return found
 
     def unread(self) -> tuple[str, ...]:
-        """Return the places of the fields that are set but have not been read, such as "messages[].cache_control".
+        """Return the paths of the fields that are set but have not been read, such as "messages[].cache_control".
 
         The results of `fields` and `item_fields` are included.
         """
@@ -80,28 +80,28 @@ class Fields:
         return tuple(found)
 
     def boolean(self, name: str) -> bool | None:
-        """Return a field that is a boolean, or None."""
+        """Return the value of a boolean field, or None."""
         value = self.value(name)
         if value is not None and type(value) is not bool:
             raise self._wrong_type(name, "true or false")
         return value
 
     def text(self, name: str) -> str | None:
-        """Return a field that is a string, or None."""
+        """Return the value of a string field, or None."""
         value = self.value(name)
         if value is not None and type(value) is not str:
             raise self._wrong_type(name, "a string")
         return value
 
     def word(self, name: str, words: Collection[str]) -> str | None:
-        """Return a field that is one of these strings, or None."""
+        """Return the value of a field that allows only the given strings, or None."""
         value = self.text(name)
         if value is not None and value not in words:
             raise self.wrong(name, "one of " + ", ".join(words))
         return value
 
     def integer(self, name: str, minimum: int, maximum: int = MOST_INTEGER) -> int | None:
-        """Return a field that is an integer within these inclusive limits, or None."""
+        """Return the value of an integer field within the inclusive limits, or None."""
         value = self.value(name)
         words = f"an integer from {minimum} to {maximum}"
         if maximum == MOST_INTEGER:
@@ -113,7 +113,7 @@ class Fields:
         return value
 
     def number(self, name: str, minimum: float, maximum: float) -> float | None:
-        """Return a field that is a finite number within these inclusive limits, or None."""
+        """Return the finite value of a number field within the inclusive limits, or None."""
         value = self.value(name)
         words = f"a number from {minimum:g} to {maximum:g}"
         if value is None:
@@ -125,21 +125,21 @@ class Fields:
         return float(value)
 
     def items(self, name: str) -> list[Any] | None:
-        """Return a field that is a list, or None."""
+        """Return the value of a list field, or None."""
         value = self.value(name)
         if value is not None and type(value) is not list:
             raise self._wrong_type(name, "a list")
         return value
 
     def object(self, name: str) -> Mapping[str, Any] | None:
-        """Return a field that is an object, or None."""
+        """Return the value of an object field, or None."""
         value = self.value(name)
         if value is not None and type(value) is not dict:
             raise self._wrong_type(name, "an object")
         return value
 
     def fields(self, name: str) -> Fields | None:
-        """Return the fields of an object in a field, or None."""
+        """Return the fields of the object in a field, or None."""
         value = self.object(name)
         if value is None:
             return None
@@ -157,7 +157,7 @@ class Fields:
         return [self._with_inner(item, f"{self.path(name)}[{number}]") for number, item in enumerate(items)]
 
     def needed_text(self, name: str) -> str:
-        """Return a required field that is a string."""
+        """Return the value of a required string field."""
         return needed(self, name, self.text(name))
 
     def _with_inner(self, body: Mapping[str, Any], place: str) -> Fields:
@@ -175,7 +175,7 @@ class Fields:
 
 
 def agreed(given: Mapping[str, T]) -> T | None:
-    """Return the common value of several fields, or None if there are no fields. Raises InvalidField if values differ.
+    """Return the common value of several fields, or None if no fields are given. Raises InvalidField if values differ.
 
     given  maps fields with the same meaning to their values
     """
@@ -194,7 +194,7 @@ def needed(fields: Fields, name: str, value: T | None) -> T:
 
 
 def read_strings(fields: Fields, name: str) -> list[str] | None:
-    """Return a field that is a list of strings, or None."""
+    """Return the value of a field that is a list of strings, or None."""
     items = fields.items(name)
     for number, item in enumerate(items or ()):
         if type(item) is not str:

@@ -287,7 +287,7 @@ def _settings(request: Request, parsed: ParsedInfill) -> dict[str, Any]:
 
 
 def _selected(body: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Return a mapping from paths to the values at these paths. Paths that do not exist are left out."""
+    """Return a mapping from paths to the values at these paths. Paths that do not exist are omitted."""
     found = {}
     for path in paths:
         value: Any = body

@@ -86,7 +86,7 @@ def document(version: str) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Schema]:
-    """Return the schemas by name. Later schema texts use types of earlier texts, and the constants of parsers."""
+    """Return the schemas by name. Each schema text can use the types of earlier texts, and the parsers' constants."""
     known: dict[str, Any] = {
         "parameters": {"properties": sampling_parameters()},
         "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}},
@@ -190,7 +190,7 @@ def _in_path(name: str) -> dict[str, Any]:
 
 
 def _json(name: str, anthropic: str = "") -> dict[str, Any]:
-    """Return the JSON content with schema `name`, or with schema `anthropic` for clients of Anthropic's API."""
+    """Return the JSON content with the schema `name`, or with schema `anthropic` for clients of Anthropic's API."""
     schema: dict[str, Any] = _ref(name)
     if anthropic:
         words = "Requests with the header anthropic-version receive the second form."

@@ -23,7 +23,7 @@ class Parsed:
     requests  one request for each choice of the answer
     stream    True if the client wants a stream
     seed      the seed of the first choice
-    ignored   the ignored fields of the body, with their places
+    ignored   the paths of the body's ignored fields
     """
 
     requests: tuple[Request, ...]
@@ -53,7 +53,7 @@ def _in_header(name: str) -> str:
 
 
 class ApiAnswer(Protocol):
-    """The answer to one call, which has one or more choices.
+    """The answer to one call, with one or more choices.
 
     The answer receives the events of all choices, in any interleaving, until every choice has finished. Then the client
     receives the chunks of `finish` in a stream, or the body of `whole` without a stream.
@@ -80,8 +80,8 @@ class FailingAnswer(ApiAnswer, Protocol):
 def checked(event: Event) -> PrefillProgress | TextDelta | Finished:
     """Return the event unless the event is a failure or a cancellation.
 
-    Raises the error of Failed, and Unavailable if the request was cancelled. While the client is connected, requests
-    are cancelled only at shutdown.
+    Raises the error in a Failed event, and Unavailable if the request was cancelled. While the client is connected,
+    requests are cancelled only at shutdown.
     """
     if isinstance(event, Failed):
         raise event.error

@@ -7,10 +7,10 @@
         // The tokens that were not computed.
     }
 
-A name that begins with a capital refers to a schema of the document, and any other name is replaced by its type. The
-basic types are string, number, integer, boolean, null, object, array, any, and literals. `(a..b)` limits a number, the
-length of a string or the number of items in an array, and `string(NAME)` sets a pattern. `...name` adds the fields of
-another object, and `{[string]: type}` allows any fields of one type. A comment is the description of the preceding
+A name that begins with a capital letter refers to a schema of the document, and any other name is replaced by its type.
+The basic types are string, number, integer, boolean, null, object, array, any, and literals. `(a..b)` limits a number,
+the length of a string or the number of items in an array, and `string(NAME)` sets a pattern. `...name` adds the fields
+of another object, and `{[string]: type}` allows any fields of one type. A comment is the description of the preceding
 type. Commas and semicolons are treated like spaces.
 """
 
@@ -39,7 +39,7 @@ _LIMITS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def read_schemas(text: str, known: dict[str, Any]) -> dict[str, Schema]:
-    """Return the schemas in a text whose names begin with a capital, and add the text's other types to `known`.
+    """Return a text's schemas with capitalized names, and add the text's other types to `known`.
 
     known  maps names in the text to values: a schema, a literal, a tuple of literals, a number in limits, or a pattern
     """

@@ -16,7 +16,7 @@ PING: Final = b": ping\n\n"  # a comment, which clients of server-sent events ig
 
 @dataclass(frozen=True, slots=True)
 class WireFormat:
-    """The form of an API's streams and errors.
+    """The format of an API's streams and errors.
 
     media_type   the content type of streams
     frame        encodes a chunk of a stream; the second argument is the event's ID, or "" for events without an ID

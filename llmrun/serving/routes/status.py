@@ -1,7 +1,7 @@
 """The routes about the server itself: /health, /metrics, /openapi.json and the chat page.
 
 The chat page is one file without secrets. Models' answers are untrusted, and the page may store an API key. So the
-page's policy lets the browser run only the page's own scripts, send requests only to this server, and load nothing.
+page's policy lets the browser run only the page's own scripts, send requests only to this server, and load no files.
 """
 
 from __future__ import annotations

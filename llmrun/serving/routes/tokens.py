@@ -96,7 +96,7 @@ _MANY_BYTES: Final = 1 << 16  # vectors of this size take several milliseconds t
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingKind:
-    """The functions of one kind of call, which parse the body, write the answer and return the keep-alive seconds."""
+    """The functions that parse the body, write the answer and return the keep-alive seconds for one kind of call."""
 
     parse: Parse
     write: Write

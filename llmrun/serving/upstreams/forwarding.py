@@ -1,7 +1,7 @@
 """Forwards one request to an upstream, or to another upstream if the first one fails.
 
-Until the first token of an answer, nothing has been sent to the client, so any other upstream can take over. Later,
-only another llmrun server can take over, because llmrun resumes a stream with event IDs and repeats the same bytes.
+Before the first token of an answer, the client has received nothing, so any other upstream can take over. Afterward,
+only another llmrun server can take over, because llmrun resumes streams with event IDs and repeats the same bytes.
 
 Upstreams are not trusted: the length of an event is limited, and events that are not JSON are errors. The streams of
 all APIs are split into events to track the progress of the answer, but the bytes of events are passed on unchanged.
@@ -164,7 +164,7 @@ def _has_text(part: Mapping[str, Any]) -> bool:
     return any(part.get(name) for name in _TEXTS) or (isinstance(inner, dict) and _has_text(inner))
 
 
-# The headers of an upstream's response that are passed on. Other headers may concern the upstream's connection or keys.
+# The response headers of upstreams that are passed on. Other headers may concern the upstream's connection or keys.
 _PASSED_ON: Final = (
     "content-type",
     "retry-after",
@@ -173,7 +173,7 @@ _PASSED_ON: Final = (
     "x-llmrun-ignored",
     "x-llmrun-wait",
 )
-_OF_STREAMS: Final = {"x-accel-buffering": "no"}  # nginx would collect events before it passes them on
+_OF_STREAMS: Final = {"x-accel-buffering": "no"}  # nginx would otherwise buffer the events
 
 
 class Reply:
@@ -257,7 +257,7 @@ _DENIED: Final = (401, 403)  # the upstream refuses this server's key, which is 
 _FULL: Final = 429
 _UNREADY: Final = 503
 _OTHERS_MAY: Final = (404, 405, 409, _FULL)  # after these statuses, or 500 and above, another upstream may answer
-_NOT_BEGUN: Final = (_UNREADY, 508)  # a request that was never begun cannot have harmed the upstream
+_NOT_BEGUN: Final = (_UNREADY, 508)  # a request that never started cannot have crashed the upstream
 _RETRY: Final = {"retry-after": "5"}
 
 
@@ -279,7 +279,7 @@ class _Refusal:
 
     @property
     def error(self) -> ApiError:
-        """The error for the end of a stream, or for a body that is not JSON."""
+        """The error to send at the end of a stream, or in place of a body that is not JSON."""
         try:
             words = server_words(json.loads(self.body))
         except (ValueError, RecursionError):
@@ -322,7 +322,7 @@ class Forwarding:
     choices: int = 1
     last_id: str = ""
     _moves: int = _MOVES
-    _is_lost: bool = False  # True if the last problem may be over in a few seconds
+    _is_lost: bool = False  # True if the last problem may be resolved in a few seconds
     _problem: str = ""  # the reason why the last attempt failed
     _unready: set[int] = field(default_factory=set)  # upstreams that have answered with 503 once
     _excluded: set[int] = field(default_factory=set)
@@ -344,7 +344,7 @@ class Forwarding:
         await self._give_up()
 
     async def _next(self) -> Upstream | None:
-        """Return the next upstream to try, or None. After a lost attempt, wait until an upstream goes up."""
+        """Return the next upstream to try, or None. After a lost attempt, wait until an upstream is up again."""
         is_full = any(refusal.status == _FULL for refusal in self._refusals)
         until = asyncio.get_running_loop().time() + (_PATIENCE_S if self._is_lost and not is_full else 0.0)
         while self._moves >= 0:
@@ -365,7 +365,7 @@ class Forwarding:
         """Return whether an upstream can answer the request, or resume the answer if the client has seen a part.
 
         The upstream itself checks whether its model is the same, and lists the model's fingerprint only after loading
-        the model. Comparing fingerprints here only saves a request.
+        the model. The comparison of fingerprints in this function only saves a request.
         """
         listed = upstream.models[self.model]
         if upstream.number in self._excluded or not self._can_go_on():
@@ -459,7 +459,7 @@ class Forwarding:
         if held.raw and (self.reply.begun or held.progress > Progress.EARLY or len(held.raw) > _MOST_HELD):
             await self.reply.events(answering.headers, bytes(held.raw))
             self.last_id = held.last_id or self.last_id
-            self._moves = _MOVES  # an answer that makes progress does not crash upstreams
+            self._moves = _MOVES  # a request whose answer makes progress does not crash upstreams
             held.raw.clear()
 
     async def _refused(self, upstream: Upstream, answering: Answering) -> bool:
@@ -550,7 +550,7 @@ class _Held:
 
 
 def _problem_of(body: bytes) -> str:
-    """Return the problem with a whole answer, or "" if there is none. Very long answers are not parsed."""
+    """Return the problem with a whole answer, or "" if the answer is valid. Very long answers are not parsed."""
     if len(body) > MOST_BYTES:
         return "" if body.rstrip().endswith((b"}", b"]")) else "the answer is not valid JSON"
     try:

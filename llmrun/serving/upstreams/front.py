@@ -44,7 +44,7 @@ class Upstreams:
         self._draining = False
 
     async def start(self) -> None:
-        """Request the model lists of all upstreams, now and regularly. Upstreams that are down cause no error."""
+        """Request all upstreams' model lists now and at regular intervals. Upstreams that are down cause no error."""
         await self._pool.start()
 
     async def drain(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class Upstreams:
     def is_up(self) -> bool:
         """True if at least one upstream is up and has a model.
 
-        Upstreams without models do not count. Otherwise, two servers that forward to each other would stay up forever.
+        Upstreams without models do not count, or two servers that forward to each other would stay up forever.
         """
         return any(upstream.models for upstream in self.all)
 
@@ -79,7 +79,7 @@ class Upstreams:
         """Return the full name of the model that a request names, if a running upstream has the model.
 
         For other names, return the name itself if an upstream is down, because that upstream may have the model.
-        Raises ModelNotFound if all upstreams are up, or if a request without a name has no unique model.
+        Raises ModelNotFound if all upstreams are up, or if a request names no model and the choice is ambiguous.
         """
         names = dict.fromkeys(each for upstream in self.all for each in upstream.models)
         if name in names:
@@ -124,7 +124,7 @@ class Upstreams:
         large: bool,
         hold: Callable[[int], None],
     ) -> None:
-        """Answer a request with the answer of an upstream.
+        """Forward a request to an upstream, and pass on the upstream's answer.
 
         body   the request's body, which names a model
         large  True if the body is large and should be encoded in a thread

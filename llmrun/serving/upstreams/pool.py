@@ -2,7 +2,7 @@
 
 The pool chooses the upstream that has probably cached the longest prefix of the conversation, unless that upstream is
 too busy. Upstreams cache prefixes in tokens, which this server does not know. The pool compares the request's text
-instead, at positions that grow by a quarter. So a conversation of any length needs at most 45 hashes, and the
+instead, at positions that grow by a factor of 1.25. So a conversation of any length needs at most 45 hashes, and the
 prefix found is at least 80 % as long as the actual common prefix.
 
 `Hops` detects loops between servers that are each other's upstreams. Every server with upstreams has a random name. The
@@ -33,7 +33,7 @@ from llmrun.serving.upstreams.upstream import UNASKED, Upstream
 
 MOST_HOPS: Final = 8
 _OURS: Final = re.compile(r"\bllmrun-[0-9a-f]{16}\b")
-_FIELD: Final = "via"  # the field of a listed model with the names of all servers on the way to the model
+_FIELD: Final = "via"  # the field of a listed model that contains the names of all servers on the path to the model
 
 
 class Hops:
@@ -58,12 +58,12 @@ class Hops:
         return f"1.1 {self.name}"
 
     def leads_back(self, model: Mapping[str, Any]) -> bool:
-        """Return whether the way to a listed model passes through this server or has too many hops."""
+        """Return whether the path to a listed model passes through this server or has too many hops."""
         names = _names(model)
         return self.name in names or len(names) >= MOST_HOPS
 
     def shown_to(self, headers: Headers, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a model as this server lists it. Only other servers receive the names on the way to the model."""
+        """Return a model as this server lists it. Only other servers receive the names of the servers on the path."""
         shown = {name: value for name, value in model.items() if name != _FIELD}
         if _OURS.search(",".join(headers.getlist(_FIELD))):
             shown[_FIELD] = [self.name, *_names(model)]
@@ -117,7 +117,7 @@ class SentPrefixes:
         self._tables: dict[str, OrderedDict[bytes, int]] = {}
 
     def longest(self, tenant: str, hashes: Sequence[bytes], among: Collection[int]) -> int | None:
-        """Return the upstream in `among` that received the longest prefix, or None if no upstream received any."""
+        """Return the upstream in `among` that received the longest prefix, or None if no upstream received a prefix."""
         table: Mapping[bytes, int] = self._tables.get(tenant, {})
         return next((table[one] for one in reversed(hashes) if table.get(one) in among), None)
 
@@ -132,7 +132,7 @@ class SentPrefixes:
 
 
 def chosen_upstream(loads: Mapping[int, tuple[int, int]], preferred: int | None) -> int:
-    """Return the number of the upstream to use.
+    """Return the index of the upstream to use.
 
     loads      the requests in progress, and all requests so far, for each upstream; among equally busy upstreams, the
                one with the fewest requests so far is chosen
@@ -146,7 +146,7 @@ def chosen_upstream(loads: Mapping[int, tuple[int, int]], preferred: int | None)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The intervals between health checks of upstreams, and their time limits, in seconds.
+    """The intervals and time limits of the upstreams' health checks, in seconds.
 
     every_s    the interval between health checks of an upstream that is up
     first_s    the time until the first check after a failure, which doubles with each further failure
@@ -190,7 +190,7 @@ class Pool:
         await asyncio.gather(*(asked.wait() for asked in self._asked))
 
     def stop(self) -> None:
-        """Cut all requests, and choose no upstream from now on."""
+        """Cut all requests, and stop choosing upstreams."""
         self.is_stopped = True
         for upstream in self.upstreams:
             upstream.cut_all()
@@ -229,7 +229,7 @@ class Pool:
         self._hurry[upstream.number].set()
 
     async def changed(self, until: float) -> bool:
-        """Wait until an upstream goes up, or until the event loop's clock reaches `until`.
+        """Wait until an upstream becomes available, or until the event loop's clock reaches `until`.
 
         Returns False if the time has passed or the pool is stopped.
         """

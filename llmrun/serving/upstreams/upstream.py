@@ -115,7 +115,7 @@ class Upstream:
         return self._teller.shown(text, 200)
 
     def redacted(self, body: bytes) -> bytes:
-        """Return a body without the key, which some servers quote in errors."""
+        """Return a body with the key removed, because some servers quote the key in errors."""
         return body.replace(self.key.encode(), b"(the key)") if self.key else body
 
     @contextmanager
@@ -160,8 +160,8 @@ class Upstream:
     async def _send(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> httpx2.Response:
         """Send a request, and retry on another connection if a reused connection has just been closed.
 
-        Servers may close an idle connection while the next request is on its way, which does not mean that the server
-        is down. The loop ends because each retry uses up one idle connection.
+        Servers may close an idle connection while the next request is in transit, but such a server is not down. The
+        loop ends because each retry uses up one idle connection.
         """
         while True:
             connecting = False
@@ -181,7 +181,7 @@ class Upstream:
 
     @asynccontextmanager
     async def patient(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time of waiting for the upstream. `cut_all` ends the wait early."""
+        """Limit the time spent waiting for the upstream. `cut_all` ends the wait early."""
         async with asyncio.timeout(seconds) as deadline:
             self._deadlines.add(deadline)
             try:
@@ -265,7 +265,7 @@ class Answering:
 
     @property
     def has_length(self) -> bool:
-        """True if a truncated body can be detected. Other bodies end when the connection closes."""
+        """True if a truncated body can be detected. A body without a length ends when the connection closes."""
         return "content-length" in self.headers or "transfer-encoding" in self.headers
 
     async def piece(self) -> bytes | None:

@@ -59,7 +59,7 @@ class _Block:
 class ContentBlocks:
     """Builds the blocks of one message from the deltas of a chat completion, in the order of the model's output.
 
-    Only one block is open at a time, because the model writes tool calls one after another.
+    Only one block is open at a time, because the model writes tool calls sequentially.
     """
 
     def __init__(self, *, shows_thinking: bool) -> None:
@@ -156,7 +156,7 @@ def anthropic_models(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def anthropic_model(body: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the body of OpenAI's /v1/models/{id}."""
-    context = body.get("max_model_len")  # known only for loaded models
+    context = body.get("max_model_len")  # the server knows the context only for loaded models
     return {
         "type": "model",
         "id": body["id"],
@@ -172,7 +172,7 @@ class MessageAnswer:
     """The answer to a request for a message. The stream contains the same blocks and IDs as `whole`."""
 
     def __init__(self, parsed: ParsedMessage, facts: ModelFacts, answer_id: str, created: int) -> None:
-        """Create an answer without content. The time `created` is not part of Anthropic's form."""
+        """Create an empty answer. Anthropic's format does not contain the time `created`."""
         prompt = parsed.request.prompt
         assert isinstance(prompt, ChatPrompt)
         self._parsed = parsed
@@ -184,7 +184,7 @@ class MessageAnswer:
         self._has_begun = False
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """Add an event, and return the events to stream. Raises the error of Failed, and Unavailable."""
+        """Add an event, and return the events to stream. Raises the error in a Failed event, and Unavailable."""
         chunks = [] if self._has_begun else [self._start(event)]
         self._has_begun = True
         event = checked(event)
@@ -252,7 +252,7 @@ def _counts(computed: int, cached: int, generated: int, thinking: int) -> dict[s
     }
 
 
-_INVALID: Final = "invalid_request_error"  # also the type of all other client errors
+_INVALID: Final = "invalid_request_error"  # the type of all client errors not listed below
 # Anthropic's status for overload is 529. llmrun sends 503, which proxies know, and Anthropic's clients retry both.
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",

@@ -49,7 +49,7 @@ _NAMES: Final = {
 
 
 def read_thinking(fields: Fields, config: Fields, facts: ModelFacts) -> tuple[common.ThinkingOptions, bool]:
-    """Read `thinking` and the effort in `output_config`, and whether the answer contains the text of the thinking.
+    """Return the options in `thinking` and `output_config`, and whether the answer contains the text of the thinking.
 
     Raises InvalidField.
 
@@ -286,7 +286,7 @@ REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "thread": ((), "send all messages"),
     "compaction": ((), "summarize the conversation in the client"),
 }
-# Default values of fields, which are not reported as ignored
+# Values of fields that are not reported as ignored, because they are the defaults
 _USUAL: Final[Mapping[str, tuple[str, ...]]] = {"service_tier": ("auto", "standard_only"), "speed": ("standard",)}
 # This edit has no effect, because the model's template decides whether the prompt contains past thinking.
 KNOWN_EDIT: Final = "clear_thinking_20251015"
@@ -301,7 +301,7 @@ class ParsedMessage(Parsed):
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The fields that /v1/messages and /v1/messages/count_tokens have in common.
+    """The fields that /v1/messages and /v1/messages/count_tokens share.
 
     request  the request without options
     """

@@ -22,7 +22,7 @@ from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openai.responses import FOREVER_S, ChatAnswer, created_of
 from llmrun.serving.protocol.wire import WireFormat, json_bytes, json_line
 
-PREFIX: Final = "/api/"  # the beginning of all paths of this API
+PREFIX: Final = "/api/"  # the prefix of all paths of Ollama's API
 MEDIA_TYPE: Final = "application/x-ndjson"
 _SPACE: Final = b" "  # JSON parsers skip a space before a line, but an empty line would break Ollama's client
 
@@ -78,7 +78,7 @@ class OllamaAnswer:
         self._end: Finished | None = None
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """See ApiAnswer. Also raises InvalidAnswer if the arguments of a tool call are not a JSON object."""
+        """See ApiAnswer. Raises InvalidAnswer if the arguments of a tool call are not a JSON object."""
         chunks = [each for chunk in self._chat.feed(choice, event) for each in self._pieces(chunk["choices"][0])]
         if not isinstance(event, Finished):
             return chunks
@@ -127,7 +127,7 @@ def _counts(body: Mapping[str, Any], end: Finished) -> dict[str, Any]:
     """Return the last fields of an answer, using the body of the chat completion. Durations are in nanoseconds.
 
     `load_duration` is 0, because the times of an answer begin after the model is loaded. The last three fields are
-    llmrun's own.
+    specific to llmrun.
     """
     times = end.timings
     return {
@@ -145,7 +145,7 @@ def _counts(body: Mapping[str, Any], end: Finished) -> dict[str, Any]:
 def _calls(message: Mapping[str, Any], reason: FinishReason) -> Sequence[dict[str, Any]]:
     """Return the tool calls of a message, with arguments as objects.
 
-    Truncated calls are left out, and `done_reason` reports the truncation. Raises InvalidAnswer if the arguments of any
+    Truncated calls are omitted, and `done_reason` reports the truncation. Raises InvalidAnswer if the arguments of any
     other call are not an object.
     """
     found: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ def _calls(message: Mapping[str, Any], reason: FinishReason) -> Sequence[dict[st
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of JSON text, or None if the text is invalid or has numbers that become infinity, as 1e999."""
+    """Return the value of JSON text, or None if the text is invalid or a number overflows, such as 1e999."""
     try:
         value = parse(text)
         json_bytes(value)
@@ -185,7 +185,7 @@ _PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty"
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """A model in a list.
+    """A model in the list of /api/tags.
 
     size        the total size of the model's files in bytes
     modified    when the model's file was last written, in seconds since 1970
@@ -206,7 +206,7 @@ class OllamaModel:
 
 
 def listed_elsewhere(model: Mapping[str, Any]) -> OllamaModel:
-    """Return a model of another server with the few facts in the model's /v1/models entry."""
+    """Return another server's model, which contains only the facts in the model's /v1/models entry."""
     context = model.get("max_model_len")
     return OllamaModel(model["id"], modified=created_of(model), context=context if type(context) is int else 0)
 

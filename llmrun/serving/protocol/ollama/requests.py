@@ -34,7 +34,7 @@ from llmrun.serving.protocol.openai.requests import (
 
 
 def read_ollama_messages(fields: Fields) -> tuple[Sequence[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the conversation of a ChatPrompt, and the places of ignored fields. Raises InvalidField.
+    """Return the conversation of a ChatPrompt, and the paths of ignored fields. Raises InvalidField.
 
     The conversation is empty if there are no messages.
     """
@@ -76,7 +76,7 @@ def _converted_call(call: Fields, calls: _Calls) -> dict[str, Any]:
 
 
 class _Calls:
-    """The tool calls of a conversation that have no result yet.
+    """A conversation's tool calls that have no result yet.
 
     Ollama's clients drop the IDs of calls. A result without an ID belongs to the first call of the named tool, or to
     the first call of any tool if the result names no tool.
@@ -114,7 +114,7 @@ _LONGEST_DURATION: Final = 60  # characters
 
 
 def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> tuple[Options, tuple[str, ...]]:
-    """Return the common options, and the places of ignored options. Raises InvalidField.
+    """Return the common options, and the paths of ignored options. Raises InvalidField.
 
     seed  the default seed
     """

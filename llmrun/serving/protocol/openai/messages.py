@@ -24,7 +24,7 @@ from llmrun.serving.protocol.fields import Fields, needed, seen
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # the Responses API uses input_text and output_text
 _REFUSAL: Final = "refusal"
-BETWEEN_PARTS: Final = "\n"  # the separator of llama.cpp and vLLM
+BETWEEN_PARTS: Final = "\n"  # llama.cpp and vLLM use this separator
 
 
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
@@ -68,7 +68,7 @@ def read_message(message: Fields) -> dict[str, Any]:
 
 
 def _read_answer(message: Fields) -> Mapping[str, Any]:
-    """Read the fields that only assistant messages have."""
+    """Read the fields that only assistant messages contain."""
     content = read_content(message, "content", (*_TEXT_PARTS, _REFUSAL))
     refusal = message.text(_REFUSAL)
     found: dict[str, Any] = {"content": content or refusal or ""}
@@ -104,7 +104,7 @@ def _read_part(part: Fields, kinds: tuple[str, ...]) -> str:
 
 
 def leave_empty(fields: Fields, name: str) -> None:
-    """Mark a field as read if it is an empty list."""
+    """Mark a field as read if the value is an empty list."""
     if fields.peek(name) == []:
         fields.value(name)
 
@@ -198,7 +198,7 @@ def read_reference(reference: Fields, tools: Container[str]) -> str:
 
 
 def read_chosen(choice: Fields, tools: Container[str]) -> str:
-    """Return the name of the tool that must be called, for `tool_choice` of a ChatPrompt. Raises InvalidField."""
+    """Return the name of the tool that must be called, as `tool_choice` of a ChatPrompt. Raises InvalidField."""
     name = read_reference(choice, tools)
     if name in _WORDS:
         raise unsupported(choice.path("name"), f"a tool with the name {name} cannot be chosen")
@@ -286,7 +286,7 @@ def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenP
 
 
 def require_filling(facts: ModelFacts, param: str) -> None:
-    """Raise InvalidField for the field `param` if the model cannot fill in the middle."""
+    """Raise InvalidField for the field `param` if the model does not support fill-in-the-middle."""
     if not facts.fills:
         raise unsupported(param, "this model cannot fill in the middle", hint="its vocabulary lacks tokens for filling")
 

@@ -26,7 +26,7 @@ from llmrun.serving.protocol.fields import MOST_INTEGER, Fields, agreed, needed,
 def read_adapters(fields: Fields, facts: ModelFacts) -> dict[str, float] | None:
     """Return the scales of adapters by name, or None if the request does not choose adapters. Raises InvalidField.
 
-    An item has an adapter's number (`id`, as in llama-server) or an adapter's name. Unlisted adapters are not used.
+    Each item contains an adapter's number (`id`, as in llama-server) or name. Unlisted adapters are not used.
     """
     items = fields.item_fields("lora")
     if items is None:
@@ -65,7 +65,7 @@ def adapters_body(facts: ModelFacts) -> list[dict[str, Any]]:
 _MOST_BIAS: Final = 100.0
 LARGEST_SEED: Final = 2**64 - 1
 _RANDOM_SEED: Final = -1  # llama.cpp's value
-_SEEDS: Final = 1 << 31  # JavaScript's numbers are exact up to 2**53, but some clients read 32 bits
+_SEEDS: Final = 1 << 31  # JavaScript's integers are exact up to 2**53, but some clients read 32 bits
 _LONGEST_TEXTS: Final = 10_000  # characters in a list of texts
 _SAMPLERS_JOINT: Final = ";"
 
@@ -172,7 +172,7 @@ _OLD, _NEW = "guided_", "structured_outputs"
 
 
 def read_format(fields: Fields) -> ResponseFormat | None:
-    """Return the format of the answer, or None for any text. Raises InvalidField, for example if there are several."""
+    """Return the format of the answer, or None for any text. Raises InvalidField, for example for several formats."""
     return _only([*_openai(fields.fields("response_format")), *_others(fields)])
 
 
@@ -182,7 +182,7 @@ def read_text_format(fields: Fields, text: Fields) -> ResponseFormat | None:
 
 
 def _only(found: list[ResponseFormat]) -> ResponseFormat | None:
-    """Return the only format, or None. Raises InvalidField if there are several formats."""
+    """Return the single format, or None. Raises InvalidField if there are several formats."""
     if len(found) > 1:
         raise InvalidField(found[1].origin, f"cannot be combined with {found[0].origin}", hint="send only one format")
     return found[0] if found else None
@@ -207,7 +207,7 @@ def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFo
     if kind not in _TYPES:
         raise unsupported(wanted.path("type"), f"expected one of {', '.join(_TYPES)}, got {seen(kind)}")
     if kind == "json_object":
-        # llama.cpp's servers also accept a schema here.
+        # llama-server also accepts a schema in this field.
         schema = wanted.value("schema")
         if schema is None:
             yield ResponseFormat(FormatKind.JSON_OBJECT, origin=wanted.place)
@@ -266,7 +266,7 @@ BUDGETS: Final = ("thinking_budget_tokens", "thinking_budget", "think_budget")
 _OFF: Final = EFFORTS[0]
 _NO_LIMIT: Final = -1
 _VARIABLES: Final = "chat_template_kwargs"
-_SWITCHES: Final = ("enable_thinking", "thinking")  # the names that most templates use
+_SWITCHES: Final = ("enable_thinking", "thinking")  # the variable names that most templates use
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class ThinkingOptions:
 
 
 def read_thinking(fields: Fields, facts: ModelFacts, reasoning: Fields | None = None) -> ThinkingOptions:
-    """Read the fields about thinking. Raises InvalidField, for example if two fields contradict each other.
+    """Read the fields that control thinking. Raises InvalidField, for example if two fields contradict each other.
 
     reasoning  the object of the Responses API that contains the effort, or None to read the field `reasoning_effort`
     """
@@ -335,8 +335,8 @@ REFUSED_IN_CHATS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "verbosity": (("medium",), "ask for a short or a long answer in a message"),
     "web_search_options": ((), "define a tool that searches"),
 }
-# Fields that never change an answer, according to OpenAI's documentation. If a field has a tuple, all values outside
-# the tuple request an unsupported feature, and the field is reported as ignored.
+# Fields that never change an answer, according to OpenAI's documentation. If a tuple is given, other values request an
+# unsupported feature, and the field is reported as ignored.
 _QUIET: Final[Mapping[str, tuple[Any, ...] | None]] = {
     "user": None,
     "safety_identifier": None,
@@ -438,7 +438,7 @@ def _includes_usage(fields: Fields) -> bool:
 
 
 def leave_obfuscation(stream_options: Fields) -> None:
-    """Mark `include_obfuscation` as read if false. OpenAI pads chunks to hide their lengths from eavesdroppers."""
+    """Mark a false `include_obfuscation` as read. OpenAI pads chunks to hide their lengths from eavesdroppers."""
     if stream_options.peek("include_obfuscation") is False:
         stream_options.value("include_obfuscation")
 

@@ -44,7 +44,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 class LogprobLimit:
-    """Limits the number of log-probabilities that are kept for one answer."""
+    """Limits the number of log-probabilities that are stored for one answer."""
 
     def __init__(self) -> None:
         self._n = 0
@@ -131,11 +131,11 @@ def usage(finished: Sequence[Finished], n: int) -> dict[str, Any]:
 
 
 def timings(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return `timings` in llama-server's form. For several choices, tokens are summed, and times are maximums."""
+    """Return `timings` in llama-server's form. For several choices, token counts are summed, and times are maxima."""
     each = [one.timings for one in finished]
     prompt_n = sum(one.prompt_tokens - one.cached_tokens for one in each)
     predicted_n = sum(one.generated_tokens for one in each)
-    later_n = sum(max(0, one.generated_tokens - 1) for one in each)  # first tokens count as prompt time
+    later_n = sum(max(0, one.generated_tokens - 1) for one in each)  # the prompt time includes the first tokens
     prompt_s = max((one.prefill_s for one in each), default=0.0)
     predicted_s = max((one.decode_s for one in each), default=0.0)
     return {
@@ -173,7 +173,7 @@ Delta = dict[str, Any]
 
 @dataclass(slots=True)
 class _Call:
-    index: int  # the position among the calls that the client knows
+    index: int  # the call's position among the calls that the client knows
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
@@ -211,7 +211,7 @@ class ChatChoice:
         return deltas
 
     def release(self) -> list[Delta]:
-        """Return the held-back text. Called when the text certainly belongs to the answer, or at the answer's end."""
+        """Return the held-back text. Call this method when the text certainly belongs to the answer, or at the end."""
         text = "".join(self._held)
         self._held = []
         if not text:
@@ -268,7 +268,7 @@ Part = dict[str, Any]  # the field of a choice that contains the choice's text
 
 
 class _Answer(ABC):
-    """The answer to one call, which has one or more choices. Chunks contain the same text, tokens and IDs as `whole`.
+    """The answer to one call, with one or more choices. Chunks contain the same text, tokens and IDs as `whole`.
 
     kind        the `object` of the body
     chunk_kind  the `object` of chunks
@@ -280,7 +280,7 @@ class _Answer(ABC):
     nothing: Part
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
-        """Create an answer without text.
+        """Create an empty answer.
 
         answer_id  an ID such as "chatcmpl-" followed by random letters
         created    the Unix time in seconds
@@ -300,7 +300,7 @@ class _Answer(ABC):
         self._has_begun = False
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
-        """See ApiAnswer. Also raises InvalidField if the answer has too many log-probabilities."""
+        """See ApiAnswer. Raises InvalidField if the answer has too many log-probabilities."""
         event = checked(event)
         if isinstance(event, PrefillProgress):
             return []
@@ -387,7 +387,7 @@ class _Answer(ABC):
 
     @abstractmethod
     def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
-        """Return the `logprobs` of tokens, which are the next tokens of a choice's stream, or all tokens."""
+        """Return the `logprobs` of the next tokens in a choice's stream, or of all tokens."""
 
 
 class ChatAnswer(_Answer):
@@ -454,7 +454,7 @@ class CompletionAnswer(_Answer):
         return (CompletionLogprobs() if choice is None else self._writers[choice]).written(tokens)
 
 
-# A time in the year 9999, before the last day, which overflows in other time zones.
+# A time in the year 9999, but before the last day, because that day overflows in other time zones.
 FOREVER_S: Final = 253_370_764_800.0
 
 
@@ -477,8 +477,8 @@ def unloaded_model_body(name: str, created: int) -> dict[str, Any]:
 def model_body(facts: ModelFacts, created: int) -> dict[str, Any]:
     """Return the body of /v1/models/{id} for a loaded model.
 
-    `max_model_len` is vLLM's name for the size of the context. The last three fields are llmrun's own. Servers give the
-    same answers if these three fields and the size of the context are equal.
+    `max_model_len` is vLLM's name for the size of the context. The last three fields are specific to llmrun. Two
+    servers return the same answers if these fields and the context sizes are equal.
     """
     sampling = {name: getattr(facts.default_sampling, name) for name in SAMPLING}
     return {

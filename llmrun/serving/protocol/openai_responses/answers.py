@@ -23,7 +23,7 @@ from llmrun.serving.protocol.wire import OPENAI, typed_event
 def error_event(error: ApiError, number: int = 0) -> dict[str, Any]:
     """Return the event for an error. `number` is the event's number in the stream.
 
-    OpenAI's client raises an error because of the field `error`. OpenAI's API documents the other fields.
+    OpenAI's client raises an error if an event contains the field `error`. OpenAI's API documents the other fields.
     """
     flat = {"code": error.code, "message": error.message, "param": error.param}
     return {"type": "error", "sequence_number": number, **flat, **openai_body(error)}
@@ -50,7 +50,7 @@ _KINDS: Final = {
 class Item:
     """One item of an answer: a text, the thinking before a text, or a tool call.
 
-    The content of a text or of thinking is one part with a text. A truncated call has incomplete arguments.
+    The content of a message or reasoning item is a single text part. A truncated call has incomplete arguments.
 
     kind    the type of the item: "message", "reasoning" or "function_call"
     status  the status of the item: "in_progress", "completed" or "incomplete"
@@ -118,7 +118,7 @@ class Item:
 
 PREFIX: Final = "resp_"
 _FAILED: Final = "failed"
-# The codes of errors inside a response, which differ from those of error responses.
+# The error codes inside a response, which differ from the codes of error responses.
 _CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
@@ -126,11 +126,11 @@ class ResponseAnswer:
     """The answer to one call. The stream contains the same items as `whole`.
 
     Items follow one another, except that text may begin before the last pieces of a call. All IDs are derived from the
-    answer's ID, so that a repeated answer has the same bytes.
+    answer's ID, so that a repeated answer consists of the same bytes.
     """
 
     def __init__(self, parsed: ParsedResponse, facts: ModelFacts, answer_id: str, created: int) -> None:
-        """Create an answer without items.
+        """Create an empty answer.
 
         answer_id  the ID, which consists of "resp_" and random letters
         created    the Unix time in seconds
@@ -143,8 +143,8 @@ class ResponseAnswer:
         self._head = {"id": answer_id, "object": "response", "created_at": created, "model": facts.name}
         self._tail = {"seed": parsed.seed, "system_fingerprint": facts.fingerprint}
         self._items: list[Item] = []
-        self._text: Item | None = None  # the item with text that has not ended
-        self._call: Item | None = None  # the call that has not ended
+        self._text: Item | None = None  # the open text item
+        self._call: Item | None = None  # the open call
         self._unsent: list[TokenLogprobs] = []
         self._limit = LogprobLimit()
         self._finished: Finished | None = None
@@ -235,7 +235,7 @@ class ResponseAnswer:
         return [{**event, "sequence_number": first + number} for number, event in enumerate(events)]
 
     def _keep(self, event: TextDelta) -> None:
-        """Keep the log-probabilities of text and possible text, and drop those of thinking and tool calls."""
+        """Keep the log-probabilities of text and possible text, but not of thinking and tool calls."""
         is_other = not event.text and bool(event.reasoning or event.tool_calls)
         if event.unopened or is_other:
             self._unsent = []
@@ -268,7 +268,7 @@ class ResponseAnswer:
         return [*found, item.add(text, tokens)]
 
     def _add_to_call(self, piece: Delta) -> list[StreamEvent]:
-        """Add a piece of a call. All pieces of one call precede the pieces of the next call."""
+        """Add a piece of a call. All pieces of a call precede the pieces of the next call."""
         found: list[StreamEvent] = []
         function = piece["function"]
         if "id" in piece:

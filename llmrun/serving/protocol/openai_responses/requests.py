@@ -78,7 +78,7 @@ class _Conversation:
             self.messages.append(message)
 
     def add_thinking(self, text: str) -> None:
-        """Add thinking, which always comes at the beginning of an answer."""
+        """Add thinking, which always begins a new answer."""
         answer = self._answer()
         if answer["content"] or "tool_calls" in answer:
             answer = self._new_answer()
@@ -192,7 +192,7 @@ _REFUSED_IN_TEXT: Final = {"verbosity": (("medium",), "ask for a short or a long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedResponse(Parsed):
-    """A parsed call with its only request.
+    """A parsed call, which consists of a single request.
 
     settings  the settings that the answer repeats, with defaults for missing fields
     """
@@ -255,7 +255,7 @@ def _logprobs(fields: Fields, wanted: bool) -> int | None:
 
 
 def _settings(fields: Fields, request: Request, tools: ToolOptions, reasoning: Fields, text: Fields) -> dict[str, Any]:
-    """Return the settings that every answer repeats. Raises InvalidField for invalid settings."""
+    """Return the settings that are repeated in every answer. Raises InvalidField for invalid settings."""
     sampling = request.sampling
     return {
         "background": False,
