@@ -72,7 +72,7 @@ class Bodies:
 
     @contextmanager
     def holding(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that adds a number of bytes to `held` until the block ends.
+        """Yield a function that adds bytes to `held`, and subtract these bytes when the block ends.
 
         Small bodies are never refused, so a few clients that stall in the middle of large bodies cannot shut out all
         other clients. The limit on connections bounds the memory of small bodies.
@@ -115,8 +115,8 @@ def _check_declared(headers: Headers, most: int) -> None:
     """Check the headers that describe the body.
 
     Only JSON is accepted. Browsers let any page send forms and plain text to any server, but send a preflight request
-    before JSON. The gate's check of the Origin header already refuses other sites' pages, so this check is a second
-    line of defense. curl declares every body as a form by default, even in the examples of Ollama's
+    before JSON bodies. The gate's check of the Origin header already refuses other sites' pages, so this check is a
+    second line of defense. curl declares every body as a form by default, even in the examples of Ollama's
     documentation. Pages cannot imitate curl without a preflight request.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()

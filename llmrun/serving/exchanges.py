@@ -91,7 +91,7 @@ _POLLED = ("/health", "/metrics", "/v1/models")  # monitors and other servers re
 
 
 class AnswerId(str):
-    """The random ID of an answer, which also contains the time of its request."""
+    """The random ID of an answer, including the time of the request."""
 
     __slots__ = ()
 

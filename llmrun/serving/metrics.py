@@ -19,7 +19,7 @@ Figures = Mapping[str, float]
 # Metrics with a label. Each entry contains the name, the kind, the help text and the figure.
 _Table = Sequence[tuple[str, str, str, str]]
 
-# Metrics of each loaded model; most figures are fields of Load. Counters restart at 0 when a model is loaded again.
+# Metrics of each loaded model; most figures are fields of Load. Counters are reset to 0 when a model is loaded again.
 _OF_MODELS: _Table = (
     ("llmrun_up", "gauge", "1 if the model is ready, otherwise 0.", "up"),
     ("llmrun_requests_running", "gauge", "Requests that the engine is running.", "running"),

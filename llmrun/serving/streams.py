@@ -5,7 +5,7 @@ seed are derived from this ID. Therefore a repeated request produces the same by
 that the client has already received. Streams resume even after a restart, and on another server with the same model.
 
 Backpressure needs no code here: `send` waits while the connection's buffer is full, and meanwhile the events of the
-answer collect in memory, so that decoding never waits for a client. If a client reads nothing for a minute,
+answer accumulate in memory, so that decoding never waits for a client. If a client reads nothing for a minute,
 http_server.py aborts the connection, which cancels the client's requests like any other disconnect.
 """
 
@@ -167,7 +167,7 @@ class Choices:
         returns only some of the events.
         """
         if self._arrived:
-            await asyncio.sleep(0)  # a client with many collected events must not hold up other clients
+            await asyncio.sleep(0)  # a client with many pending events must not hold up other clients
         elif not self._unfinished:
             return None
         else:

@@ -160,7 +160,7 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def public_name(reference: str, path: Path) -> str:
-    """Return the name that clients use for a model in the store: never a path, a URL or a name with `hf:`.
+    """Return the name that clients use for a model in the store: never a path, a URL or a name that begins with `hf:`.
 
     reference  the name by which the hub finds the model
     """
@@ -235,17 +235,17 @@ class Header:
 
     @property
     def mentions_tools(self) -> bool:
-        """True if the template mentions tools, so that the model can probably call tools."""
+        """True if the template mentions tools, in which case the model can probably call tools."""
         return _TOOLS.search(self.template) is not None
 
     @property
     def mentions_thinking(self) -> bool:
-        """True if the template mentions thinking, so that the model can probably think."""
+        """True if the template mentions thinking, in which case the model can probably think."""
         return _THINKING.search(self.template) is not None
 
 
 def glance_at(known: KnownModel) -> Glance:
-    """Read a few facts at the beginning of a model's file. The facts are empty if the file is not readable.
+    """Read a few facts from the beginning of a model's file. The facts are empty if the file is not readable.
 
     Call this function in a thread, like `header_of` and `digest_of`. The file is read again only if it has changed.
     """

@@ -170,7 +170,7 @@ class ModelProcess:
         )
         self._ids = itertools.count(1)
         self._requests: dict[int, ServedRequest] = {}  # requests that are not over, or that the process still runs
-        self._parts: dict[int, list[Embedded]] = {}  # the partial results of calls of `embed`
+        self._parts: dict[int, list[Embedded]] = {}  # the partial results of calls to `embed`
         self._alone: ServedRequest | None = None  # the request whose first step is running alone
         self._preparing: ServedRequest | None = None  # the last request that the process began to prepare
         self._beat = Beat(busy=False)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.engine.child.messages import Taken
     from llmrun.engine.requests import Request
 
-# All fields except the ID, which does not change in a replay.
+# All fields of a delta except the ID, because replays do not change the ID.
 _content = attrgetter("text", "tokens", "logprobs", "reasoning", "unopened", "tentative", "tool_calls")
 _DELTA_BYTES = 130  # the size of a delta without text
 _LOGPROB_BYTES = 80  # the size of each alternative of a token
@@ -53,7 +53,7 @@ class DeliveredDeltas:
         self._repeated_hash = 0
 
     def new_bytes(self, delta: TextDelta) -> int:
-        """Return the approximate size of a delta in bytes, or 0 if the client already has it.
+        """Return the approximate size of a delta in bytes, or 0 if the client already has the delta.
 
         Raises ReplayDiffers if all deltas have been repeated but their hash differs.
         """
@@ -140,7 +140,7 @@ class ServedRequest:
         return self.accepted
 
     def take(self, event: Event) -> None:
-        """Pass an event on to the client, unless the client already has it or the request is over."""
+        """Pass an event on to the client, unless the client already has the event or the request is over."""
         if self.over:
             return
         size = 0

@@ -41,7 +41,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Limits that keep one client from harming other clients.
+    """Limits that protect clients from one another.
 
     max_queue      the maximum number of requests that wait for their first step, and of other calls
     tenants        the number of tenants; if there are several, each tenant can use at most half of the queue
@@ -156,7 +156,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str] | None = None) -> ChildProcess:
-        """Start the process, or `command`, which must send the same messages. Raises LlmrunError.
+        """Start the process, or run `command`, which must send the same messages. Raises LlmrunError.
 
         The process runs in its own session, so that Ctrl-C in the terminal reaches only the server. When the server
         ends, the process ends as well, because its pipes are closed.
@@ -307,7 +307,7 @@ class Supervisor:
 
     @property
     def ready_soon(self) -> bool:
-        """True if a restart will probably take little longer than opening the model takes."""
+        """True if a restart will probably take only a little longer than opening the model."""
         soon = self._load_s + _LEAST_SOON_S
         return self.state is State.RESTARTING and -soon < self._ready_at - time.monotonic() < self._load_s + soon
 
@@ -390,7 +390,7 @@ class Supervisor:
             raise
 
     async def _reopen(self, pause: float) -> ChildProcess:
-        """Open the model again, and retry until this succeeds."""
+        """Open the model again, retrying until the model is open."""
         while True:
             await asyncio.sleep(pause)
             try:

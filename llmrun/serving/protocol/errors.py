@@ -101,7 +101,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ModelNotFound):
         return ApiError(404, _words(error), _INVALID, "model_not_found", "model")
     if isinstance(error, InvalidAnswer):
-        # Clients would retry a status 500, but the same seed produces the same answer.
+        # Clients would retry after status 500, but the same seed produces the same answer.
         return ApiError(422, _words(error), _SERVER, "invalid_answer")
     if isinstance(error, Overloaded):
         headers = {**_retry_headers(error.retry_after), "x-should-retry": "true"}
@@ -135,7 +135,7 @@ def _unavailable(error: Unavailable) -> ApiError:
 def _own_problem(error: BaseException) -> ApiError:
     for kind, code, words in _OWN_PROBLEMS:
         if isinstance(error, kind):
-            # OpenAI's clients retry a status 500 twice, and each crash would use up one replay of all other requests.
+            # OpenAI's clients retry status 500 twice, and each crash would use up one replay of all other requests.
             headers = {"x-should-retry": "false"} if kind is BackendCrashed else {}
             return ApiError(500, words, _SERVER, code, None, headers)
     known = isinstance(error, LlmrunError)

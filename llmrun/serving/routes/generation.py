@@ -205,7 +205,7 @@ class ModelRoutes:
 
 
 RESPONSE: Final = Call(PREFIX, parse_response, ResponseAnswer, RESPONSES)
-_LONGEST_ID: Final = 100  # characters of an ID that an error message repeats
+_LONGEST_ID: Final = 100  # the maximum number of characters of an ID in an error message
 
 
 async def no_stored_response(request: HttpRequest) -> Response:

@@ -54,7 +54,7 @@ _TEXTS: Final = ("content", "text", "reasoning_content", "reasoning", "refusal",
 
 
 class BadStream(ValueError):
-    """An upstream sent something that is not an event of an answer."""
+    """An upstream sent data that is not an event of an answer."""
 
 
 class Progress(IntEnum):
@@ -323,7 +323,7 @@ class Forwarding:
     last_id: str = ""
     _moves: int = _MOVES
     _is_lost: bool = False  # True if the last problem may be resolved in a few seconds
-    _problem: str = ""  # the reason why the last attempt failed
+    _problem: str = ""  # the reason for the failure of the last attempt
     _unready: set[int] = field(default_factory=set)  # upstreams that have answered with 503 once
     _excluded: set[int] = field(default_factory=set)
     _refusals: list[_Refusal] = field(default_factory=list)

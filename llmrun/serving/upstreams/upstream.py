@@ -51,7 +51,7 @@ class Misbehaved(NetworkError):
 
 @dataclass(slots=True)
 class Counts:
-    """The counts of an upstream for /metrics.
+    """The counters of one upstream, for /metrics.
 
     requests  the number of requests that were sent to the upstream
     moved     the number of sent requests that another upstream answered from the beginning

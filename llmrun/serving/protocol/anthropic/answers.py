@@ -148,14 +148,14 @@ VERSION_HEADER: Final = "anthropic-version"  # only Anthropic's clients send thi
 
 
 def anthropic_models(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the body of OpenAI's /v1/models. All models are on one page."""
+    """Convert the body of OpenAI's /v1/models to Anthropic's form, with all models on one page."""
     models = [anthropic_model(each) for each in body["data"]]
     ids = [model["id"] for model in models]
     return {"data": models, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def anthropic_model(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the body of OpenAI's /v1/models/{id}."""
+    """Convert the body of OpenAI's /v1/models/{id} to Anthropic's form."""
     context = body.get("max_model_len")  # the server knows the context only for loaded models
     return {
         "type": "model",
@@ -280,7 +280,7 @@ def anthropic_body(error: ApiError) -> dict[str, Any]:
 def _message(error: ApiError) -> str:
     """Return the message of an error, in Anthropic's form if the prompt is too long.
 
-    Claude Code recognizes Anthropic's form, reads the two numbers, and then shortens the conversation.
+    Claude Code recognizes Anthropic's form, reads both token counts, and then shortens the conversation.
     """
     found = _TOO_LONG.search(error.message) if error.code == "context_length_exceeded" else None
     if found is None:

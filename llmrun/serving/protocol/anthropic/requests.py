@@ -266,7 +266,7 @@ def _blocks(fields: Fields, name: str) -> list[str | Fields]:
 
 
 def _kind_of(block: Fields) -> str:
-    block.value("cache_control")  # prefixes are cached anyway
+    block.value("cache_control")  # prompt prefixes are always cached
     return block.needed_text("type")
 
 
@@ -370,7 +370,7 @@ def _read_extras(fields: Fields) -> None:
     metadata = fields.fields("metadata")
     if metadata is not None:
         metadata.text("user_id")
-    fields.object("cache_control")  # prefixes are cached anyway
+    fields.object("cache_control")  # prompt prefixes are always cached
     for name, values in _USUAL.items():
         if fields.peek(name) in values:
             fields.value(name)

@@ -217,7 +217,7 @@ def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFo
         described = needed(wanted, "json_schema", wanted if flat else wanted.fields("json_schema"))
         described.text("name")
         described.text("description")
-        described.boolean("strict")  # every schema is enforced anyway
+        described.boolean("strict")  # all schemas are strictly enforced
         schema = needed(described, "schema", described.value("schema"))
         yield json_schema_format(schema, described.path("schema"))
 

@@ -213,7 +213,7 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     thinking = read_thinking(fields, facts, reasoning)
     wanted = read_text_format(fields, text)
     refuse_values(text, _REFUSED_IN_TEXT)
-    # Most optional parts of the answer belong to tools that this server does not have.
+    # Most optional parts of the answer belong to tools that this server does not support.
     included = read_strings(fields, "include") or []
     options = Options(
         stream=_streams(fields),
@@ -261,7 +261,7 @@ def _settings(fields: Fields, request: Request, tools: ToolOptions, reasoning: F
         "background": False,
         "instructions": fields.peek("instructions"),
         "max_output_tokens": request.max_tokens,
-        "max_tool_calls": fields.integer("max_tool_calls", 1),  # limits hosted tools, which this server does not have
+        "max_tool_calls": fields.integer("max_tool_calls", 1),  # limits hosted tools, which are not supported
         "metadata": _metadata(fields),
         "parallel_tool_calls": tools.parallel,
         "temperature": sampling.temperature,
