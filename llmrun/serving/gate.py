@@ -237,7 +237,7 @@ class Gate:
 def _follows_link(scope: Scope, headers: Headers) -> bool:
     """Return whether the request is a browser's navigation to the chat page, such as through a link.
 
-    This navigation is harmless: the page is the same for all users, does nothing by itself, and cannot be framed.
+    Navigating to the page is harmless: it is the same for all users, does nothing by itself, and cannot be framed.
     """
     opens = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
     return opens and scope["method"] == "GET" and scope["path"] == _PAGE

@@ -174,8 +174,8 @@ _BACKLOG = 512
 _CHECK_S = 1.0
 _TRIM_S = 30.0
 _POLL_S = 0.02
-_OTHER_FILES = 256  # open files besides connections
-_MOST_CHECKS = 10  # checks during the shortest limit, so that tests can use short limits
+_OTHER_FILES = 256  # open files that are not connections
+_MOST_CHECKS = 10  # the number of checks during the shortest limit; tests use short limits
 
 
 class HttpServer:

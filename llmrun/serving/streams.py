@@ -117,7 +117,7 @@ def check_of(body: Mapping[str, Any], signature: str) -> str:
 
 
 _MANY_TOKENS = 256  # writing the log-probabilities of 256 tokens takes 20 ms
-_MOST_EVENTS = 64  # the number of events written at a time, which takes a millisecond
+_MOST_EVENTS = 64  # the number of events written at a time; writing 64 events takes a millisecond
 
 
 class Choices:

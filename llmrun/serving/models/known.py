@@ -1,4 +1,4 @@
-"""The models that requests may name: models given at start, and models in the store.
+"""The models that requests may name: models given at startup, and models in the store.
 
 Facts about unloaded models are read from the models' files.
 """
@@ -40,7 +40,7 @@ class KnownModel:
 
     name       the name that clients use
     path       the model's file
-    reference  the name by which the hub finds the model; "" for models given at start
+    reference  the name by which the hub finds the model; "" for models given at startup
     size       the total size of the model's files in bytes
     modified   when the model's file was last written, in seconds since 1970
     preset     the preset whose settings the name adds to requests, or None
@@ -59,7 +59,7 @@ class KnownModel:
 
     @property
     def is_given(self) -> bool:
-        """True if the model was given at start."""
+        """True if the model was given at startup."""
         return not self.reference
 
     def under(self, preset: Preset) -> Self:
@@ -73,12 +73,12 @@ class KnownModel:
 
 
 class KnownModels:
-    """The models given at start, and all models in the store of this machine. Nothing is ever downloaded.
+    """The models given at startup, and all models in the store of this machine. Nothing is ever downloaded.
 
     Requests use the names in the list, or a catalogue name or alias of a model in the list. Paths, URLs and names that
     begin with `hf:` are never looked up.
 
-    given  the models given at start; the first model is the default
+    given  the models given at startup; the first model is the default
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class KnownModels:
             raise
 
     async def listed(self) -> Sequence[KnownModel]:
-        """Return all models, beginning with the models given at start."""
+        """Return all models, beginning with the models given at startup."""
         async with self._reading:
             if time.monotonic() - self._read_at > _FRESH_S:
                 self._stored = await asyncio.to_thread(self._read)
@@ -198,7 +198,7 @@ def models_in_store() -> Iterator[KnownModel]:
 
 
 def given_model(name: str, path: Path, preset: Preset | None) -> KnownModel:
-    """Return a model given at start. The file of a stand-in may be missing."""
+    """Return a model given at startup. The file of a stand-in may be missing."""
     known = KnownModel(name, path)
     if path.is_file():
         model = inventory.of_path(path)

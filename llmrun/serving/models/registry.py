@@ -180,7 +180,7 @@ class ModelLimits:
 
     memory        the bytes that all loaded models together may use, or None for no limit
     keep_s        the seconds without requests after which a model from the store is unloaded
-    keep_given_s  the seconds without requests after which a model given at start is unloaded
+    keep_given_s  the seconds without requests after which a model given at startup is unloaded
     most_waiting  the maximum number of requests that wait for models to be loaded
     """
 
@@ -292,7 +292,7 @@ class Models:
         return waiting + sum(load.running + load.waiting for load in loads)
 
     async def start(self) -> None:
-        """Load the models given at start that fit in memory. Raises the error of a model that cannot be opened."""
+        """Load the models given at startup that fit in memory. Raises the error of a model that cannot be opened."""
         for number, known in enumerate(self.known.given):
             managed = self._managed_of(known)
             try:
@@ -384,7 +384,7 @@ class Models:
 
     async def _unload_if_idle(self, managed: ManagedModel) -> None:
         async with self._changing:
-            # Requests that arrived meanwhile may keep the model loaded for longer.
+            # Requests that arrived in the meantime may keep the model loaded for longer.
             is_due = managed.timer is None and math.isfinite(managed.keep_s)
             if is_due and not managed.users and not managed.is_wanted:
                 await self._close(managed)
@@ -445,7 +445,7 @@ class Models:
         if managed.process is not None:
             managed.leaving = False
             managed.admit()
-            self._unload_later(managed)  # all waiting clients may have left meanwhile
+            self._unload_later(managed)  # all waiting clients may have left in the meantime
 
     async def _open(self, managed: ManagedModel) -> None:
         room = self._room()

@@ -174,7 +174,7 @@ class ModelProcess:
         self._alone: ServedRequest | None = None  # the request whose first step is running alone
         self._preparing: ServedRequest | None = None  # the last request that the process began to prepare
         self._beat = Beat(busy=False)
-        self._past = Beat(busy=False)  # the total counts of all ended processes
+        self._past = Beat(busy=False)  # the total counts of all previous processes
         self._draining = False
         self._some_over = asyncio.Event()
         self._calls = Calls(self._limits, self._supervisor, self._some_over.set)
@@ -210,7 +210,7 @@ class ModelProcess:
         )
 
     def _counts(self) -> dict[str, int]:
-        """Return the total counts of the current process and all ended processes."""
+        """Return the total counts of the current process and all previous processes."""
         return {name: getattr(self._past, name) + getattr(self._beat, name) for name in _COUNTS}
 
     @property

@@ -1,7 +1,7 @@
 """One request in the server: collects its events for the client, and replays the request if the process ends.
 
-A replay runs the request again and skips the events that the client already has. `sort_out` decides which requests of
-an ended process are replayed, and which fail with an error.
+A replay runs the request again and skips the events that the client already has. `sort_out` decides which requests are
+replayed when a process has ended, and which requests fail with an error.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def sort_out(
 
 
 def ended_repeatedly(reason: str) -> BackendCrashed:
-    """Return the error of a request that is not replayed again."""
+    """Return the error for a request that is not replayed again."""
     return BackendCrashed(f"the engine ended repeatedly while it ran this request: {reason}")
 
 

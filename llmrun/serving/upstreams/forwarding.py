@@ -362,9 +362,9 @@ class Forwarding:
         return bool(self.last_id) and self._begun_by is not None and self._begun_by.get("owned_by") == OWNER
 
     def _can_answer(self, upstream: Upstream) -> bool:
-        """Return whether an upstream can answer the request, or resume the answer if the client has seen a part.
+        """Return whether an upstream can answer the request, or resume the answer if the client has seen part of it.
 
-        The upstream itself checks whether its model is the same, and lists the model's fingerprint only after loading
+        The upstream itself checks whether its model matches, and lists the model's fingerprint only after loading
         the model. The comparison of fingerprints in this function only saves a request.
         """
         listed = upstream.models[self.model]
@@ -455,7 +455,7 @@ class Forwarding:
             return None
 
     async def _pass_on(self, answering: Answering, held: _Held) -> None:
-        """Send the events that are held back, unless nothing has been generated yet."""
+        """Send the held-back events once the upstream has generated something."""
         if held.raw and (self.reply.begun or held.progress > Progress.EARLY or len(held.raw) > _MOST_HELD):
             await self.reply.events(answering.headers, bytes(held.raw))
             self.last_id = held.last_id or self.last_id

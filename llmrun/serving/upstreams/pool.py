@@ -54,7 +54,7 @@ class Hops:
         return ", ".join(f"1.1 {name}" for name in (*passed, self.name))
 
     def first_via(self) -> str:
-        """Return the Via header for a request that this server itself makes."""
+        """Return the Via header for a request that originates from this server."""
         return f"1.1 {self.name}"
 
     def leads_back(self, model: Mapping[str, Any]) -> bool:
@@ -80,7 +80,7 @@ _FIELDS: Final = ("model", "instructions", "system", "tools", "input_prefix", "p
 _SHORTEST: Final = 64  # bytes
 _LONGEST: Final = 1 << 20  # bytes; hashing this many bytes takes a millisecond
 _SLACK: Final = 4  # requests; small differences in load do not matter
-_MOST_PREFIXES: Final = 8192  # per tenant, about 1 MB
+_MOST_PREFIXES: Final = 8192  # the number of prefixes per tenant, about 1 MB
 
 
 def _positions() -> tuple[int, ...]:

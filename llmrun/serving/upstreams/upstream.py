@@ -25,8 +25,8 @@ from llmrun.serving.gate import UPSTREAM_FLAG
 from llmrun.serving.protocol.errors import InvalidField, parse_json
 
 UNASKED: Final = "not asked yet"
-MOST_ERROR: Final = 64 << 10  # bytes of the body of an error
-_MOST_MODELS: Final = 4 << 20  # bytes of a list of models
+MOST_ERROR: Final = 64 << 10  # the maximum size of an error's body in bytes
+_MOST_MODELS: Final = 4 << 20  # the maximum size of a list of models in bytes
 _MOST_METRICS: Final = 1 << 20  # bytes
 _DENIED: Final = (401, 403)
 _UNREADY: Final = 503

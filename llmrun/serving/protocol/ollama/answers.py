@@ -49,7 +49,7 @@ def chat_fields(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generate_fields(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of /api/generate for a part of the message, which has no tool calls."""
+    """Return the fields of /api/generate for a part of the message, without tool calls."""
     return {"response": message["content"], **{name: message[name] for name in ("thinking",) if name in message}}
 
 

@@ -60,7 +60,7 @@ class _Conversation:
     """The messages of a conversation so far.
 
     An answer of the Responses API consists of several items: thinking, text, and tool calls. In a chat, these items
-    form one message. Texts that can grow are lists of parts until the end, because appending to a long string
+    form one message. Texts that can still grow are stored as lists of parts, because appending to a long string
     repeatedly takes quadratic time.
     """
 
