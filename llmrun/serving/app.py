@@ -107,7 +107,7 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/v1/responses/{id}/input_items", no_stored_response),
         _Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
         _Route("/v1/models", models.list_models),
-        _Route("/v1/models/", models.list_models),  # otherwise, the next route would match with an empty model name
+        _Route("/v1/models/", models.list_models),  # otherwise, the next route would match an empty model name
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),

@@ -45,7 +45,7 @@ _OF_UPSTREAMS: _Table = (
 
 
 class Histogram:
-    """Counts observed values in buckets. `bounds` are the inclusive upper bounds."""
+    """Counts observed values in buckets. `bounds` are the inclusive upper bounds of the buckets."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float] = _SECONDS) -> None:
         self.name, self._help, self._bounds = name, help_text, bounds

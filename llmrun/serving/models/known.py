@@ -100,7 +100,7 @@ class KnownModels:
         self._reading = asyncio.Lock()
 
     async def find(self, name: str) -> KnownModel:
-        """Return the model with this name. Raises ModelNotFound."""
+        """Return the model with the given name. Raises ModelNotFound."""
         wanted = name.lower()
         for model in self.given:
             if model.name.lower() == wanted:
@@ -142,7 +142,7 @@ class KnownModels:
 
 
 def found_among(name: str, models: Sequence[KnownModel]) -> KnownModel:
-    """Return the model with this name, ignoring case and a missing or extra ":latest". Raises ModelNotFound."""
+    """Return the model with the given name, ignoring case and a missing or extra ":latest". Raises ModelNotFound."""
     by_name = {model.name.lower(): model for model in reversed(models)}
     for candidate in spellings(name):
         if candidate in by_name:

@@ -233,10 +233,10 @@ class Models:
         """
         self.known, self.created = known, created
         self._opener, self._limits, self._note = opener, limits, note
-        self._managed: dict[str, ManagedModel] = {}  # the models by the paths of their files
+        self._managed: dict[str, ManagedModel] = {}  # maps the paths of model files to models
         self._wanted: list[ManagedModel] = []  # models that requests wait for, in order
         self._working: asyncio.Task[None] | None = None
-        self._changing = asyncio.Lock()  # held while a model is loaded or unloaded
+        self._changing = asyncio.Lock()  # locked while a model is being loaded or unloaded
         self._tasks: set[asyncio.Task[None]] = set()
         self._state = State.LOADING
 
@@ -463,7 +463,7 @@ class Models:
         managed.memory = facts_of(process).memory_bytes
 
     async def _make_room(self, victim: ManagedModel, wanted: ManagedModel) -> None:
-        """Unload a model when its answers are complete. New requests for the model wait meanwhile.
+        """Unload a model when its answers are complete. New requests for the model wait in the meantime.
 
         If another model becomes idle first, that model is unloaded instead.
         """

@@ -25,7 +25,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a served model, as of its last heartbeat. All counts begin when the server starts.
+    """The load of a served model, as of its last heartbeat. All counts start at 0 when the server starts.
 
     beat_age_s     the seconds since the last heartbeat that showed progress
     steps          the number of forward passes

@@ -21,7 +21,7 @@ EMBEDDING_PATHS: Final = ("/v1/embeddings", "/embeddings")
 RERANK_PATHS: Final = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH = "/api/embed", "/api/embeddings"
 
-MOST_INPUTS: Final = 2048  # the limit of OpenAI's API
+MOST_INPUTS: Final = 2048  # OpenAI's API has the same limit
 FLOAT, BASE64 = "float", "base64"
 
 

@@ -18,7 +18,7 @@ _INDEX: Final = re.compile(r"\[\d+\]")
 
 
 class Fields:
-    """The fields of one JSON object. A field that is null counts as missing.
+    """The fields of one JSON object. A field with the value null counts as missing.
 
     Every method except `peek` marks its field as read. The typed methods raise InvalidField if the value has another
     type or is out of range. Errors contain the field's path in the body, such as "stream_options.include_usage".
@@ -66,7 +66,7 @@ class Fields:
     def unread(self) -> tuple[str, ...]:
         """Return the paths of the fields that are set but have not been read, such as "messages[].cache_control".
 
-        The results of `fields` and `item_fields` are included.
+        Unread fields in the results of `fields` and `item_fields` are included.
         """
         found: dict[str, None] = {}
         waiting = [self]

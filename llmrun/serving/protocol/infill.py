@@ -124,7 +124,7 @@ class ParsedInfill(Parsed):
 
 
 def parse_infill(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedInfill:
-    """Convert the body of a call. `seed` is the default seed. Raises InvalidField."""
+    """Convert the body of a call of /infill. `seed` is the default seed. Raises InvalidField."""
     only_prompt = type(body.get("n_predict")) is int and body["n_predict"] == _ONLY_PROMPT
     if only_prompt:
         # The engine generates at least one token. Editors that only process a prompt send an empty list of samplers.

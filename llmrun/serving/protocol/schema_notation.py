@@ -10,8 +10,8 @@
 A name that begins with a capital letter refers to a schema of the document, and any other name is replaced by its type.
 The basic types are string, number, integer, boolean, null, object, array, any, and literals. `(a..b)` limits a number,
 the length of a string or the number of items in an array, and `string(NAME)` sets a pattern. `...name` adds the fields
-of another object, and `{[string]: type}` allows any fields of one type. A comment is the description of the preceding
-type. Commas and semicolons are treated like spaces.
+of another object, and `{[string]: type}` allows any fields of one type. A comment describes the preceding type. Commas
+and semicolons are treated like spaces.
 """
 
 from __future__ import annotations

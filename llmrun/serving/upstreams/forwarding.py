@@ -58,7 +58,7 @@ class BadStream(ValueError):
 
 
 class Progress(IntEnum):
-    """The progress of an answer after an event.
+    """How far an answer has progressed after an event.
 
     EARLY   nothing has been generated yet, so another upstream can still take over
     TOKEN   something has been generated
@@ -186,7 +186,7 @@ class Reply:
     def __init__(self, send: Send, wire: WireFormat, *, streamed: bool) -> None:
         """Wrap an ASGI `send` callable."""
         self._send, self._wire, self._streamed = send, wire, streamed
-        self._lock = asyncio.Lock()  # two tasks send: one forwards the answer, and one sends comments
+        self._lock = asyncio.Lock()  # two tasks send data: one forwards the answer, and the other sends comments
         self._sent_at = asyncio.get_running_loop().time()
         self.started = False
         self.begun = False

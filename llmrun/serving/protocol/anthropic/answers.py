@@ -102,7 +102,7 @@ class ContentBlocks:
         return events
 
     def _text(self, kind: str, text: str) -> list[StreamEvent]:
-        """Add text to the open block if this block is of the given kind, or else to a new block."""
+        """Add text to the open block if this block is of the given kind, and otherwise to a new block."""
         continues = self._is_open and self._blocks[-1].kind == kind
         unsigned = {"signature": ""} if kind == "thinking" else {}
         events = [] if continues else self._begin({"type": kind, **unsigned})
@@ -266,7 +266,7 @@ _KINDS: Final[Mapping[int, str]] = {
 # runner sends the whole conversation itself.
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
 _PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
-# Matches the end of the message of ContextExceeded.by_prompt
+# Matches the end of ContextExceeded.by_prompt's message
 _TOO_LONG: Final = re.compile(r"([\d,]+) tokens plus one for the answer exceed the limit of ([\d,]+)(.*)")
 
 

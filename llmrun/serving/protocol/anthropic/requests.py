@@ -252,7 +252,7 @@ def _read_call(block: Fields) -> Message:
 
 
 def _read_texts(fields: Fields, name: str) -> list[str]:
-    """Return the texts of a field that is missing, a string, or a list of text blocks."""
+    """Return the texts of a field, which may be missing, a string, or a list of text blocks."""
     return [*map(_read_text, _blocks(fields, name))]
 
 

@@ -53,7 +53,7 @@ def refuse_images(fields: Fields) -> None:
 
 
 def _converted(message: Fields, calls: _Calls) -> dict[str, Any]:
-    """Return a message with the field names of chat completions. Fields with equal names are copied unchanged."""
+    """Return a message with the field names of chat completions. Fields with identical names are copied unchanged."""
     refuse_images(message)
     role = (message.text("role") or "").lower() or None
     content = message.value("content")
@@ -153,7 +153,7 @@ def read_think(fields: Fields, facts: ModelFacts) -> ThinkingOptions:
 
 
 def read_keep_alive(fields: Fields) -> float | None:
-    """Return `keep_alive` in seconds, infinity for a negative value, or None. Raises InvalidField.
+    """Return `keep_alive` in seconds, infinity for a negative value, or None if missing. Raises InvalidField.
 
     The field is the time that the model stays loaded after the answer: a number of seconds, or a duration in Go's
     notation, such as "1h30m".

@@ -124,7 +124,7 @@ def _read_call(call: Fields) -> dict[str, Any]:
     return found if call_id is None else {"id": call_id, **found}
 
 
-MOST_TOOLS: Final = 128  # the limit of OpenAI's API
+MOST_TOOLS: Final = 128  # OpenAI's API has the same limit
 NAME: Final = rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}"
 _WORDS: Final = (NONE, AUTO, REQUIRED)
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")

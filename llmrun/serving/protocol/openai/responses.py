@@ -190,7 +190,7 @@ class ChatChoice:
         self._answer: list[str] = []
         self._thoughts: list[str] = []
         self._held: list[str] = []
-        self._calls: dict[int, _Call] = {}  # the calls by the engine's index
+        self._calls: dict[int, _Call] = {}  # maps the engine's indices to calls
         self._ids = set(known_ids)
 
     def take(self, delta: TextDelta) -> list[Delta]:

@@ -258,7 +258,7 @@ class ResponseAnswer:
         return found
 
     def _add(self, kind: str, text: str, tokens: Sequence[TokenLogprobs]) -> list[StreamEvent]:
-        """Add text to the open item if this item is of the given kind, or else to a new item."""
+        """Add text to the open item if this item is of the given kind, and otherwise to a new item."""
         found: list[StreamEvent] = []
         item = self._text
         if item is None or item.kind != kind:

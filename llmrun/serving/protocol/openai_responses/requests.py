@@ -35,7 +35,7 @@ _MESSAGE: Final = "message"
 _THINKING: Final = "reasoning_content"
 _TEXTS: Final = ("content", _THINKING)
 _BETWEEN_SYSTEM_MESSAGES: Final = "\n\n"
-_QUIET: Final = ("type", "id", "status")  # fields of past answers' items that are ignored
+_QUIET: Final = ("type", "id", "status")  # ignored fields of the items of past answers
 
 
 def read_conversation(fields: Fields) -> tuple[Mapping[str, Any], ...]:
@@ -103,7 +103,7 @@ class _Conversation:
         return tuple(map(_joined, self.messages))
 
     def _answer(self) -> dict[str, Any]:
-        """Return the last message if it is an answer, or else add and return a new answer."""
+        """Return the last message if it is an answer, and otherwise add and return a new answer."""
         if self.messages and self.messages[-1]["role"] == "assistant":
             return self.messages[-1]
         return self._new_answer()
@@ -166,7 +166,7 @@ LOGPROBS: Final = "message.output_text.logprobs"
 _STATELESS: Final = "this server stores no responses: send the whole conversation in `input`"
 _TO_LIMIT: Final = "use `max_output_tokens`"
 _ONE: Final = "send several requests with different seeds"
-# Maps unsupported fields that would change the answer to accepted values and advice. The fields from `messages` on
+# Maps unsupported fields that would change the answer to accepted values and advice. The fields from `messages` onward
 # belong to chat completions and would have no effect here.
 REFUSED_IN_RESPONSES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "min_tokens": ((0,), "ban the end tokens with `ignore_eos`, and set `max_output_tokens`"),
@@ -201,7 +201,7 @@ class ParsedResponse(Parsed):
 
 
 def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedResponse:
-    """Convert the body of a call. `seed` is the default seed. Raises InvalidField."""
+    """Convert the body of a call of /v1/responses. `seed` is the default seed. Raises InvalidField."""
     fields = Fields(body)
     fields.text("model")  # the route has already used this field
     refuse_values(fields, REFUSED_IN_RESPONSES)
