@@ -36,7 +36,7 @@ _PREFIXES: Final[Mapping[str, WireFormat]] = {
 
 
 def wire_of(path: str) -> WireFormat:
-    """Return the wire format of the API that a path belongs to. Errors of unknown routes use this format, too."""
+    """Return the wire format of the API that a path belongs to. Errors of unknown routes also use the API's format."""
     return next((wire for prefix, wire in _PREFIXES.items() if path.startswith(prefix)), OPENAI)
 
 

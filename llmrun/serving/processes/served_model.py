@@ -19,7 +19,7 @@ class State(StrEnum):
     LOADING = "loading"
     READY = "ready"
     RESTARTING = "restarting"  # the process ended or was stuck
-    DRAINING = "draining"  # running requests finish, new ones are refused
+    DRAINING = "draining"  # running requests finish, and new requests are refused
     FAILED = "failed"  # the model could not be opened
 
 

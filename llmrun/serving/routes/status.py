@@ -80,7 +80,7 @@ def _figures(process: ServedModel) -> dict[str, float]:
 
 
 _HEADERS: Final = {
-    "cache-control": "no-cache",  # browsers must not show the page of an older version
+    "cache-control": "no-cache",  # browsers must not show an outdated page
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()",

@@ -455,7 +455,7 @@ class Forwarding:
             return None
 
     async def _pass_on(self, answering: Answering, held: _Held) -> None:
-        """Send the held-back events once the upstream has generated something."""
+        """Send the held-back events once the upstream has generated output."""
         if held.raw and (self.reply.begun or held.progress > Progress.EARLY or len(held.raw) > _MOST_HELD):
             await self.reply.events(answering.headers, bytes(held.raw))
             self.last_id = held.last_id or self.last_id

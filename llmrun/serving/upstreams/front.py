@@ -71,7 +71,7 @@ class Upstreams:
     def is_up(self) -> bool:
         """True if at least one upstream is up and has a model.
 
-        Upstreams without models do not count, or two servers that forward to each other would stay up forever.
+        Upstreams without models are not counted, or else two servers forwarding to each other would stay up forever.
         """
         return any(upstream.models for upstream in self.all)
 
