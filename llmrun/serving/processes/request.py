@@ -263,5 +263,5 @@ def ended_repeatedly(reason: str) -> BackendCrashed:
 
 
 def replay_order(requests: Sequence[ServedRequest]) -> list[ServedRequest]:
-    """Return the requests in replay order: begun requests come first, and older requests precede newer requests."""
+    """Return the requests in replay order: started requests come first, and older requests precede newer requests."""
     return sorted(requests, key=lambda request: (not request.has_begun, request.id))
