@@ -16,7 +16,7 @@ _NOT_A_NUMBER = "–"
 
 
 def format_number(value: float) -> str:
-    """Format a number with three significant digits, or with all digits before the decimal point if there are more.
+    """Format a number with three significant digits, or with all of its integer digits if it has more than three.
 
     Examples: 0.912, 9.12, 92.0, 311, 1,235. NaN and infinity become a dash.
     """
@@ -140,7 +140,7 @@ def format_clock(seconds: float) -> str:
 
 
 def format_age(moment: float, now: float) -> str:
-    """Format how long ago a moment was: `3 days ago`. Both arguments are seconds since 1970."""
+    """Format the time since a moment: `3 days ago`. Both arguments are seconds since 1970."""
     seconds = now - moment
     if seconds < 60:
         return "just now"

@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 
 def in_own_session() -> dict[str, Any]:
-    """Return arguments of `Popen` that detach a process from the terminal, so that Ctrl-C does not reach it."""
+    """Return `Popen` arguments that detach a process from the terminal, so that Ctrl-C does not reach it."""
     if sys.platform == "win32":
         import subprocess
 
@@ -53,7 +53,7 @@ def in_own_session() -> dict[str, Any]:
 
 
 def in_own_group() -> dict[str, Any]:
-    """Return arguments of `Popen` that keep Ctrl-C in the terminal from reaching a process."""
+    """Return `Popen` arguments that keep Ctrl-C in the terminal from reaching a process."""
     if sys.platform == "win32":
         import subprocess
 
@@ -65,7 +65,7 @@ def private_streams() -> tuple[int, int]:
     """Move standard input and output to new descriptors, so that output from libraries cannot mix with messages.
 
     Standard input is then empty, and standard output is redirected to stderr. Processes that this process starts do not
-    inherit the new descriptors. Returns the descriptors of the input and of the output.
+    inherit the new descriptors. Returns the new descriptors of standard input and output.
     """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -76,10 +76,10 @@ def private_streams() -> tuple[int, int]:
 
 
 def isolated_command(module: str) -> list[str]:
-    """Return a command that runs `main()` of `llmrun.MODULE` in an isolated Python.
+    """Return a command that runs `main()` of `llmrun.MODULE` in an isolated Python process.
 
-    The isolated Python ignores environment variables and the user's files, and imports only from this process's module
-    search path. An isolated Python also starts faster than a regular Python.
+    The isolated process ignores environment variables and the user's files, and imports only from this process's module
+    search path. An isolated Python process also starts faster than a regular one.
     """
     program = f"import sys; sys.path[:] = sys.argv[1:]; from llmrun.{module} import main; main()"
     folders = [str(Path(__file__).parents[2]), *(path or os.getcwd() for path in sys.path)]  # noqa: PTH109

@@ -21,7 +21,7 @@
 Messages have the form ``what happened: file or key: actual value, limit``. The `hint` advises the user on what to do
 next. `cli/messages.py` formats messages and hints for the terminal.
 
-KernelWarning is the only warning, issued through Python's `warnings`.
+KernelWarning is the only warning that llmrun issues through Python's `warnings`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LlmrunError(Exception):
 
 
 class InvalidAnswer(LlmrunError):
-    """The answer does not have the requested format, because it was cut off or violates the format."""
+    """The answer does not have the requested format, because the answer was cut off or violates the format."""
 
 
 class UsageError(LlmrunError):
@@ -79,7 +79,7 @@ class IntegrityError(LlmrunError):
 
 
 class DoesNotFit(LlmrunError):
-    """Something does not fit into memory or on the disk.
+    """The available memory or disk space is not sufficient.
 
     `most_weights` is the maximum size of the weights that would fit, in bytes, or None if other memory is the cause.
     """
@@ -138,7 +138,7 @@ class Cancelled(LlmrunError):
 class KernelWarning(UserWarning):
     """Compiled kernels were damaged or could not be cached, or an instruction set failed its test on this machine.
 
-    llmrun then recompiles the kernels or falls back to slower ones, which give the same results.
+    After this warning, llmrun recompiles the kernels or falls back to slower kernels, which give the same results.
     """
 
 

@@ -62,7 +62,7 @@ def own_models_file() -> Path:
 
 
 def read_user_file(path: Path, kind: str) -> bytes:
-    """Read a user's file of at most 1 MiB. Error messages call the file by its `kind`. Raises UsageError."""
+    """Read a user's file of at most 1 MiB. Error messages describe the file as `kind`. Raises UsageError."""
     try:
         if path.exists() and not path.is_file():  # reading from a pipe might never end
             raise UsageError(f"{kind}: {path}: not a file")
@@ -77,7 +77,7 @@ def read_user_file(path: Path, kind: str) -> bytes:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file atomically, and create its folder if necessary. Raises OSError."""
-    import threading  # imported here because most runs do not need it
+    import threading  # imported here because most runs do not need this module
 
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     path.parent.mkdir(parents=True, exist_ok=True)

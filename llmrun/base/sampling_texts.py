@@ -62,7 +62,7 @@ def _sampler_advice(text: str) -> str:
 def parse_breakers(text: str) -> tuple[str, ...]:
     """Return the breakers in a JSON list of strings or in a single string, or () for "none". Raises ValueError.
 
-    Values that look like a JSON list must be one, so that a typo does not become a breaker.
+    A value that looks like a JSON list must be a valid one, so that a typo does not become a breaker.
     """
     breakers: object = [text]
     if text == "none":

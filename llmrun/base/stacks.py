@@ -1,4 +1,4 @@
-"""Calls functions on larger stacks, for libraries that recurse once for each part of their input."""
+"""Calls functions on larger stacks, for libraries whose recursion depth grows with the size of the input."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Pooling(IntEnum):
 
 
 def named_pooling(metadata: Mapping[str, object], architecture: str) -> Pooling | None:
-    """Return the pooling that a model file names, as files of models trained for embeddings do, or None."""
+    """Return the pooling type in a model file, such as an embedding model's, or None if the file names no type."""
     found = metadata.get(f"{architecture}.pooling_type")
     return Pooling(found) if isinstance(found, int) and found in list(Pooling) and found != Pooling.NONE else None
 
@@ -137,7 +137,7 @@ class TokenLogprob:
 class Timings:
     """The timings (in seconds) and token counts of one request.
 
-    The definitions are the same as in vLLM. Times are measured from the receipt of the request, so they exclude
+    The metrics are defined as in vLLM. Times are measured from the receipt of the request, so they exclude
     model loading.
     """
 

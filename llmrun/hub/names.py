@@ -41,7 +41,7 @@ _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", 
 def quantization_of(file: str) -> str:
     """Return the quantization in a file name in upper case, such as "Q4_K_M" or "UD-Q4_K_XL".
 
-    If the name contains several quantizations, returns the last one. If it contains none, returns "".
+    If the name contains several quantizations, returns the last one. If the name contains no quantization, returns "".
     """
     stem = file.rsplit("/", 1)[-1]
     found = [match["name"] for match in _QUANTIZATION.finditer(stem)]
@@ -180,7 +180,7 @@ def bits_in_file(quantization: str) -> float:
 
 
 def nearest_in_bits(wanted: str, quantizations: Iterable[str]) -> list[str]:
-    """Sort quantizations by how close their bits per weight are to the bits of `wanted`, the closest first."""
+    """Sort quantizations by how close their bits per weight are to those of `wanted`, the closest first."""
     return sorted(sorted(quantizations, key=bits_of), key=lambda name: abs(bits_of(name) - bits_of(wanted)))
 
 
@@ -236,7 +236,7 @@ class UrlSource:
 
 @dataclass(frozen=True, slots=True)
 class HeldSource:
-    """A model that another program stores on this machine, so it needs no download."""
+    """A model that another program stores on this machine and that needs no download."""
 
     holder: str  # "ollama" or "lmstudio"
     name: str  # the model's name in that program, such as "qwen3:4b" or "owner/name/file.gguf"
@@ -250,7 +250,7 @@ Source = HubSource | PypiSource | UrlSource | HeldSource
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Metadata of a file that is known before any server is contacted. Unknown values are None."""
+    """Metadata of a file, as known before any server is contacted. Unknown values are None."""
 
     file: str  # the file's name on disk, without folders
     size: int | None = None  # bytes
@@ -461,7 +461,7 @@ def _near(wanted: str, names: Sequence[str], compared: Callable[[str], str] = st
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file begins with the GGUF magic. Returns False for anything that cannot be read."""
+    """Return whether a file begins with the GGUF magic. Returns False for files that cannot be read."""
     try:
         if not path.is_file():
             return False

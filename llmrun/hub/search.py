@@ -53,7 +53,7 @@ def find_models(words: Sequence[str]) -> list[FoundModel]:
     """Return the catalogue models that match all words, sorted by family and size. Without words, returns all models.
 
     The search covers names, aliases, descriptions and licences, and ignores case. In names, punctuation is ignored as
-    well, so "qwen3-4b" matches "qwen3:4b". A number matches only from its first digit on, so "4b" does not match "14b".
+    well, so "qwen3-4b" matches "qwen3:4b". A number must match from its first digit, so "4b" does not match "14b".
     Raises ModelNotFound with a suggestion if nothing matches.
     """
     catalog = load_catalog()

@@ -36,7 +36,7 @@ _MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang
 
 @dataclass(frozen=True, slots=True)
 class CacheSurvey:
-    """A summary of the cache: the number of all entries and of damaged entries, and the total size in bytes."""
+    """A summary of the cache: the number of entries, how many of them are damaged, and the total size in bytes."""
 
     folder: Path
     entries: int
@@ -71,7 +71,7 @@ class KernelCache:
         return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
 
     def read(self, key: str) -> bytes | None:
-        """Return the object of an entry, or None if the entry is missing or damaged."""
+        """Return the object stored in an entry, or None if the entry is missing or damaged."""
         path = self._path(key)
         entry = b""
         try:
@@ -123,8 +123,8 @@ class KernelCache:
     def _claim(self, key: str) -> BinaryIO | None:
         """Lock and open the file that will become the entry. Returns None if another process has locked the file.
 
-        The system releases the lock when the process that holds it ends. If that process is killed, the next process
-        that needs the entry takes over the file. Raises OSError.
+        The system releases the lock when the process that holds it ends. If a process is killed while it writes, the
+        next process that needs the entry takes over the file. Raises OSError.
         """
         path = self._claim_path(key)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -155,10 +155,10 @@ class KernelCache:
             return image
         finally:
             _close_on_windows(claim)
-            if not kept:  # otherwise the file was renamed, and another process may be using the name again
+            if not kept:  # otherwise, another process may already be reusing the file's old name
                 with contextlib.suppress(OSError):
                     self._claim_path(key).unlink()
-            with contextlib.suppress(OSError):  # the disk is full, and the buffer is not empty
+            with contextlib.suppress(OSError):  # if the disk is full, flushing the buffer fails
                 claim.close()
 
     def _save(self, key: str, claim: BinaryIO, image: bytes) -> bool:

@@ -55,7 +55,7 @@ def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
             timeout=_TIMEOUT_SECONDS,
             check=False,
             env=child_processes.environment(),
-            **child_processes.in_own_session(),  # the parent handles Ctrl-C
+            **child_processes.in_own_session(),  # the parent process handles Ctrl-C
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(errno.ETIMEDOUT, f"no result after {_TIMEOUT_SECONDS:g} s") from None

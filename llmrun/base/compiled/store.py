@@ -37,8 +37,8 @@ def create_linker(machine: llvm.TargetMachine) -> llvm.LLJIT:
     """Return a linker for objects of this target.
 
     LLVM's older linker maps the sections of an object separately, and aborts the process if they are more than 2 GiB
-    apart, as may happen beside the weights of a large model. JITLink maps each object as a whole, but llvmlite does not
-    offer it on Windows.
+    apart, which can happen when the weights of a large model are in memory. JITLink maps each object as a whole, but
+    llvmlite does not offer it on Windows.
     """
     return llvm.create_lljit_compiler(machine, use_jit_link=sys.platform != "win32")
 
@@ -110,7 +110,7 @@ def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
 def load_kernels(
     names: Sequence[KernelName], progress: Progress | None = None, target: Target | None = None
 ) -> dict[KernelName, Kernel]:
-    """Return kernels by name. Kernels that are neither in memory nor in the cache are compiled.
+    """Return a map from names to kernels. Kernels that are neither in memory nor in the cache are compiled.
 
     Kernels are compiled in parallel, and `progress` is called after each kernel. Raises KernelCompileError.
     """
@@ -200,7 +200,7 @@ def _source_digest(module: str) -> str:
 
 
 def sources(module: str) -> dict[str, str]:
-    """Return the digests, by name, of a kernel's source file and of all files that it imports directly or indirectly.
+    """Return the digests of a kernel's source file and of all files that it imports, directly or indirectly, by name.
 
     Only imports from the folders that machine code depends on are included.
     """
@@ -216,7 +216,7 @@ def sources(module: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> tuple[str, list[str]]:
-    """Return the digest of a module's source and the modules that it imports.
+    """Return the digest of a module's source, and the names of the modules that the source imports.
 
     The result is cached, because most kernels share most of their files.
     """
@@ -303,7 +303,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            **child_processes.in_own_session(),  # the parent handles Ctrl-C
+            **child_processes.in_own_session(),  # the parent process handles Ctrl-C
         )
         self._errors = bytearray()  # stderr is kept in memory because the disk may be full
         self._listener = threading.Thread(target=self._listen, daemon=True)

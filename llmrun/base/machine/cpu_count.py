@@ -17,8 +17,8 @@ _SLOW = 0.75  # a core is slow if its capacity is below this share of the fastes
 def default_threads(root: Path = Path("/")) -> int:
     """Return the number of physical cores, up to the CPU limit of the container.
 
-    A second thread on the same core would share its vector units and caches. Slow cores do not count if there are
-    enough fast cores, because the fast cores would wait for them at every op.
+    A second thread on the same core would share the core's vector units and caches. Slow cores do not count if there
+    are enough fast cores, because the fast cores would wait for them at every op.
 
     root  the directory that contains Linux's system files
     """
@@ -31,7 +31,7 @@ def default_threads(root: Path = Path("/")) -> int:
 def most_threads(root: Path = Path("/")) -> int:
     """Return the number of threads that can run at the same time.
 
-    If there were more threads, all threads would wait for each other at every op of a step.
+    Additional threads would make all threads wait for each other at every op of a step.
     """
     return max(1, min(len(_allowed()), _container_limit(root)))
 
@@ -48,16 +48,16 @@ def _allowed() -> Collection[int]:
 def _cores_of(cpus: Collection[int], root: Path) -> set[str]:
     """Return the physical cores of logical processors. Each core is identified by the kernel's list of its processors.
 
-    A processor whose core is unknown counts as a core.
+    A processor whose core is unknown counts as a separate core.
     """
     return {text_of(_cpu(cpu, root) / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus}
 
 
 def _fast(cpus: Collection[int], root: Path) -> Collection[int]:
-    """Return the processors with fast cores among `cpus`, or all of `cpus` if their cores are of the same kind.
+    """Return the processors in `cpus` that are on fast cores, or all of `cpus` if all cores are of the same kind.
 
     Linux lists Intel's performance cores in a file, and reports a capacity for Arm's cores and, since Linux 6.12, for
-    Intel's. A processor whose capacity is unknown counts as fast.
+    Intel's cores. A processor whose capacity is unknown counts as fast.
     """
     if performance := _numbers_in(text_of(root / "sys/devices/cpu_core/cpus") or "").intersection(cpus):
         return performance
@@ -71,7 +71,7 @@ def _cpu(cpu: int, root: Path) -> Path:
 
 
 def _numbers_in(text: str) -> set[int]:
-    """Return the numbers in one of the kernel's lists, such as "0-3,8"."""
+    """Return the numbers in a list in Linux's notation, such as "0-3,8"."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Lists the GPUs of this machine and their drivers. Nothing is run on the GPUs.
+"""Lists the GPUs of this machine and their drivers. No code is run on the GPUs.
 
 NVIDIA's driver reports its GPUs through NVML. Other GPUs are found on the PCI bus, where Linux lists the vendor and
 driver of each device. Macs with Apple silicon have a built-in GPU.
@@ -17,7 +17,7 @@ from llmrun.base.machine.processor import number_of, processor_name, text_of
 
 @dataclass(frozen=True, slots=True)
 class NvidiaCard:
-    """A GPU as reported by NVIDIA's driver. Memory sizes are 0 if unknown (MIG slices, shared memory)."""
+    """A GPU as reported by NVIDIA's driver. Memory sizes are 0 if unknown, as for MIG slices and shared memory."""
 
     name: str
     driver: str

@@ -1,11 +1,11 @@
 """The memory of this machine: what a process can still allocate, its limits, its peak use, and the memory modules.
 
-In containers and elsewhere, Linux's control groups limit this process. The limits of a group also apply to the groups
-inside it, so all groups count, from this process's own group to the outermost visible group. Version 2 has one tree of
-groups. Version 1 has a tree for each controller. Many systems mount both versions.
+Linux's control groups may limit this process, in containers and elsewhere. The limits of a group also apply to the
+groups inside it, so all groups count, from this process's own group to the outermost visible group. Version 2 has one
+tree of groups. Version 1 has a tree for each controller. Many systems mount both versions of control groups.
 
 The type and speed of the memory modules come from udev, which reads the firmware's tables at boot. Only root may read
-the tables themselves.
+the firmware's tables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNLIMITED = 1 << 60  # without a memory limit, version 1 reports the largest mu
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A group whose memory is limited. All values are in bytes.
+    """A control group whose memory is limited. All values are in bytes.
 
     used   all memory of the group, including files in the page cache
     files  the page cache, for example of a new model; the kernel frees the page cache when memory is needed
@@ -86,7 +86,7 @@ def _quota(text: str) -> float | None:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's groups, the innermost first.
+    """Yield the folders of this process's control groups, the innermost first.
 
     controller  the name of a controller of version 1, or empty for version 2
     """
@@ -112,7 +112,7 @@ def _path_of_group(controller: str, root: Path) -> PurePosixPath | None:
 
 
 def _mounts(controller: str, root: Path) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Yield (the group at the root of the mount, the folder where it is mounted)."""
+    """Yield (the group at the root of the mount, the mount point) for each mount of the controller."""
     for group, point, kind, options in _MOUNT.findall(text_of(root / "proc/self/mountinfo") or ""):
         if kind == "cgroup2" if not controller else kind == "cgroup" and controller in options.split(","):
             yield PurePosixPath(group), root / point.replace("\\040", " ").lstrip("/")
@@ -170,7 +170,7 @@ _LARGE: Final = 1 << 20
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, because glibc would keep much of it for each thread that allocated some.
+    """Return freed memory to the system, because glibc would keep much of the memory in per-thread heaps.
 
     The call takes a few milliseconds. Without glibc, nothing happens because other libraries have no such function.
     """
@@ -205,7 +205,7 @@ _PROCESSES = Path("/proc")
 def peak_memory() -> int:
     """Return the peak memory use in bytes, including child processes that are still running.
 
-    If the system does not record the peak of a process, its current memory use is counted instead.
+    If the system does not record the peak of a process, the process's current memory use is counted instead.
     """
     import psutil  # importing psutil takes 15 ms
 

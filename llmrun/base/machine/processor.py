@@ -84,7 +84,7 @@ def arm_cores(cpuinfo: str) -> str:
             implementer = _hexadecimal(value)
         elif name == "CPU part" and implementer == _ARM_LIMITED:
             parts.append(_hexadecimal(value))
-    known = sorted(Counter(parts).items(), reverse=True)  # later parts are usually faster
+    known = sorted(Counter(parts).items(), reverse=True)  # higher part numbers are usually faster
     if not known or any(part not in _PARTS for part, _ in known):
         return ""
     return ", ".join(f"{count} x {_PARTS[part]}" for part, count in known)
@@ -238,7 +238,7 @@ _FIRST_PROCESSOR = 4096  # bytes to read for the first processor; on large machi
 
 
 def processor_flags(root: Path = Path("/")) -> frozenset[str]:
-    """Return the processor's flags, or an empty set if they are unknown, as on other architectures and systems.
+    """Return the processor's flags, or an empty set if the flags are unknown, as on Arm and outside Linux.
 
     root  the directory that contains Linux's system files
     """
@@ -251,6 +251,6 @@ def processor_flags(root: Path = Path("/")) -> frozenset[str]:
 
 
 def missing_instructions(root: Path = Path("/")) -> list[str]:
-    """Return the missing instructions. The list is empty if the flags are unknown, and on other architectures."""
+    """Return the required instructions that this processor lacks, or [] if its flags are unknown, as on Arm."""
     present = processor_flags(root)
     return [name for name in _NEEDED if name not in present] if present else []

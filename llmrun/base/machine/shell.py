@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_ESCAPED = {ord(character): f"`{character}" for character in '"$`'}  # in PowerShell's double quotes
+_ESCAPED = {ord(character): f"`{character}" for character in '"$`'}  # escapes within PowerShell's double quotes
 
 
 def words(command: Sequence[str]) -> str:

@@ -97,7 +97,7 @@ def received_file(sha256: str, file: str) -> Path:
 
 
 def single_model_folders() -> list[Path]:
-    """Return the folders in our own folder that contain one model each: from a URL or from another machine."""
+    """Return the subfolders of our own folder that each contain one model, from a URL or from another machine."""
     return [folder for kind in ("web", "received") for folder in folders_in(models_folder() / kind)]
 
 
@@ -117,7 +117,7 @@ def record_file(model: Path) -> Path:
 
 
 def hub_cache() -> Path:
-    """Return the cache that all Hugging Face tools share, by huggingface_hub's rules but without importing it."""
+    """Return the path of the cache that all Hugging Face tools share, without importing huggingface_hub."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return expanded(named)

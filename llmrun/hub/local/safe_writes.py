@@ -1,6 +1,6 @@
 """Helpers for writing model files safely, and locks that keep open models from being removed.
 
-Writing is protected by free-space checks, readable errors, checks of links and atomic renames.
+The helpers check free space and links, rename files atomically, and raise readable errors.
 
 The locks against `llmrun rm` and `llmrun prune` are flocks on the model files themselves. These locks require no lock
 files, and the system releases them when the process ends, even if it crashes. Windows needs no locks because open files
@@ -34,7 +34,7 @@ _ANOTHER_FOLDER = "set LLMRUN_DATA_DIR or HF_HOME to a folder that you can write
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError from writing to `path` to an LlmrunError with a hint."""
+    """Convert an OSError raised while writing to `path` into an LlmrunError with a hint."""
     try:
         yield
     except BrokenPipeError:

@@ -62,7 +62,7 @@ def find(wanted: Wanted, reporter: Reporter) -> Path | None:
 
 
 def candidates(wanted: Wanted) -> Iterator[Candidate]:
-    """Yield the local models with matching names and sizes, the most likely one first. File contents are not read."""
+    """Yield the local models with matching names and sizes, the most likely match first. File contents are not read."""
     for source in wanted.sources:
         for candidate in _of_source(source, wanted.expected):
             if _have_expected_sizes(candidate):
@@ -70,14 +70,14 @@ def candidates(wanted: Wanted) -> Iterator[Candidate]:
 
 
 def models_of(source: HubSource) -> list[OfferedModel]:
-    """Return the local models from a repository at the source's revision. The reported sizes are 0."""
+    """Return the local models from a repository at the source's revision. The models' sizes are given as 0."""
     repository = read_repository(source.repository)
     commit = commit_of(repository, source.revision)
     return _offered(models_among(repository.snapshots[commit])) if commit else []
 
 
 def expected_digest(path: Path, expected: Expected | None = None) -> str | None:
-    """Return the sha256 that the catalogue or the blob's own name promises, or None if unknown."""
+    """Return the sha256 given by the catalogue or by the blob's own name, or None if unknown."""
     if expected is not None and expected.sha256 is not None:
         return expected.sha256
     match = _BLOB.fullmatch(path.resolve().name)
@@ -130,7 +130,7 @@ def _in_hub_cache(source: HubSource, expected: tuple[Expected, ...]) -> Iterator
     repository = read_repository(source.repository)
     current = commit_of(repository, source.revision)
     commits = [current] if current else []
-    if expected and all(file.sha256 for file in expected):  # with known digests, any commit may contain the files
+    if expected and all(file.sha256 for file in expected):  # if the digests are known, the files may be from any commit
         commits += [commit for commit in repository.snapshots if commit != current]
     for commit in commits:
         snapshot = repository.snapshots[commit]

@@ -1,7 +1,7 @@
 """Sends HTTP range requests to untrusted servers and validates the responses strictly.
 
-The user's token must only be sent to the Hub's own origin. Therefore, this module follows redirects instead of the HTTP
-client, and the caller's headers are dropped when a redirect leads to another scheme, host or port.
+The user's token must only be sent to the Hub's own origin. Therefore, this module itself follows redirects, and drops
+the caller's headers when a redirect leads to another scheme, host or port.
 
 This module also describes models at plain URLs on any web server. The policies for retries and for the number of
 parallel connections (`Patience` and `Growth`) use neither a clock nor the network.
@@ -90,8 +90,8 @@ class Remote:
         """Request the bytes [start, end). If `validator` is not "", only that version of the file is accepted.
 
         Raises TryAgain for temporary failures, NetworkError or ModelNotFound for permanent ones, and AnotherFile if the
-        response belongs to another file. After a TryAgain, raised here or in the block, the next request starts at the
-        initial URL again, which may redirect to a host that works.
+        response belongs to another file. After a TryAgain, raised by this method or in the `with` block, the next
+        request starts at the initial URL again, which may redirect to a host that works.
         """
         try:
             with self._opened(start, end, validator) as answer:
@@ -203,7 +203,7 @@ class Remote:
         raise _refusal(status, response.headers.get("x-error-code", ""))
 
     def _is_whole_file(self, response: httpx2.Response, start: int, end: int) -> bool:
-        """Return True for the whole file and False for the requested range. Raises for all other responses."""
+        """Return True for the whole file and False for the requested range. Raises an error for all other responses."""
         coding = response.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise NetworkError(
@@ -297,8 +297,8 @@ def _seconds(retry_after: str) -> float:
 def pin(source: UrlSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
     """Return the files that are available at the URL now, with the sizes that the server reports.
 
-    Web servers do not publish digests, so a sha256 is known only if `expected` contains it. Raises NetworkError,
-    ModelNotFound, or IntegrityError for unexpected sizes.
+    Web servers do not publish digests, so a sha256 is known only if `expected` contains it. Raises IntegrityError for
+    unexpected sizes, and NetworkError or ModelNotFound if the request fails.
     """
     known = expected or tuple(Expected(shard) for shard in shards_of(file_name(source)))
     files = []

@@ -40,7 +40,7 @@ def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Arti
     """Return the exact files to which `source` currently refers, which must match the known values in `expected`.
 
     A separate request for the first file's metadata checks that this user may download from the repository. Raises
-    ModelNotFound, NetworkError, IntegrityError if a file differs from `expected`, or UsageError for malformed names.
+    IntegrityError if a file differs from `expected`, UsageError for malformed names, ModelNotFound and NetworkError.
     """
     if source.file is not None and _parts(source.file) == (source.file,):
         safe_segments(source.file)
@@ -152,7 +152,7 @@ def _metadata(source: HubSource, file: str) -> HfFileMetadata:
 def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
     try:
         return NoFile(str(error), hint=nearest_files(listing(source).models, file, source.repository))
-    except LlmrunError:  # the listing would only have improved the hint
+    except LlmrunError:  # the listing only improves the hint, so a failure is ignored
         return error
 
 
@@ -236,7 +236,7 @@ class HubModel:
 
 
 def search_hub(words: str, limit: int) -> list[HubModel]:
-    """Return up to `limit` repositories that match and contain GGUF files, the most downloaded first.
+    """Return up to `limit` repositories that match the query and contain GGUF files, the most downloaded first.
 
     Raises Unreachable if the Hub does not respond and NetworkError for other failures.
     """

@@ -90,8 +90,8 @@ def read_headers(
 ) -> list[GGUFFile | LlmrunError]:
     """Read the headers of several quantizations of one model. Returns a header or an error for each of them, in order.
 
-    The first header that can be read, or `known`, determines which ranges of the other files to request. The other
-    headers are then read in parallel.
+    The first header that can be read, or `known`, determines which ranges of the other files to request. After the
+    first header, the other headers are read in parallel.
     """
     found: dict[int, GGUFFile | LlmrunError] = {}
     for number, artifact in enumerate(artifacts if known is None else ()):

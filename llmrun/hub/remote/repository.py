@@ -106,7 +106,7 @@ def _shown(size: object) -> str:
 
 
 def _quantization(path: str) -> str:
-    """Return the quantization in the file name or else the folder name, as in Q4_K_M/model-00001-of-00003.gguf."""
+    """Return the quantization in the file name or else in the folder name, as in Q4_K_M/model-00001-of-00003.gguf."""
     folder = path.rpartition("/")[0]
     return quantization_of(path) or (quantization_of(folder) if folder else "")
 
@@ -132,8 +132,8 @@ def choose(models: Sequence[OfferedModel], quantization: str | None, repository:
     """Return the model with this quantization, or the preferred model if `quantization` is None.
 
     If several files match, the file nearest to the root wins, then the file with the shortest name. Raises
-    ModelNotFound if no file matches or a tie remains. The hint lists the alternatives. If there are many and
-    `repository` is given, the hint also contains the command that lists all of them.
+    ModelNotFound if no file matches or a tie remains. The hint lists the alternatives. If there are many alternatives
+    and `repository` is given, the hint also contains the command that lists all of them.
     """
     if not models:
         raise ModelNotFound(

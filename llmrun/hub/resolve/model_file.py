@@ -64,7 +64,7 @@ def understand(text: str) -> Wanted | LocalPath:
 
     Explicit forms are `hf:owner/name`, `hf:owner/name:Q5_K_M` and `hf:owner/name/folder/file.gguf` (each with an
     optional `@revision`), URLs, `ollama:name:tag` and `lmstudio:path`. Any other text is a path if it ends in .gguf or
-    contains a path separator. Everything else is a catalogue name or a short name.
+    contains a path separator. A text of any other form is a catalogue name or a short name.
 
     Raises ModelNotFound with a suggestion for unknown names, and UsageError for malformed ones.
     """
@@ -222,7 +222,7 @@ def resolve(
 ) -> ResolvedModel:
     """Return the file for a path or model name, after downloading the model if necessary.
 
-    If `options` name RPC servers, the memory of these servers counts as well as the memory of this machine.
+    If `options` name RPC servers, the memory of these servers is added to the memory of this machine.
 
     For local models, this function sends no network request and makes no slow import. The time of use is recorded.
     Raises ModelNotFound and all errors of a download. With `offline` (or HF_HUB_OFFLINE=1), raises NetworkError instead
@@ -279,7 +279,7 @@ def is_offline(offline: bool) -> bool:
 
 
 def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
-    """Raise NetworkError in offline mode, with the size of the download that would be required."""
+    """Raise NetworkError in offline mode. The message reports the size of the required download."""
     if not is_offline(offline):
         return
     sizes = [file.size for file in wanted.expected]
@@ -472,8 +472,8 @@ def _as_named(wanted: Wanted, held: Artifact) -> Source:
 def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
     """Raise IntegrityError if the name no longer refers to the locked model.
 
-    If the catalogue contains the sha256 of all files, these must equal the digests in the lock file. Without these
-    digests, the sources must match.
+    If the catalogue contains the sha256 of all files, these digests must equal those in the lock file. If the catalogue
+    lacks a digest, the sources must match.
     """
     known = [file.sha256 for file in wanted.expected]
     if known and None not in known:

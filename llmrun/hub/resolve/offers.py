@@ -25,7 +25,7 @@ _OWN_COPY = "try again later, or download the file yourself and give its path wi
 
 
 class Sources:
-    """The sources of one model in order of preference. If a source fails, the next one is tried."""
+    """The sources of one model in order of preference. If a source fails, the next source is tried."""
 
     def __init__(self, wanted: Wanted, reporter: Reporter) -> None:
         self._wanted, self._reporter = wanted, reporter
@@ -34,7 +34,7 @@ class Sources:
         self._offer: Artifact | None = None
 
     def offer(self) -> Artifact:
-        """Return the artifact of the first source that has not failed. Each source is asked only once.
+        """Return the artifact of the first source that has not failed. Each source is queried only once.
 
         If no source is left, raises one error that lists the reason for each source:
 
@@ -107,7 +107,7 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
 
 
 def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
-    """Choose the error class. Errors that the user can fix take precedence over network errors."""
+    """Return the class of the combined error. Errors that the user can fix take precedence over network errors."""
     for kind in (DoesNotFit, IntegrityError):
         if any(isinstance(error, kind) for error in errors):
             return kind

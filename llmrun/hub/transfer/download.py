@@ -74,7 +74,7 @@ class _Goal:
 
 
 def bytes_here(artifact: Artifact) -> int:
-    """Return how many bytes of an artifact are already on this machine, also from an interrupted download."""
+    """Return how many bytes of an artifact are already on this machine, including those of interrupted downloads."""
     return 0 if isinstance(artifact.source, PypiSource) else sum(map(_bytes_here, _goals(artifact)))
 
 
@@ -90,7 +90,7 @@ def _bytes_here(goal: _Goal) -> int:
 
 
 def _goals(artifact: Artifact) -> list[_Goal]:
-    """Return the goals of all files, without sending a request."""
+    """Return a goal for each file, without sending a request."""
     source, name, count = artifact.source, artifact.name, len(artifact.files)
     goals = []
     for number, file in enumerate(artifact.files, 1):
@@ -247,7 +247,7 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
 
 
 def _known(goal: _Goal, first: _Goal) -> FileRecord | None:
-    """Return a file's record if that record or the record of the `first` file confirms the sha256, or None."""
+    """Return a file's record if that record or the record of the `first` file confirms the sha256, otherwise None."""
     for path in (goal.final, goal.link):
         with contextlib.suppress(FileNotFoundError):  # another process may remove the file at any time
             seen = model_records.known_digest(path, first.final) if _has_size(path, goal.file.size) else None

@@ -179,7 +179,7 @@ class Connections:
     def _fetch(self, claim: Claim) -> None:
         """Download the claimed range and write the bytes that arrive to the file."""
         partial, asked_to = self.partial, claim.end
-        by_hash = self._remote.file.sha256 is not None  # the hash then detects changes, so no validator is needed
+        by_hash = self._remote.file.sha256 is not None  # the sha256 detects changes, so no validator is needed
         with self._remote.open(claim.start, asked_to, "" if by_hash else partial.validator) as answer:
             claim.answer = answer
             if self._stopping.is_set():
@@ -216,7 +216,7 @@ class Connections:
             self.partial.write(claim.run, piece[:room])
             if len(piece) > room:
                 if claim.end < (self.partial.size if answer.whole else asked_to):
-                    return  # another connection has received or claimed the rest
+                    return  # another connection has received or claimed the rest of the range
                 raise IntegrityError(f"the server sent more than {asked_to - claim.start:,} bytes")
         if claim.run.written < claim.end:
             raise TryAgain(f"the connection closed after {claim.run.written:,} of {self.partial.size:,} bytes")

@@ -95,7 +95,7 @@ class PartialFile:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def begin(self, start: int) -> ByteRun:
-        """Open a run for the bytes from `start` on, which is either an idle run that ends at `start` or a new run."""
+        """Open a run for the bytes from `start` on: an idle run that ends at `start`, or else a new run."""
         with self._lock, writing(self.path):
             run = next((run for run in self._runs if run.file is None and run.written == start), None)
             if run is None:
@@ -163,7 +163,7 @@ class PartialFile:
     # --- the journal --------------------------------------------------------------------------------------------------
 
     def _take(self) -> io.FileIO:
-        """Open the file and lock it against removal, again if another process removed the file in the meantime.
+        """Open the file and lock it against removal, and start over if another process has removed the file meanwhile.
 
         The journal is created first because `prune` removes partial files without a journal.
         """

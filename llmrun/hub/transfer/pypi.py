@@ -44,7 +44,7 @@ def lock_held(lock: Path, root: Path, waiting: Callable[[], None]) -> Iterator[N
         except filelock.Timeout:
             waiting()
             taken.acquire()
-        except NotImplementedError:  # network folders may not support locks; this is also huggingface_hub's fallback
+        except NotImplementedError:  # network folders may not support locks; huggingface_hub uses the same fallback
             taken = filelock.SoftFileLock(lock)
             taken.acquire()
     try:

@@ -55,8 +55,8 @@ def originals(first: Path, reporter: Reporter) -> list[OriginalFile]:
 def find_copy(files: Sequence[OriginalFile], reporter: Reporter) -> Path | None:
     """Return the first file of a model on this machine with the same contents, or None.
 
-    The same paths are searched first, because the machines may share a folder, then received models, then all other
-    models. Models with other sizes are not read.
+    The paths on the other machine are tried first, because the machines may share a folder, then received models, then
+    all other models. Models of different sizes are not read.
     """
     for candidate in _candidates(files):
         try:

@@ -3,7 +3,7 @@
 Only files in the Hugging Face cache or in our own folder are removed. If a link leads out of these folders, its target
 is never removed. Links are removed before their blobs, and references before their snapshots, so that Hugging Face's
 own tools consider the cache intact even if the process is killed. The only exception is an entirely empty repository
-folder: Hugging Face's tools need its `snapshots` folder, which is therefore removed last.
+folder: Hugging Face's tools need a repository's `snapshots` folder, which is therefore removed last.
 
 A file in a snapshot is superseded if no branch or tag points to the snapshot any more, and the same file name exists in
 a snapshot to which a branch or tag does point. Repositories without a GGUF model belong to other tools and are left
@@ -89,7 +89,7 @@ def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:
 
 
 def _journal(path: Path) -> tuple[dict[str, Any], int]:
-    """Read a journal, and return its header, which is empty for an invalid journal, and the number of bytes on disk."""
+    """Return a journal's header, or an empty header if the journal is invalid, and the number of bytes on disk."""
     try:
         told, runs = understood(read_small(path))
         return told, sum(max(written - start, 0) for start, written, _ in runs)
@@ -174,8 +174,8 @@ def removal_of_partial(partial: UnfinishedDownload) -> Removal:
 def remove(removal: Removal) -> int:
     """Remove the files and return the number of bytes freed.
 
-    Raises LlmrunError if the model is in use or is being downloaded, or if a file cannot be removed. A partly removed
-    model never looks complete.
+    Raises LlmrunError if the model is in use or is being downloaded, or if a file cannot be removed. A partially
+    removed model never looks complete.
     """
     # Each file is locked once even if several links lead to it, because a second lock would conflict with the first.
     files = dict.fromkeys(os.path.realpath(path) for path in (*removal.links, *removal.blobs))
