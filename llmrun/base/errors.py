@@ -81,7 +81,7 @@ class IntegrityError(LlmrunError):
 class DoesNotFit(LlmrunError):
     """The available memory or disk space is not sufficient.
 
-    `most_weights` is the maximum size of the weights that would fit, in bytes, or None if other memory is the cause.
+    `most_weights` is the largest size of weights that would fit, in bytes, or None if the weights are not the cause.
     """
 
     exit_code = 7
@@ -144,7 +144,7 @@ class KernelWarning(UserWarning):
 
 @contextmanager
 def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside the `with` block, call `tell` once per distinct KernelWarning message. Show other warnings as usual."""
+    """In the `with` block, call `tell` once per distinct KernelWarning message. Other warnings are shown as usual."""
     with warnings.catch_warnings():
         warnings.simplefilter("once", KernelWarning)
         show = warnings.showwarning

@@ -13,7 +13,7 @@ _PAGE = 1 << 16  # bytes; a multiple of the page size on every machine
 
 
 def on_stack(n_bytes: int, work: Callable[[], T]) -> T:
-    """Call a function on a new thread with a stack of this size, and return its result. Exceptions propagate.
+    """Call a function on a new thread with a stack of this size, and return the result. Exceptions propagate.
 
     If the system refuses the size, the stack is smaller, but has at least 8 MiB. Only the used part of the stack takes
     up memory. Concurrent calls are not safe because the stack size is a process-wide setting.

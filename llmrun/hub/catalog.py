@@ -403,7 +403,7 @@ def _gguf_file(keys: TableKeys) -> str:
 
 
 def _expected(keys: TableKeys, file: str) -> tuple[Expected, ...]:
-    """Return the files with their sizes and digests, if given. A key contains one value or a list of one per shard."""
+    """Return the files with any known sizes and digests. A key contains one value or a list of one value per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
     digests: list[str | None] = [None] * len(names)
@@ -529,7 +529,7 @@ class Catalog:
         return (*self._aliases, *self.shortnames, *self._presets)
 
     def entry(self, name: str) -> CatalogEntry:
-        """Return the model with exactly this name. Raises KeyError for unknown names, UsageError for invalid ones."""
+        """Return the model with exactly this name. Raises KeyError for unknown names, UsageError for bad entries."""
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))

@@ -259,7 +259,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file that can be downloaded. `sha256` is None only for a UrlSource because web servers do not report it."""
+    """A file that can be downloaded. `sha256` is None only for a UrlSource: web servers do not report digests."""
 
     path: str  # the path inside the repository, with "/"; for other sources, the file name
     size: int  # bytes

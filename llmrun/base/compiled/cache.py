@@ -107,7 +107,7 @@ class KernelCache:
                 return compile_object()
 
     def warn(self) -> None:
-        """Issue one KernelWarning about all problems with the folder, which Python may be set to raise as an error."""
+        """Issue one KernelWarning about all problems with the folder. Python may be set to raise warnings as errors."""
         if self._trouble is not None:
             where = self._trouble.filename2 or self.folder
             words = f"cannot save compiled kernels, so every start compiles them: {where}: {self._trouble.strerror}"
@@ -123,8 +123,8 @@ class KernelCache:
     def _claim(self, key: str) -> BinaryIO | None:
         """Lock and open the file that will become the entry. Returns None if another process has locked the file.
 
-        The system releases the lock when the process that holds it ends. If a process is killed while it writes, the
-        next process that needs the entry takes over the file. Raises OSError.
+        The system releases the lock when the process that holds it ends. If a process is killed while it holds a lock,
+        the next process that needs the entry takes over the file. Raises OSError.
         """
         path = self._claim_path(key)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -182,14 +182,14 @@ def _digest(key: str, image: bytes) -> bytes:
 
 
 def _close_on_windows(claim: BinaryIO) -> None:
-    """Close the file on Windows, which cannot rename or remove open files. Elsewhere, closing releases the lock."""
+    """Close the file on Windows, which cannot rename or remove open files. On other systems, keep the lock."""
     if sys.platform == "win32":
         with contextlib.suppress(OSError):  # the disk is full
             claim.close()
 
 
 def _lock(file: int) -> bool:
-    """Try to lock a file, and return True on success. On file systems without locks, the result is always True."""
+    """Try to lock a file. Returns True on success, and always on file systems that do not support locks."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

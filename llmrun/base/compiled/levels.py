@@ -147,7 +147,7 @@ def _host_features() -> llvm.FeatureMap:
 
 
 def target_for(level: Level, best: Level) -> Target:
-    """Return the target for `level`. The best level also uses the host's tuning and all of its features."""
+    """Return the target for `level`. The best level is also tuned for the host, with all of the host's features."""
     triple = elf_triple()
     if level is best and level is not PORTABLE:
         return Target(level, triple, llvm.get_host_cpu_name(), _host_features().flatten())

@@ -46,7 +46,7 @@ def _allowed() -> Collection[int]:
 
 
 def _cores_of(cpus: Collection[int], root: Path) -> set[str]:
-    """Return the physical cores of logical processors. Each core is identified by the kernel's list of its processors.
+    """Return the physical cores of the given processors, each identified by Linux's list of the core's processors.
 
     A processor whose core is unknown counts as a separate core.
     """

@@ -68,7 +68,7 @@ class Gpu:
 
     @property
     def is_usable(self) -> bool:
-        """True if the loaded driver can run models. NVIDIA GPUs need NVIDIA's driver: nouveau is only for graphics."""
+        """True if the loaded driver can run models. NVIDIA GPUs require NVIDIA's driver, not nouveau."""
         name = self.driver.removeprefix("driver ")
         if self.maker == _NVIDIA:
             return name[:1].isdecimal() or name == "nvidia"

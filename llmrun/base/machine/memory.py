@@ -1,8 +1,8 @@
 """The memory of this machine: what a process can still allocate, its limits, its peak use, and the memory modules.
 
 Linux's control groups may limit this process, in containers and elsewhere. The limits of a group also apply to the
-groups inside it, so all groups count, from this process's own group to the outermost visible group. Version 2 has one
-tree of groups. Version 1 has a tree for each controller. Many systems mount both versions of control groups.
+groups inside it, so all groups count, from this process's own group to the outermost visible group. Control groups v2
+has one tree, but v1 has a tree for each controller. Many systems mount both versions of control groups.
 
 The type and speed of the memory modules come from udev, which reads the firmware's tables at boot. Only root may read
 the firmware's tables.
@@ -172,7 +172,7 @@ _LARGE: Final = 1 << 20
 def return_freed_memory() -> None:
     """Return freed memory to the system, because glibc would keep much of the memory in per-thread heaps.
 
-    The call takes a few milliseconds. Without glibc, nothing happens because other libraries have no such function.
+    The call takes a few milliseconds. Without glibc, this function does nothing.
     """
     if (trim := _glibc("malloc_trim")) is not None:
         trim(0)

@@ -50,7 +50,7 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def _or_asked(known: int | None, field: str) -> int | None:
-    """Return `known`, or the value that psutil reports if `known` is None, as on systems other than Linux."""
+    """Return `known`, or psutil's value if `known` is None, as on systems other than Linux."""
     return known if known is not None else _query_or_none(lambda: getattr(psutil.virtual_memory(), field))
 
 

@@ -110,7 +110,7 @@ def remember_digests(
 
 
 def known_digest(path: Path, first: Path | None = None) -> str | None:
-    """Return the recorded sha256 of a file, or None if none is recorded or the file has changed since.
+    """Return the recorded sha256 of a file, or None if there is no record or the file has changed since hashing.
 
     The file's contents are not read. The sha256 of a shard is in the record of its model, whose first file is
     `first`, by default the file with the name of the first shard.

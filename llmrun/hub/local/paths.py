@@ -117,7 +117,7 @@ def record_file(model: Path) -> Path:
 
 
 def hub_cache() -> Path:
-    """Return the path of the cache that all Hugging Face tools share, without importing huggingface_hub."""
+    """Return the path of the cache that all Hugging Face tools share, by huggingface_hub's rules."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return expanded(named)

@@ -49,7 +49,7 @@ class TryAgain(NetworkError):
 
 
 class AnotherFile(IntegrityError):
-    """The response is a different file, such as a proxy's error page. Bytes received earlier may still be valid."""
+    """The response contains a different file, such as a proxy's error page. Earlier bytes may still be valid."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _bytes_of(answer: RangeResponse, start: int, end: int) -> bytes:
 def read_headers(
     artifacts: Sequence[Artifact], reporter: Reporter, known: GGUFFile | None = None
 ) -> list[GGUFFile | LlmrunError]:
-    """Read the headers of several quantizations of one model. Returns a header or an error for each of them, in order.
+    """Read the headers of several quantizations of a model. Returns one header or error per quantization, in order.
 
     The first header that can be read, or `known`, determines which ranges of the other files to request. After the
     first header, the other headers are read in parallel.

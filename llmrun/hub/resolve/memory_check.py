@@ -58,7 +58,7 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter, optio
 
 
 def surely_fits(size: int, memory: int) -> bool:
-    """Return whether a model file of this size fits into memory with its KV cache, whatever its header says."""
+    """Return whether a model file of this size fits into memory with its KV cache, for any possible header."""
     return size <= _SURELY_FITS * memory
 
 
@@ -119,8 +119,8 @@ def _smaller(artifact: Artifact, wanted: Wanted, most_bytes: int) -> str:
     return "choose a smaller model"
 
 
-# Models from the smallest to the best. All belong to one family, so each model is known to be better than the one
-# before it. The family is Apache-licensed, and our own engine supports the family. A dense 8B model is left out because
+# Models of one family, from the smallest to the best. Each model is known to be better than the model before it. The
+# family is Apache-licensed, and our own engine supports the family. A dense 8B model is left out because
 # it reads 5 GB per token. To generate the 10 tokens per second that `fit` considers fast enough, that model needs 50
 # GB/s of memory bandwidth. Our test machines read 29 to 36 GB/s. The 30B model reads only 3B weights per token.
 _LADDER: Final = ("qwen3:0.6b", "qwen3:1.7b", "qwen3:4b-instruct", "qwen3:30b-instruct")

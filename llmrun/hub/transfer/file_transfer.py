@@ -250,7 +250,7 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
     """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
     If the content is not as expected, all bytes are discarded and the download restarts once. If a response belongs to
-    another file, the received bytes are kept and the request is repeated once, and again after some progress.
+    another file, the received bytes are kept and the request is repeated, more than once if bytes arrive.
 
     Raises IntegrityError if the retry fails in the same way, BadGGUF if a Hub file lacks the GGUF magic twice,
     NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt, the
@@ -378,7 +378,7 @@ class _FileHasher:
 
 
 class _Progress:
-    """A filter that drops repeated progress values, except for a few during a stall, so that the shown speed falls."""
+    """A filter that drops repeated progress values, except for a few in a stall, so that the displayed speed falls."""
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter

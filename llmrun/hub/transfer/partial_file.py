@@ -42,7 +42,7 @@ class PartialFile:
     """A partially downloaded file of `size` bytes. Several threads may write at the same time, each to its own run.
 
     The caller must hold the file's lock. While the file is open, `rm` and `prune` do not remove it (safe_writes.py).
-    `validator` is the server's identifier of this version of the file (an ETag or a date), or "" until it is known.
+    `validator` is the server's identifier of this version of the file (an ETag or a date), or "" if unknown.
     """
 
     def __init__(self, path: Path, size: int, sha256: str | None) -> None:
@@ -209,7 +209,7 @@ class PartialFile:
         return True
 
     def _new_journal(self) -> io.FileIO:
-        """Replace the journal atomically and open the new one. If the process is killed, the old journal remains."""
+        """Replace the journal atomically and open the new journal. A killed process leaves the old journal."""
         told = {"version": _VERSION, "size": self.size, "sha256": self._sha256}
         head = json.dumps(told | {"validator": self.validator, "boot": this_boot()}).encode() + b"\n"
         self._first_line = len(head)

@@ -211,7 +211,7 @@ def _catalogue() -> Catalog | None:
 
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
-    """Yield the models in our own folder and in its subfolders. A model is named by its record or else by its path."""
+    """Yield the models in our own folder and in its subfolders. Models are named by their records or paths."""
     for folder in (places.models_folder(), *places.single_model_folders()):
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
         for names in models_among(present).values():

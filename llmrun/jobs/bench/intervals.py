@@ -1,4 +1,4 @@
-"""Intervals for means and proportions of measured values."""
+"""Confidence intervals for means and proportions of measured values."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _SEED: Final = 20250101  # The same sample always gives the same interval.
 
 
 class Interval(NamedTuple):
-    """An estimate with its interval of 95 % confidence."""
+    """An estimate with its 95 % confidence interval."""
 
     estimate: float
     low: float
     high: float
 
     def exponential(self) -> Interval:
-        """Return the interval of e raised to the power of the value."""
+        """Return the interval of the exponential of the estimated value."""
         with np.errstate(over="ignore"):
             return Interval(*np.exp(np.array(self)).tolist())
 
 
 def mean_of_series(values: Sequence[float]) -> Interval:
-    """Return the mean of consecutive parts of a longer series, such as chunks of a text, with its interval.
+    """Return the mean of consecutive parts of a longer series, such as chunks of a text, with its confidence interval.
 
     The parts must have the same length. The distribution of the parts may be skewed, so the interval is a symmetric
-    bootstrap-t interval, widened for similar neighbouring parts. Returns an infinite interval for a single part.
+    bootstrap-t interval, widened if neighbouring parts are correlated. Returns an infinite interval for a single part.
     """
     numbers = np.asarray(values, np.float64)
     mean, half = float(numbers.mean()), math.inf
@@ -69,7 +69,7 @@ def proportion(hits: Sequence[int], trials: int) -> Interval:
 
 
 def _reach(numbers: np.ndarray[tuple[int], np.dtype[np.float64]], error: float) -> float:
-    """Return the half-width of the interval in standard errors, which is at least that of Student's t."""
+    """Return the half-width of the interval in standard errors, but at least the half-width of Student's t interval."""
     n = numbers.size
     normal = student_quantile(LEVEL, n - 1)
     if n < ENOUGH_ROUNDS:

@@ -151,10 +151,10 @@ class Spent:
     waiting   the part of `seconds` spent waiting at the barrier for threads that had more work or were not scheduled
     needs     the number of bytes read and of multiplications done (cpu/lowering.py)
 
-    A share of 1.0 is the machine's limit. The bandwidth share may exceed 1.0 if weights or keys are still in a CPU
-    cache from the previous step, because the limit is measured in main memory. A share is 0 if the ops do no work of
-    that kind. Floating-point work is not compared with a limit, so attention over many rows, which is mostly
-    floating-point work, stays far below both limits.
+    A share of 1.0 means that the machine's limit was reached. The bandwidth share may exceed 1.0 if weights or keys are
+    still in a CPU cache from the previous step, because the limit is measured in main memory. A share is 0 if the ops
+    do no work of that kind. Floating-point work is not compared with a limit, so attention over many rows, which is
+    mostly floating-point work, stays far below both limits.
     """
 
     seconds: float
@@ -251,7 +251,7 @@ class StepProfile:
 
     @property
     def outside_seconds(self) -> float:
-        """The seconds of a timed step that are spent outside all ops: in Python, and waking the team and its caller."""
+        """The seconds of a timed step outside all ops, spent in Python and on waking the team and its caller."""
         return self.timed_step_seconds - self.total.seconds
 
 
@@ -320,7 +320,7 @@ def _limits(machine: MachineLimits) -> NDArray[np.float64]:
 class _OpPart:
     """A unit of the profile: an op, or the quantization of an op's input."""
 
-    origin: int  # index in the plan
+    origin: int  # the op's index in the plan
     quantizes: bool
 
 
@@ -364,7 +364,7 @@ def _by_part(times: list[list[StepTimes]], numbers: list[int]) -> NDArray[np.flo
 
 
 def _typical(seconds: list[float]) -> NDArray[np.int64]:
-    """Return the indices of the repetitions whose total time is in the middle half.
+    """Return the indices of the repetitions whose total time is in the middle half of all total times.
 
     Per-op medians would miss disturbances that hit a different op each time. Over 416 decode steps of SmolLM2, the
     median of the total time was 3.45 ms, the sum of the per-op medians was 3.24 ms, and this method gave 3.46 ms.

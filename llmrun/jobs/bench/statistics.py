@@ -2,7 +2,7 @@
 
 Two functions decide when warm-up is over and when there are enough measurements. All functions are pure.
 
-The order of the configurations alternates between rounds: A B, B A, A B, ... Each round gives one pair of values. The
+The order of the configurations alternates between rounds: A B, B A, A B, ... Each round yields one pair of values. The
 logarithm of the ratio of the two values is called d.
 
 1. Order effect: the first turn of a round may be slowed down by whatever ran before it (4 to 7 % for llama.cpp's
@@ -85,7 +85,7 @@ def distribution(values: Sequence[float]) -> Distribution:
 
 
 def verdict_level(count: int) -> float:
-    """Return the confidence level at which `count` verdicts hold together in 99 % of runs (Bonferroni correction)."""
+    """Return the confidence level at which `count` verdicts all hold in 99 % of runs (Bonferroni correction)."""
     if count < 1:
         raise ValueError(f"verdict level: a run has at least one verdict, not {count}")
     return 1 - (1 - LEVEL) / count

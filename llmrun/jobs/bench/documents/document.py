@@ -64,7 +64,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. `name` is the metric's key in a document. Values are in seconds, or per second for speeds."""
+    """A metric. `name` is the metric's key in a document. Times are in seconds, and speeds are per second."""
 
     name: str
     words: str
@@ -289,11 +289,11 @@ _BEFORE_4 = {Document: ("prefetching",), Result: ("timeline", "energy")}
 
 DEEPEST = 16  # The maximum nesting depth of a value.
 LARGEST = 2**63 - 1  # The largest integer that other programs can be expected to read.
-FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds it, and sums of its squares stay finite.
+FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds 1e30, and sums of squares stay finite.
 
 
 def to_json(document: Document) -> dict[str, Any]:
-    """Return a document as a value for `json.dumps`, in field order. Raises LlmrunError for inexpressible values."""
+    """Return a document as a value for `json.dumps`, in field order. Raises LlmrunError for non-JSON values."""
     return {"format": FORMAT, **_encoded(document, "document", 0)}
 
 
@@ -358,9 +358,9 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 class _Decoder:
-    """Decodes JSON of one format into the dataclasses above.
+    """Decodes JSON of one format into this module's dataclasses.
 
-    A method's `key` is the path of the value in the document.
+    The `key` argument of each method is the path of the value in the document.
     """
 
     def __init__(self, where: str, version: int) -> None:

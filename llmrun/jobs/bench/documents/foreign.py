@@ -182,7 +182,7 @@ def _text(row: Mapping[Any, Any], key: str, where: str) -> str:
 
 
 def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
-    """Return a count, or 0 if the field is missing, because older versions of llama-bench have fewer fields."""
+    """Return a count, or 0 if the field is missing, as in the output of older versions of llama-bench."""
     value = row.get(key)
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
@@ -196,7 +196,7 @@ def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
 def compare(a: Sequence[Series], b: Sequence[Series]) -> Compared:
     """Compare each series of `a` with the series of `b` that ran the same test with the same settings.
 
-    A test that each side ran exactly once is compared even if the settings differ. The note then lists the differences.
+    A test that each side ran exactly once is compared even if the settings differ, and a note lists the differences.
     """
     left, right = [one for one in a if one.samples], [one for one in b if one.samples]
     pairs = _same_settings(left, right)

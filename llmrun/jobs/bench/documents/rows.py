@@ -107,7 +107,7 @@ def _row(document: Document, index: int, result: Result, phase: str) -> dict[str
 
 
 def _lengths(result: Result) -> tuple[int, int]:
-    """Return the token counts of a prompt and an answer, as requested or as measured means."""
+    """Return the token counts of a prompt and an answer, either as requested or as means of the measured counts."""
     if result.workload.kind == "synthetic":
         return result.workload.prompt, result.workload.generate
     totals = result.totals

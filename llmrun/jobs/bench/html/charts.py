@@ -67,7 +67,7 @@ def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
 
 
 def _stepped(low: float, high: float, step: float) -> tuple[Axis, range]:
-    """Return an axis without ticks, and the range of n for which n * step is on the axis."""
+    """Return an axis without ticks, and the range of all n such that n * step is on the axis."""
     fine = step / 10
     axis = Axis(math.floor(low / fine + 1e-9) * fine, math.ceil(high / fine - 1e-9) * fine, ())
     return axis, range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)

@@ -3,7 +3,7 @@
 This file computes the tables, and charts.py computes the charts, both as plain values. The Jinja templates in this
 folder draw the charts. The text in a document may come from a model file, an endpoint or another machine, so it is
 untrusted. The templates escape all text and make unprintable characters visible. In addition, a Content-Security-Policy
-prevents the browser from loading anything.
+prevents the browser from loading any resources.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _value_words(name: str, value: Any) -> str:
 
 def _number_fact(name: str, value: float) -> str:
     """Format a number in the unit that its name implies: "bytes" for sizes, "_s" or "seconds" for times."""
-    if isinstance(value, int) and abs(value) >= 2**63:  # Not a size or a time; may not fit in a float.
+    if isinstance(value, int) and abs(value) >= 2**63:  # Such numbers may overflow a float.
         return f"{value:,}"
     if name.endswith("bytes") or name == "memory_free":
         return format_mebibytes(value)

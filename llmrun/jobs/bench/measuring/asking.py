@@ -130,7 +130,7 @@ class LocalAsker:
         return measured(self._engine, self._synthetic(workload, seed, until), workload.facts.concurrency, until)
 
     def _synthetic(self, workload: Workload, seed: int, until: float) -> list[Session]:
-        """Return sessions of random tokens. The tokens for the cache are prefilled here, without timing."""
+        """Return sessions of random tokens, after an untimed prefill of the tokens for the KV cache."""
         facts = workload.facts
         random = np.random.default_rng(seed)
         before = [self._random(random, facts.depth) for _ in range(facts.concurrency)]
@@ -260,7 +260,7 @@ def _salted(turn: Turn, salt: str) -> Request:
 
 
 def _chat_request(turn: Turn) -> Request:
-    """Return the request of a turn. All repetitions have the same seed, so that they generate the same text."""
+    """Return the request of a turn. All repetitions use the same seed, so that they generate the same text."""
     return Request(ChatPrompt(turn.messages), turn.max_tokens, sampling=SamplingParams(temperature=turn.temperature))
 
 

@@ -104,7 +104,7 @@ class WorkerProcess:
         return int(self._ask("measuring its peak memory", do="peak")["peak"])
 
     def close(self) -> None:
-        """End the process, after some time to clean up. This method is idempotent."""
+        """End the process after giving the process time to clean up. This method is idempotent."""
         try:
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -192,7 +192,7 @@ class Pool:
         self._reporter = reporter
         self._start_process = start
         self._rooms = rooms(configurations)
-        self._open: dict[BenchTarget, WorkerProcess] = {}  # most recently used last
+        self._open: dict[BenchTarget, WorkerProcess] = {}  # sorted by time of use, the most recent last
         self.opened: dict[BenchTarget, OpenedFacts] = {}
 
     def worker(self, target: BenchTarget) -> tuple[WorkerProcess, bool]:

@@ -64,7 +64,7 @@ def document(outcome: Outcome, *, command: str, system: Mapping[str, Any], diges
 
 
 def judged_metrics(group: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the metrics that are compared by verdicts about the trials of a workload."""
+    """Return the metrics that verdicts about the trials of a workload compare."""
     facts = group[0].configuration.workload.facts
     if facts.kind == "cold":
         return ("cold",)

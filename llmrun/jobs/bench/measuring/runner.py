@@ -1,8 +1,8 @@
 """Runs the configurations of a benchmark, including cold starts of `llmrun generate`.
 
-Each configuration warms up until its times are stable. Then all configurations take turns in rounds, until the
-confidence intervals are narrow or the time limit is reached. The order alternates (A B, B A, A B, ...), so changes in
-the machine's speed affect all configurations equally.
+Each configuration warms up until its times are stable. After warm-up, all configurations are measured round-robin until
+the confidence intervals are narrow or the time limit is reached. The order alternates (A B, B A, A B, ...), so changes
+in the machine's speed affect all configurations equally.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _failure(status: int, written: str) -> LlmrunError:
 
 
 # The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
-# dominate their times. Longer turns would be worse, because configurations should be measured close together in time,
-# under the same conditions.
+# dominate their times. Longer turns would reduce accuracy, because configurations should be measured close together in
+# time, under the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # The maximum size of the bandwidth test, which is larger than any CPU cache.
@@ -239,7 +239,7 @@ class Runner:
         return self._seed
 
     def _tell_round(self, number: int, until: float, trial: Trial) -> None:
-        """Report the progress in rounds if their number is fixed, otherwise in time. The run may end sooner."""
+        """Report the progress in rounds if their number is fixed, otherwise in time. A run may end early."""
         if self._effort.repetitions is not None:
             done, of_all = (number - 1) / self._effort.repetitions, self._effort.repetitions
             self._reporter.progress(f"round {number} of {of_all}  {_words(trial)}", done)
@@ -269,7 +269,7 @@ class _MachineLimits:
         self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
 
     def measure_now_and_then(self, outcome: Outcome) -> None:
-        """Measure the limits unless they were measured recently. After a failure, this method does nothing."""
+        """Measure the limits unless they were measured recently or a measurement failed."""
         if self._is_given_up or time.perf_counter() - self._measured < _LIMITS_EVERY_S:
             return
         try:

@@ -1,7 +1,7 @@
 """The worker process of a benchmark, which opens one engine, describes the engine, and runs workloads on the engine.
 
-A separate process per engine makes it possible to measure each engine's peak memory, to let engines take turns, and to
-keep the results of the other engines if one engine crashes.
+A separate process per engine makes it possible to measure each engine's peak memory, to run the engines alternately,
+and to keep the results of the other engines if one engine crashes.
 
 Each line on stdin is a JSON request, called a question. For each question, the worker writes a line with the answer to
 stdout, after any lines with notes and progress. The only caller, pool.py, describes the protocol.

@@ -1,6 +1,6 @@
 """The workloads that a benchmark repeats, and the configurations to measure.
 
-A workload contains random tokens, conversations or prompts from a file. Every combination of the values that flags list
+A workload contains random tokens, conversations or prompts from a file. Each combination of the values listed in flags
 is one configuration.
 """
 
@@ -43,7 +43,7 @@ class Turn:
 class Workload:
     """The requests of one repetition.
 
-    `facts.concurrency` sessions run at a time. If `sessions` is empty, as many synthetic sessions are generated.
+    A repetition runs `facts.concurrency` sessions at a time, or that many synthetic sessions if `sessions` is empty.
     """
 
     facts: WorkloadFacts
@@ -223,7 +223,7 @@ class Room:
 class Configuration:
     """A target and the workload to run on it.
 
-    `name` is a short label that distinguishes the target from the sweep's other targets; empty for a single target.
+    `name` is a short label that distinguishes the target from the sweep's other targets, or "" for a single target.
     """
 
     name: str

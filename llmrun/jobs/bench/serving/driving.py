@@ -1,7 +1,7 @@
-"""Sends requests in two ways: an open loop sends each request at a given time, a closed loop a fixed number at a time.
+"""Sends requests in an open loop, each at a given time, or in a closed loop, a fixed number at a time.
 
-In an open loop, the arrival times do not depend on the server. Each request has a separate connection, and the bytes of
-the response are stored with their arrival times.
+In an open loop, the arrival times do not depend on the server. Each request uses a separate connection, and the bytes
+of the response are stored with their arrival times.
 
 The client is a custom asyncio protocol, because the client runs on the machine that it measures. For a stream of 16
 clients, this protocol takes 16 us of CPU time per event, httpx2's AsyncClient 65 us, and a thread per request with
@@ -136,7 +136,7 @@ class ExchangeProtocol(asyncio.Protocol):
         self.end("connection lost")
 
     def end(self, problem: str = "") -> None:
-        """End the exchange and close the connection. Ending twice has no effect."""
+        """End the exchange and close the connection. Repeated calls have no effect."""
         if self.done.done():
             return
         self.exchange.ended = time.perf_counter()
@@ -203,7 +203,7 @@ class Sender:
         transport.close()
 
     async def post(self, path: str, content: bytes, due: float) -> Exchange:
-        """Send a JSON request to a path below the endpoint, such as "/completions". Failures never raise an error."""
+        """Send a JSON request to a path below the endpoint, such as "/completions". Failures raise no error."""
         exchange = Exchange(due, time.perf_counter())
         headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
         request = h11.Request(method="POST", target=self._prefix + path, headers=[*self._headers, *headers])
@@ -235,7 +235,7 @@ class Sender:
 
 
 def raise_file_limit() -> None:
-    """Allow as many open connections as the system permits. The default of macOS is 256."""
+    """Allow as many open connections as the system permits. The default limit on macOS is 256."""
     if sys.platform == "win32":
         return
     import resource
@@ -260,7 +260,7 @@ class Driver:
         """Send each request at its time in seconds from now, and wait until all requests have ended."""
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for content, at in zip(contents, times, strict=False):  # The iterator creates each request before its time.
+            for content, at in zip(contents, times, strict=False):  # The iterator creates requests in advance.
                 due = started + at
                 await asyncio.sleep(due - time.perf_counter())
                 group.create_task(self._send(content, due))

@@ -16,7 +16,7 @@ _LIMIT = re.compile(r"(\w+):(\d+(?:\.\d+)?|\.\d+)(ms|s|)")
 
 
 def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
-    """Parse limits like `"ttft:500,itl:150"` or `"ttft:0.5s itl:150ms"`. Return metric -> limit in seconds.
+    """Parse limits like `"ttft:500,itl:150"` or `"ttft:0.5s itl:150ms"`. Return limits in seconds, by metric.
 
     Raises UsageError for an unknown metric, a limit that is not a positive number, or a metric that is given twice.
     """
@@ -80,7 +80,7 @@ class ServingPlan:
 
     @property
     def sending_s(self) -> float | None:
-        """The seconds during which requests are sent, or None if their number is limited instead."""
+        """The seconds during which requests are sent, or None if the number of requests is limited instead."""
         if self.duration is None and self.requests is None:
             return DURATION_S
         return self.duration

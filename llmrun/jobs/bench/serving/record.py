@@ -149,7 +149,7 @@ class Figures:
 
 
 def request_times(record: Record) -> dict[str, float]:
-    """Return the times of a successful request in seconds: metric -> value.
+    """Return the times of a successful request in seconds, keyed by metric.
 
     TTFT and E2E are measured from the time when the request was due, so these metrics include every delay of the
     client. E2E ends with the last piece of text. TPOT is the mean time per token after the first. ITL is the 99th

@@ -30,7 +30,7 @@ from llmrun.jobs.bench.serving.plan import METRICS, ServingPlan, goodput_words
 from llmrun.jobs.bench.serving.record import Figures, Record, Spread, figures, parsed, spread
 from llmrun.options.sampling_params import SamplingParams
 
-_LATE_S = 0.01  # A greater delay of requests disturbs the measurement.
+_LATE_S = 0.01  # Delaying requests by more than this limit disturbs the measurement.
 _SENT = frozenset({"temperature", "seed"})  # All other sampling parameters are left at the server's defaults.
 _WARM_UP = 1 << 32  # The number of the warm-up prompt, which no run uses.
 _WARM_UP_TOKENS = 16
@@ -105,7 +105,7 @@ def measure_serving(plan: ServingPlan, address: str, reporter: BenchReporter, *,
 
 
 def warm_up(model: RemoteModel, plan: ServingPlan) -> None:
-    """Send one request of the plan, which also shows which fields the server rejects (`model.left_out`).
+    """Send one request of the plan, and record in `model.left_out` which fields the server rejects.
 
     Raises NetworkError, ModelNotFound and ContextExceeded.
     """
@@ -238,7 +238,7 @@ def heading(result: ServingResult) -> str:
 
 
 def times_rows(result: ServingResult) -> list[list[str]]:
-    """Return a row of TIMES_HEAD for each metric."""
+    """Return a row with the columns of TIMES_HEAD for each metric."""
     return [
         [
             metric.upper(),
