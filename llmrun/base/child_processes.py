@@ -21,7 +21,7 @@ if sys.platform == "win32":
     HANGUP: tuple[signal.Signals, ...] = ()
 else:
     TERMINATING = (signal.SIGTERM,)
-    HANGUP = (signal.SIGHUP,)  # the terminal was closed; a chat then saves and ends
+    HANGUP = (signal.SIGHUP,)  # the terminal was closed; chats are saved before they end
 
 
 _NEEDED_TO_START = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # required by some systems
@@ -64,8 +64,8 @@ def in_own_group() -> dict[str, Any]:
 def private_streams() -> tuple[int, int]:
     """Move standard input and output to new descriptors, so that output from libraries cannot mix with messages.
 
-    Standard input is then empty, and standard output is redirected to stderr. Processes that this process starts do not
-    inherit the new descriptors. Returns the new descriptors of standard input and output.
+    Afterwards, standard input is empty, and standard output is redirected to stderr. Processes that this process starts
+    do not inherit the new descriptors. Returns the new descriptors of standard input and output.
     """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)

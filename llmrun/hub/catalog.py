@@ -8,8 +8,8 @@ the keys. The file is parsed key by key, so that every error can name the file, 
 
 A run usually looks up one name among hundreds of entries. Parsing our whole file takes 23 ms, but splitting it at its
 headings takes only 5 ms, so sections are parsed on demand. Splitting works only if every heading is on a line of its
-own. Our file meets this condition, and a test checks that both methods give the same result. The user's file may be any
-valid TOML, so it is parsed as a whole.
+own. Our file can be split, and a test checks that splitting does not change the result. The user's file may
+be any valid TOML, so it is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def read_shortnames(file: CatalogFile) -> dict[str, str]:
 class TableKeys:
     """A reader for the keys of one TOML table. Reading a key removes it, so `finish` can reject the remaining keys.
 
-    Errors begin with `where`, usually a file, and the `name` of the table.
+    Error messages begin with `where`, usually a file, and the `name` of the table.
     """
 
     def __init__(self, where: str, name: str, table: object) -> None:

@@ -89,7 +89,7 @@ def is_companion(file: str) -> bool:
 def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Group files by model. Returns a map from each model's first file to all its files in order.
 
-    Models with missing shards and companion files are left out. Names may contain folders.
+    Companion files, and models with missing shards, are left out. Names may contain folders.
     """
     present = frozenset(files)
     found = {}

@@ -244,7 +244,7 @@ def _path_of(module: str) -> Path:
 def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
     """Compile and cache kernels, and yield each kernel when it is finished.
 
-    There is one compiler process for each processor that this process may use, up to 8.
+    Up to 8 compiler processes run at a time, one for each processor that this process may use.
     """
     if not names:
         return

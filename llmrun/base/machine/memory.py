@@ -119,7 +119,7 @@ def _mounts(controller: str, root: Path) -> Iterator[tuple[PurePosixPath, Path]]
 
 
 def free_memory(*, reserved: int = 0, root: Path = Path("/")) -> int | None:
-    """Return the bytes available without swapping, up to the limits of this process. Returns None if unknown.
+    """Return how many bytes this process can allocate without swapping, within its limits. Returns None if unknown.
 
     The limits come from control groups, such as a container's, and from the address space (`ulimit -v`).
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # exists while the driver is loaded, even if it does not work
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # exists while the driver is loaded, working or not
 
 
 def text_of(path: Path) -> str | None:

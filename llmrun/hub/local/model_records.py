@@ -91,7 +91,7 @@ def mark_used(model: Path) -> None:
         try:
             record = ModelRecord("", "", "", (file_record(model),), fetched=0.0, used=0.0)
         except OSError:
-            return  # the file is missing; the code that opens the file will report this
+            return  # the file is missing; the code that opens the file will report the error
     write_record(replace(record, used=time.time()))
 
 

@@ -252,7 +252,7 @@ def search_hub(words: str, limit: int) -> list[HubModel]:
 
 
 def _ask(words: str, limit: int) -> list[Any]:
-    """Return the Hub's JSON object for each repository. The objects are not validated.
+    """Return the Hub's JSON object for each repository. This function does not validate the objects.
 
     HfApi.list_models is not used because it retries an unreachable Hub for 20 s and logs each attempt to stderr.
     """
@@ -352,7 +352,7 @@ def hub_token() -> str | None:
 
 
 def _response_time(endpoint: str, patience: float) -> float:
-    """Return the response time in seconds. Raises NetworkError."""
+    """Return the endpoint's response time in seconds. Raises NetworkError."""
     started = time.perf_counter()
     with translated():
         from huggingface_hub import get_session

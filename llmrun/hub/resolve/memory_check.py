@@ -142,7 +142,7 @@ def suggested_model(memory: int) -> Suggestion | None:
     for name in _LADDER:
         try:
             size = catalog.entry(name).estimated_size
-        except (KeyError, UsageError):  # the user's own catalogue may have replaced this model
+        except (KeyError, UsageError):  # the user's own catalogue may redefine this model
             continue
         if size is not None and surely_fits(size, memory):
             known = Suggestion(name, size)

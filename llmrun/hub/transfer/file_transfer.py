@@ -1,6 +1,6 @@
 """Downloads one file over parallel connections, with one thread per connection.
 
-The download resumes partial files, hashes while it runs and adapts the number of connections.
+The download resumes partial files, hashes bytes as they arrive, and adapts the number of connections.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Connections:
         return True
 
     def _fetch(self, claim: Claim) -> None:
-        """Download the claimed range and write the bytes that arrive to the file."""
+        """Download the claimed range, and write the bytes to the file as they arrive."""
         partial, asked_to = self.partial, claim.end
         by_hash = self._remote.file.sha256 is not None  # the sha256 detects changes, so no validator is needed
         with self._remote.open(claim.start, asked_to, "" if by_hash else partial.validator) as answer:
@@ -250,7 +250,7 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
     """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
     If the content is not as expected, all bytes are discarded and the download restarts once. If a response belongs to
-    another file, the received bytes are kept and the request is repeated, more than once if bytes arrive.
+    another file, the received bytes are kept, and the request is repeated once, plus once after further progress.
 
     Raises IntegrityError if the retry fails in the same way, BadGGUF if a Hub file lacks the GGUF magic twice,
     NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt, the

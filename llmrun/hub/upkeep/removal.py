@@ -195,7 +195,7 @@ def remove(removal: Removal) -> int:
         finally:
             if removal.repository is not None:
                 tidy(removal.repository)
-    with contextlib.suppress(OSError):  # a record whose model is gone does no harm
+    with contextlib.suppress(OSError):  # a record of a removed model does no harm
         _unlink(removal.records)
     return freed
 

@@ -12,7 +12,7 @@ from llmrun.jobs.bench.statistics import ENOUGH_ROUNDS, student_quantile, wideni
 
 LEVEL: Final = 0.95
 _RESAMPLES: Final = 1999
-_MOST_FREEDOM: Final = 200  # With more degrees of freedom, Student's t is treated as normal.
+_MOST_FREEDOM: Final = 200  # With more degrees of freedom than this, Student's t is treated as normal.
 _SEED: Final = 20250101  # The same sample always gives the same interval.
 
 

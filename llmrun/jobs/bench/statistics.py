@@ -48,7 +48,7 @@ from llmrun.jobs.bench.documents.document import Distribution
 LEVEL = 0.99
 LEVEL_ALONE = 0.95  # The confidence level for the result of a single configuration, outside of verdicts.
 MINIMUM_ROUNDS = 4  # A verdict needs at least two rounds in each order.
-ENOUGH_ROUNDS = 8  # With fewer rounds, a bootstrap is unreliable.
+ENOUGH_ROUNDS = 8  # With fewer rounds than this, a bootstrap is unreliable.
 
 _TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
 _RESAMPLES = 1999  # Enough bootstrap resamples for a level of 0.9995, which 20 verdicts in a run require.
@@ -246,7 +246,7 @@ def widening(values: Array) -> float:
 WINDOW = 4  # Warm-up is over when this many recent warm-ups are stable.
 MAXIMUM_WARMUPS = 12  # Measuring starts after this many warm-ups, even on an unstable machine.
 
-_TOLERANCE = 0.02  # A smaller relative trend counts as stable, even without scatter.
+_TOLERANCE = 0.02  # A relative trend below this limit counts as stable, even without scatter.
 
 # The maximum relative width of a comparison's confidence interval: its upper end divided by its lower end, minus 1.
 # With 0.06, a true difference of 5 % was detected in both prefill and decode, in all of 160 replayed recordings and 100

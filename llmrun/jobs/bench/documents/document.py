@@ -547,7 +547,7 @@ def _answer_sentence(one: str, other: str, answers: int, different: int) -> str:
 def _faster_first(verdict: Verdict) -> Verdict:
     """Swap the two sides of a verdict if the first side is slower.
 
-    If a value has no finite inverse, return the verdict unchanged. No benchmark produces such extreme values.
+    If a value has no finite inverse, return the verdict unchanged. No benchmark produces such values.
     """
     values = (verdict.high, verdict.ratio, verdict.low)
     if not verdict.is_different or verdict.ratio >= 1 or not all(1e-9 < value < 1e9 for value in values):

@@ -21,7 +21,7 @@ _DECADES = 4  # The maximum number of decades on a logarithmic axis. Smaller val
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A tick with its label. `at` is the tick's position in percent of the axis."""
+    """A tick of an axis, with its label. `at` is the tick's position in percent of the axis."""
 
     at: float
     label: str

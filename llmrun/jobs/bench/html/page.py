@@ -177,7 +177,7 @@ def machine_line(system: Mapping[str, Any]) -> str:
     return " · ".join(words)
 
 
-_LONGEST_TEXT = 1000  # Names and lines with more characters are shortened in the middle.
+_LONGEST_TEXT = 1000  # Names and lines longer than this are shortened in the middle.
 
 
 def page(document: Document) -> str:

@@ -269,7 +269,7 @@ def _words_request(text: str, max_tokens: int) -> Request:
 
 
 def random_words(random: np.random.Generator, count: int) -> str:
-    """Return `count` random common words. In most vocabularies, nearly every one of these words is a single token."""
+    """Return `count` random common words. In most vocabularies, nearly all of the words are single tokens."""
     return "".join(f" {word}" for word in random.choice(_WORDS, count)) if count else ""
 
 

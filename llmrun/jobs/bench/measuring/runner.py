@@ -35,7 +35,7 @@ _KINDS = {kind.exit_code: kind for kind in _ALL}
 
 
 def cold_start(target: BenchTarget) -> Sample:
-    """Run `llmrun generate` once and return its timing. Raises the command's error if it fails."""
+    """Run `llmrun generate` once and return its timing. Raises the command's error if the command fails."""
     arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
     arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
     arguments += ["--speculate", target.draft or target.speculate, "--rpc", RPC_OFF]

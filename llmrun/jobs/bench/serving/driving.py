@@ -164,7 +164,7 @@ class ExchangeProtocol(asyncio.Protocol):
                 return  # NEED_DATA, PAUSED or ConnectionClosed
 
 
-SILENCE_S = 600.0  # A request fails if no data arrives for this long. A full queue can take minutes.
+SILENCE_S = 600.0  # A request fails if no data arrives for this long. Waiting in a full queue can take minutes.
 _MOST_BYTES = 64 << 20
 
 
