@@ -1,10 +1,10 @@
 """The model catalogue: parses models.toml, and looks up models by name.
 
 A name refers to a family (`qwen3`, short for its usual model), a model (`qwen3:4b`, short for its default quantization)
-or a quantization (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships with llmrun
-and from the user's `models.toml`, which is next to `config.toml`. A model in the user's file replaces our model of the
-same name, but a family in the user's file overrides only the keys that it lists. The top of our models.toml documents
-the keys. The file is parsed key by key, so that every error can name the file, the entry and the key.
+or a quantization (`qwen3:4b-q8_0`). Names are case-insensitive. The names come from the models.toml that ships with
+llmrun and from the user's `models.toml`, which is next to `config.toml`. A model in the user's file replaces our model
+of the same name, but a family in the user's file overrides only the keys that it lists. The top of our models.toml
+documents the keys. The file is parsed key by key, so that every error can name the file, the entry and the key.
 
 A run usually looks up one name among hundreds of entries. Parsing our whole file takes 23 ms, but splitting it at its
 headings takes only 5 ms, so sections are parsed on demand. Splitting works only if every heading is on a line of its
@@ -500,7 +500,7 @@ class Catalog:
     """
 
     def __init__(self, *files: CatalogFile) -> None:
-        """Merge several files. Later files take precedence."""
+        """Merge several files. Entries in later files take precedence."""
         self._models: dict[str, CatalogFile] = {}
         self._families: dict[str, list[CatalogFile]] = {}
         self._aliases: dict[str, str] = {}

@@ -58,7 +58,7 @@ def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     """Return the groups of this process whose memory is limited."""
     found = []
     for group in _groups("", root):
-        # Above memory.high, the kernel slows a group down until it is hardly usable.
+        # Above memory.high, the kernel slows a group down until the group is hardly usable.
         limits = [number_of(group / name) for name in ("memory.max", "memory.high")]
         found.append(_memory_group(limits, group / "memory.current", group / "memory.stat", ""))
     for group in _groups("memory", root):

@@ -131,7 +131,7 @@ _MOST_NAMED = 5  # the maximum number of alternatives in a hint
 def choose(models: Sequence[OfferedModel], quantization: str | None, repository: str = "") -> OfferedModel:
     """Return the model with this quantization, or the preferred model if `quantization` is None.
 
-    If several files match, the file nearest to the root wins, then the file with the shortest name. Raises
+    If several files match, the file nearest to the root is preferred, then the file with the shortest name. Raises
     ModelNotFound if no file matches or a tie remains. The hint lists the alternatives. If there are many alternatives
     and `repository` is given, the hint also contains the command that lists all of them.
     """

@@ -473,7 +473,7 @@ def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
     """Raise IntegrityError if the name no longer refers to the locked model.
 
     If the catalogue contains the sha256 of all files, these digests must equal those in the lock file. If the catalogue
-    lacks a digest, the sources must match.
+    lacks a digest, the sources must match the lock file.
     """
     known = [file.sha256 for file in wanted.expected]
     if known and None not in known:

@@ -63,7 +63,7 @@ class VerificationResult:
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Verify all of a model's files and record their digests, even if they differ from the expected digests.
+    """Verify all of a model's files and record their digests, including digests that differ from the expected ones.
 
     The digests are recorded so that the next run does not have to hash the files again. Digests of files that the user
     gave as paths (USERS) are not recorded.

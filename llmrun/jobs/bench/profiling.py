@@ -1,7 +1,7 @@
 """Profiles a step of the CPU engine op by op, and compares each op with the limits of the machine.
 
 Each thread records the time after every op and every barrier (timed_team.py). The same steps also run without these
-timestamps, which shows the overhead of timing.
+timestamps, to measure the overhead of timing.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from llmrun.jobs.bench.documents.document import METRICS, Document, Result, metr
 # Values outside this range are not drawn. No benchmark measures such values, and a damaged document must not produce an
 # axis of a thousand decades.
 _LEAST, _MOST = 1e-12, 1e12
-_DECADES = 4  # The maximum number of decades on a logarithmic axis. Smaller values are drawn at the axis's left end.
+_DECADES = 4  # The maximum number of decades on a logarithmic axis. Values below the axis are drawn at its left end.
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _prompts(name: str, turns: Sequence[Turn], concurrency: int) -> Workload:
 
 
 def _turn(line: bytes, where: str) -> tuple[str, Turn]:
-    """Parse one line of a prompts file. Return the name, or "" if the line has no name, and the request."""
+    """Parse one line of a prompts file. Return the name (or "" if the line has no name) and the request."""
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
