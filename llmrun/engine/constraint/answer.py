@@ -98,7 +98,7 @@ class AnswerConstraint:
         if not decoder.thinking:
             self._await_answer([prelude.opening, *prelude.headers])
         self._required = prelude.required
-        self._n_ending = 0  # tokens left in the stage ENDING
+        self._n_ending = 0  # number of tokens left in the stage ENDING
 
     @property
     def is_complete(self) -> bool:
@@ -141,7 +141,7 @@ class AnswerConstraint:
     def n_allowed(self, draft: Sequence[int]) -> int:
         """Return the number of leading tokens of a draft that are allowed.
 
-        Where the thinking may end, the draft ends too, because other tokens are allowed afterwards. A draft never ends
+        A draft also ends where the thinking may end, because other tokens are allowed afterwards. A draft never ends
         the answer, because llguidance cannot roll back an end-of-generation token.
         """
         if self._stage is _Stage.ANSWER:

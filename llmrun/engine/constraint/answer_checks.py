@@ -1,6 +1,6 @@
-r"""Checks an answer against its JSON Schema with jsonschema. Runs only in the isolated process.
+r"""Checks an answer against its JSON Schema with jsonschema. This module runs only in the isolated process.
 
-Unless jsonschema is given a registry, jsonschema reads the files and fetches the URLs that a `$ref` names. The registry
+Without a registry, jsonschema reads the files and fetches the URLs that a `$ref` names. The registry
 here is empty and retrieves nothing.
 
 Patterns: JSON Schema uses the syntax of ECMA-262, which is translated to Python's `re`. Python's \d and \w match all of
@@ -90,7 +90,7 @@ def _ranges_of_category(token: str) -> str:
 
 @cache
 def _runs() -> list[tuple[str, int, int]]:
-    """Return (category, first, last) for all runs of code points of one general category. Takes 0.2 s."""
+    """Return (category, first, last) for each run of code points of one general category. Takes 0.2 s."""
     runs = []
     first = 0
     for category, run in groupby(map(unicodedata.category, map(chr, range(sys.maxunicode + 1)))):
@@ -178,7 +178,7 @@ def schema_problem(schema: Any) -> str:
 
 
 def _violation(error: ValidationError | SchemaError) -> str:
-    """Return the place as a JSON pointer, the problem, and the violated keyword."""
+    """Return an error's place as a JSON pointer, the problem, and the violated keyword."""
     place = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in error.absolute_path)
     where = shown(place, 80) or "top level"
     if error.validator is None:  # for the schema `false`, jsonschema reports only the surrounding schema

@@ -32,7 +32,7 @@ _MOST_GBNF_RULES: Final = 1_000
 _MOST_GBNF_CHARACTERS: Final = 1 << 18
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|start\s*:)", re.MULTILINE)  # a line that occurs only in Lark grammars
 
-# Whitespace is fixed, because models tend to add whitespace without end, and fixed text need not be drawn. The
+# Whitespace is fixed, because models tend to add whitespace without end, and fixed text need not be sampled. The
 # separators match Python's json.dumps, as in most training data. Each string has only one spelling, because
 # llguidance compares keys by their spelling: with \u escapes, "a\u0022b" and "a\"b" would be different keys. Control
 # characters without a short escape are thus possible only in property names (see keywords.py).
@@ -190,7 +190,7 @@ class ConstraintCompiler:
 
         vocabulary = _Vocabulary(tokenizer)
         self._tokenizer = LLTokenizer(
-            cast("TokenizerWrapper", vocabulary),  # llguidance only reads the attributes
+            cast("TokenizerWrapper", vocabulary),  # llguidance only reads its attributes
             n_vocab=len(vocabulary.tokens),
             eos_token=sorted(tokenizer.end_of_generation) or vocabulary.eos_token_id,
         )
@@ -232,7 +232,7 @@ class Constraint:
         return tokens
 
     def n_allowed(self, tokens: Sequence[int]) -> int:
-        """Return the number of leading tokens of a sequence that may come next, one after another."""
+        """Return the number of leading tokens in a sequence that are allowed one after another."""
         n = self._matcher.validate_tokens(list(tokens))
         self._check()
         return n

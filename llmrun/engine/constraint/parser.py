@@ -31,11 +31,11 @@ def new_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
 
 _STACK_BYTES = 2 << 20
 _STEPS = 8  # number of tokens to try; the parser's limits apply to each token
-_NO_TOKENIZER = "no tokenizer"  # start of the warning about special tokens, which only the real tokenizer contains
+_NO_TOKENIZER = "no tokenizer"  # start of the warning about special tokens that only the real tokenizer contains
 
 
 def grammar_problem(grammar: str) -> str:
-    """Return llguidance's message if a grammar cannot be compiled or cannot begin an answer, or ""."""
+    """Return llguidance's message if a grammar cannot be compiled or cannot begin an answer, otherwise ""."""
     try:
         return on_stack(_STACK_BYTES, lambda: _compile_problem(grammar))
     except BaseException:  # noqa: BLE001 - a panic of llguidance is not an Exception

@@ -54,7 +54,7 @@ def one_line(words: str) -> str:
 
 
 def _explained(failure: ProcessFailed, limits: ProcessLimits) -> ProcessFailed:
-    """Explain an exit status: Rust aborts if memory is refused, and a stack overflow is a fault."""
+    """Explain an exit status: Rust aborts if an allocation fails, and a stack overflow causes a fault."""
     if failure.status in _ABORTED:
         return ProcessFailed(limits.out_of_memory)
     return ProcessFailed(TOO_DEEP) if failure.status in _STACK_OVERFLOWS else failure
@@ -85,7 +85,7 @@ class Verdict:
 def validate(
     text: str, schema: object, *, timeout_s: float = _TIMEOUT_S, process: ConstraintProcess | None = None
 ) -> Verdict:
-    """Parse an answer strictly and validate it. Never raises because of the text or the schema.
+    """Parse an answer strictly and validate it. An invalid text or schema never raises an exception.
 
     schema     the parsed schema, or its JSON text
     timeout_s  CPU time limit

@@ -24,7 +24,7 @@ def parse(text: str) -> Any:
 
 
 def parse_unique(text: str) -> Any:
-    """Parse one JSON value in which no object has a key twice. Raises ValueError or RecursionError, as `parse` does.
+    """Parse one JSON value in which no object repeats a key. Raises ValueError or RecursionError, as `parse` does.
 
     RFC 8259 leaves the meaning of repeated keys open, so parsers disagree. In a schema, a repeated key is a mistake.
     """

@@ -7,9 +7,9 @@ an empty environment and no open files.
 Templates receive the same variables as in `transformers`. If the model should continue an answer, the prompt is
 truncated at the end of that answer, as in `transformers`.
 
-For files without a template, the vocabulary or name of the model selects a fallback template. The formats come from
-the families' model cards. If a family has no system role, the system message becomes part of the first user turn.
-`encode_rendered` adds a BOS token if the template has not written a BOS.
+For files without a template, a fallback template is chosen by the model's vocabulary or name. The fallback templates
+come from the model families' model cards. If a family has no system role, the system message becomes part of the first
+user turn. `encode_rendered` adds a BOS token unless the template has already written one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TEXT = """\
 {%- endif -%}
 {%- endmacro -%}
 """
-# Sets `system` to the text of a leading system message, and `turns` to the remaining messages.
+# This fragment sets `system` to the text of a leading system message, and `turns` to the remaining messages.
 _SYSTEM_APART = (
     _TEXT
     + """\
@@ -66,7 +66,7 @@ _SYSTEM_APART = (
 {%- endif -%}
 """
 )
-# Expects `begin`, `middle` and `end` to contain the texts before a role, between role and content, and after a turn.
+# `begin`, `middle` and `end` must contain the texts before a role, between role and content, and after a turn.
 _TURNS = (
     _TEXT
     + """\
@@ -180,7 +180,7 @@ class RenderLimits(ProcessLimits):
 
 
 class TemplateProcess(IsolatedProcess):
-    """The process that renders one model's templates; started by `start` or on first use. Not thread-safe."""
+    """The process that renders one model's templates, started by `start` or on first use. Not thread-safe."""
 
     def __init__(self, limits: RenderLimits | None = None) -> None:
         super().__init__("engine.templates.worker", "chat templates")
@@ -202,7 +202,7 @@ class TemplateProcess(IsolatedProcess):
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
-        """Return the abilities of a template, or empty ones if probing fails. The first call takes 20 to 200 ms."""
+        """Return the abilities of a template, which are empty if probing fails. The first call takes 20 to 200 ms."""
         if source not in self._abilities:
             self._abilities[source] = self._probe(source)
         return self._abilities[source]
@@ -300,7 +300,7 @@ class ChatTemplate:
 
 
 def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) -> ChatTemplate | None:
-    """Return the user's template, the model's own or its family's, in this order of preference, or None.
+    """Return the user's template, the model's template or a fallback template, in this order, or None.
 
     Raises BadGGUF if the template in the file is not a string.
     """

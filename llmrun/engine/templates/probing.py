@@ -164,7 +164,7 @@ def _answers(keys: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
-    """Extract the tags from a rendered conversation whose last message has thinking.
+    """Extract the tags from a rendered conversation whose last message contains thinking.
 
     prompt  the rendered prompt for the question in that conversation
     plain   the same conversation, rendered without the thinking
@@ -248,7 +248,7 @@ class _Switch:
 def _switch(tries: Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
     """Find the variable that changes the end of the prompt most.
 
-    A variable that does not change the end of the prompt counts only if it is a boolean that changes other parts.
+    A variable that does not change the end of the prompt is accepted only if it is a boolean that changes other parts.
     """
     switches = [_tried(tries, name, constants, tags) for name, constants in variables.items()]
     return max((switch for switch in switches if switch), key=lambda switch: switch.rank, default=None)

@@ -1,7 +1,7 @@
 """The results of probing a chat template, above all the format of its tool calls. This module does not import Jinja2.
 
 The texts of a format contain slots: characters that stand for the parts that differ from call to call. Slots are
-Unicode noncharacters, which no text contains on purpose. If a template writes such a character, its format is refused.
+Unicode noncharacters, which no text contains on purpose. If a template writes a slot, its format is refused.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ToolCallFormat:
     parallel     True if one message may contain several calls
     id_form      the form of ids that the template expects: "any", "short" (nine letters or digits), or a text with
                  slots, such as "functions.NAME:INDEX"
-    other_starts other texts that models of this family write instead of call_start, although their template does not
+    other_starts texts that models of this family, but not the template, write instead of call_start
     after_plain  the text between an answer and a call: "", "<|close|>response<|sep|>" (Kimi K3)
     """
 
@@ -186,7 +186,7 @@ def json_type(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingTags:
-    """The tags around thinking and, if the template has them, the tags around the answer that follows.
+    """The tags around thinking and, in some templates, the tags around the answer that follows.
 
     Tags have no leading or trailing whitespace, but whitespace may surround a tag. A tag may be several tokens long.
 

@@ -66,8 +66,8 @@ _GRANITE_3 = ToolCallFormat(
     separator=", ",
     section_end="]",
 )
-# A template has this format if it contains all of these texts, shows tools and does not render past calls. Kimi's
-# templates render calls only outside a sandbox, and LFM2's and Granite 3's templates do not render calls at all.
+# A template has a format if it contains all texts listed for the format, shows tools and does not render past calls.
+# Kimi's templates render calls only outside a sandbox, and LFM2's and Granite 3's templates do not render calls at all.
 _BY_TEXTS = (
     (("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), _KIMI_K2),
     (("List of tools: ", "<|im_start|>", "<|tool_list_start|>"), _LFM2),
@@ -165,7 +165,7 @@ def with_index(core: tuple[str, str], start: tuple[str, str]) -> tuple[str, str,
     core   the texts of two calls, each from the first slot to the last
     start  the texts before the two calls
 
-    Returns the core, the two starts and the number of the first call.
+    Returns the first core, both starts and the first call's number, with INDEX in place of the number.
     """
     for first in (0, 1):
         one, two = (re.compile(_NUMBER.format(number)) for number in (first, first + 1))
@@ -233,7 +233,7 @@ def item_layout(none: str | None, one: str, two: str | None) -> ItemLayout | Non
 
 
 def _around(start: str, end: str, none: str | None) -> tuple[str, str] | None:
-    """Return the texts around the arguments, which are missing in `none`, or None if `none` does not fit."""
+    """Return the texts around the arguments that are missing in `none`, or None if `none` does not match."""
     if none is None:
         return None
     if start + end == none:
@@ -296,7 +296,7 @@ _VALUES: dict[str, Any] = {
     "object": {"qzkey": [True, "qzs"]},
     "array": [True, "qzs"],
 }
-_SHORT_IDS = ("qzcallab1", "qzcallab2")  # Mistral's templates accept only nine letters and digits
+_SHORT_IDS = ("qzcallab1", "qzcallab2")  # Mistral's templates accept only ids of nine letters or digits
 _LONG_IDS = ("call_qzfirstcall", "call_qzsecondcall")
 _LONGEST_TEXT = 400  # maximum length of a text between two slots, in characters
 _HELP = "Qzhelp"
@@ -314,7 +314,7 @@ def tool_abilities(source: str, tries: Tries, tags: ThinkingTags | None) -> Tool
     takes = _NAMES[0] in shown and _NAMES[1] in shown and _NAMES[0] not in (plain or "")
     results = False
     first: ToolAbilities | None = None
-    styles = product((False, True), (_LONG_IDS, _SHORT_IDS), (True, False))  # the most common first
+    styles = product((False, True), (_LONG_IDS, _SHORT_IDS), (True, False))  # the most common style first
     for style in (_Style(as_text, null_content, ids) for as_text, ids, null_content in styles):
         messages = _Messages(tries, style, tags)
         results = results or messages.takes_results()
@@ -389,7 +389,7 @@ class _Messages:
         return self._tries.text([_USER, call, result, _ANSWER, _USER], tools=_tools()) is not None
 
     def takes_results(self) -> bool:
-        """Return True if the template shows the result of a call, at least if the call is written as text."""
+        """Return True if the template shows a tool's result after a call or after an answer without calls."""
         call = self._message([(_NAMES[0], {_KEYS[0]: _STRINGS[0]})])
         result = {"role": "tool", "tool_call_id": self._style.ids[0], "name": _NAMES[0], "content": _RESULT}
         texts = (self._tries.text([_USER, each, result], tools=_tools()) for each in (call, _ANSWER))
@@ -490,7 +490,7 @@ class _Messages:
         return "raw", form, (start, end) if said and start.strip() and end.strip() else None
 
     def _forms(self, found: ItemLayout) -> tuple[dict[str, ValueForm], dict[str, str], str]:
-        """Return what was found: texts around values by type, notations by type, and the quote of bare values."""
+        """Return the texts around values by type, the notations by type, and the quote of bare values."""
         forms: dict[str, ValueForm] = {}
         notations: dict[str, str] = {}
         quote = '"'
@@ -538,8 +538,8 @@ class _Messages:
     def _slotted(self, calls: Sequence[Call], form: ArgumentFormat) -> tuple[str, list[str], str] | None:
         """Return (head, texts, tail) of a body, with slots and "\\0" for the arguments.
 
-        `texts` are the texts from the first to the last slot of the first call, between the calls, and of the second
-        call. Returns None if the arguments are not at the expected place.
+        `texts` are the first call from its first to its last slot, the text between the calls, and the second call.
+        Returns None if the arguments are not at the expected place.
         """
         body = self._body(calls)
         if body is None:

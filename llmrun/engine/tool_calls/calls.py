@@ -373,7 +373,7 @@ class CallReader:
     def _read_end(self, end: str) -> Reading[None]:
         """Read the text after a call.
 
-        At the end of the answer, tags may be missing. Elsewhere, all tags but the first may be missing.
+        At the end of the answer, all tags may be missing. Before other text, all tags except the first may be missing.
         """
         reader = self._reader
         before, tags = at_first_tag(end)
@@ -404,7 +404,7 @@ class CallReader:
             self._start(self._name, self._id)
 
     def _read_arguments(self) -> Reading[None]:
-        """Read arguments that are a JSON object, and pass the text on while it arrives."""
+        """Read arguments that are a JSON object, and pass on the text as it arrives."""
         yield from self._reader.skip_space()
         if (yield from self._reader.peek()) != "{":
             raise Malformed("the arguments are not a JSON object")

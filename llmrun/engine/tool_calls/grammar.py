@@ -1,4 +1,4 @@
-"""Writes the Lark grammar that makes a model call tools correctly. llguidance, which compiles it, is not imported here.
+"""Writes the Lark grammar that enforces correct tool calls. llguidance, the grammar's compiler, is not imported here.
 
 Text that comes from a tool or a template is always escaped or refused. llguidance itself refuses schemas with keywords
 that it cannot enforce. The values of arguments that are written one by one are raw text, JSON, Python or bare JSON.
@@ -92,12 +92,12 @@ def _escaped(letter: str) -> str:
 
 
 def without(*texts: str) -> str:
-    """Return the part of a terminal body that excludes all of these texts. Begins with "&" or is empty."""
+    """Return the part of a terminal body that excludes all of these texts. The part begins with "&" or is empty."""
     return "".join(f" & ~/(?s:.*){regex(text)}(?s:.*)/" for text in texts if text)
 
 
 def one_of(options: Sequence[str]) -> str:
-    """Return an expression that matches any of the given expressions."""
+    """Return the alternation of the given expressions."""
     return options[0] if len(options) == 1 else "(" + " | ".join(options) + ")"
 
 
@@ -196,7 +196,7 @@ class ItemGrammar:
         return [(name, properties.get(name, {}), name in required) for name in names]
 
     def _listed(self, items: Sequence[str], needed: Sequence[bool], between: str) -> str:
-        """Return the expression for at least one of the items, in order, including all required items."""
+        """Return the expression for one or more of the items, in the given order, including all required items."""
         tail = ""
         starts = []
         for at in range(len(items) - 1, -1, -1):
@@ -401,7 +401,7 @@ class ItemGrammar:
         return self._rules.rule(some if any(needed) else f'"{{}}" | {some}')
 
     def _free_mapping(self, schema: Mapping[str, Any], depth: int) -> str:
-        """Return the expression for an object with at most one entry of any name."""
+        """Return the expression for an object with at most one entry, whose name is arbitrary."""
         given = schema.get("additionalProperties")
         value = self._written(given if isinstance(given, Mapping) else self._anything(), depth + 1)
         name = self._rules.terminal("/[A-Za-z_][A-Za-z0-9_]{0,30}/")
@@ -420,7 +420,7 @@ class ItemGrammar:
         return '","' if self._form.arrays == "bare" else '", "'
 
     def _anything(self) -> dict[str, Any]:
-        """Return a schema for values of unknown type. Allows only scalars, with which a model can always continue."""
+        """Return a schema for values of unknown type. Only scalars are allowed, so a model can always continue."""
         return {"type": ["string", "number", "boolean", "null"]}
 
     # --- schemas
@@ -458,7 +458,7 @@ def _fixed(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
-    """Return the smallest and the largest number that two keywords allow, or None for no largest number."""
+    """Return the minimum and the maximum that two keywords set; a maximum of None means no limit."""
     low, high = schema.get(least), schema.get(most)
     low = low if isinstance(low, int) and not isinstance(low, bool) and low > 0 else 0
     high = high if isinstance(high, int) and not isinstance(high, bool) and high >= 0 else None
@@ -520,7 +520,7 @@ class _Grammar:
         self._format = spelling.format
         self._tools = tools
         self._parallel = parallel
-        self._ends = spelling.ends  # allowed at every place where the grammar may end
+        self._ends = spelling.ends  # tokens allowed wherever the grammar may end
         self._openings = [each for each in openings(spelling.format) if each.sure]
         self._items = ItemGrammar(spelling.format.arguments, self.rules)
         self._arguments = {tool.name: self.rules.rule(self._of_tool(tool)) for tool in tools}

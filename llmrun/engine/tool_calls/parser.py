@@ -20,7 +20,7 @@ _KEPT = 4096  # number of returned characters of the answer that may stay in mem
 class CallDecoder:
     """An AnswerReader that finds tool calls.
 
-    Text that may begin a call is held back until the next text decides. Whitespace next to calls is dropped. The
+    Text that may begin a call is held back until more text arrives. Whitespace next to calls is dropped. The
     result does not depend on how the text is split into chunks, except for the sizes of the returned pieces.
 
     placeholders  maps the ids of control tokens to the characters that stand for them in the text
@@ -76,7 +76,7 @@ class CallDecoder:
             yield from self._section()
 
     def _call_is_next(self) -> Reading[bool]:
-        """Return True if a call comes next whose first text also occurs elsewhere, such as "{"."""
+        """Return True if the next text is a call whose opening, such as "{", also occurs outside of calls."""
         if all(each.text for each in self._openings):
             return False
         return (yield from self._is_call(self._reader.at, self._format.separator if self._after_call else ""))
@@ -161,7 +161,7 @@ class CallDecoder:
             self._broken(begun, error)
 
     def _another(self) -> Reading[bool]:
-        """Return True if another call of the same section follows, and read the text between the two."""
+        """Return True if another call of the same section follows, and read the text between the two calls."""
         separator = self._format.separator
         heads = [separator + head for head in self._heads]
         found = yield from self._reader.found([*heads, self._format.section_end])
@@ -171,7 +171,7 @@ class CallDecoder:
         return True
 
     def _broken(self, begun: int, error: Malformed) -> None:
-        """Report an invalid call. Treat the rest, and a call whose name is incomplete, as text.
+        """Report an invalid call. Treat the rest of the answer, and any call whose name is incomplete, as text.
 
         The grammar keeps calls valid, so invalid calls occur only where the answer was cut off.
         """

@@ -44,7 +44,7 @@ def require_tools(abilities: ToolAbilities) -> None:
 
 
 def template_tools(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return valid definitions of tools in the form that templates require: some need a description and parameters."""
+    """Return valid tool definitions for templates, some of which require a description and parameters."""
     found = []
     for definition in definitions:
         function = definition["function"]
@@ -219,7 +219,7 @@ class ModelTools:
         check  a function that raises UsageError if a format cannot be enforced
 
         Returns the spelling of the thinking tags, the decoder for the calls, which uses the same placeholders, and the
-        format that `tool_choice` requires. Raises UsageError if the tools cannot be enforced.
+        format that `tool_choice` requires. Raises UsageError if the grammar cannot enforce the tools' schemas.
         """
         found = self.abilities.tool_format
         assert found is not None, "`prepared` has been called"
@@ -228,7 +228,7 @@ class ModelTools:
         calls = spelled_tools(found, placeholders, self._tokenizer.end_of_generation)
         tools = read_tools(prompt.tools or ())
         wanted = self._enforced_format(prompt, calls, tools, check)
-        # The number of messages makes the ids of these calls differ from the ids of earlier answers.
+        # Hashing the number of messages keeps new ids distinct from the ids of earlier answers.
         return thinking, CallDecoder(calls, tools, str(len(prompt.messages))), wanted
 
     def _enforced_format(
@@ -236,7 +236,7 @@ class ModelTools:
     ) -> ResponseFormat:
         """Return the format of an answer with these tools. Raises UsageError.
 
-        Tools may come from anywhere, and a tool that cannot be enforced must not prevent calls of other tools. Unless a
+        Tools may come from anywhere, and an unenforceable tool must not prevent calls of other tools. Unless a
         tool is strict, its calls may have any arguments, which are checked against the schema before the tool runs.
         """
 

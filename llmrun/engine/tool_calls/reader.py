@@ -20,7 +20,7 @@ _SPACE = " \t\r\n"
 
 
 class Malformed(Exception):
-    """The text is not a call in this format. The message is the reason."""
+    """The text is not a call in this format. The message states the reason."""
 
 
 class Ended(Malformed):

@@ -65,7 +65,7 @@ def _is_unsupported(keyword: str, value: Any) -> bool:
 
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}")
 _MOST_BRANCHES = 200  # maximum number of subschemas whose types are inspected; all other subschemas may have any type
-_LONGEST_PATH = 20  # references to follow before a schema is considered circular
+_LONGEST_PATH = 20  # number of references to follow before a schema is considered circular
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Runs a command as a tool, from a list of arguments and without a shell, with limits on its time and output.
+"""Runs a command as a tool: from a list of arguments, without a shell, and with limits on time and output.
 
 The child process runs in a session of its own, and is killed together with its descendants. The session has no
 terminal, so tools cannot write to the user's screen, and Ctrl-C does not reach the tools. Threads read the pipes,
@@ -77,7 +77,7 @@ class Child:
         """Return True if the process has ended, and kill the descendants of an ended process."""
         with self._lock:
             ended = self._process.poll() is not None
-            # Do this immediately and only once, because the system may give the process ID to another process.
+            # Kill the descendants immediately and only once, because the system may reuse the process ID.
             if ended and not self._swept:
                 self._swept = True
                 self._end_all(at_once=True)

@@ -60,7 +60,7 @@ class Connection:
         self._pending: dict[int, Future[Mapping[str, Any]]] = {}
         self._requests = 0
         self._unasked = 0  # bytes received since the last answer
-        self._trouble = ""  # the reason for which the connection ended
+        self._trouble = ""  # the reason why the connection ended
         self._closed = threading.Event()
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(_MOST_WAITING)
         self._writer = threading.Thread(target=self._write, daemon=True)

@@ -1,4 +1,4 @@
-"""The data types of tools, the limits for them, and the cleaning of their untrusted JSON and text.
+"""The data types and limits of tools, and functions that clean untrusted JSON and text from tools.
 
 The limits keep a tool from exhausting the memory, the context or the user's time.
 """
@@ -121,7 +121,7 @@ def decode_json(data: bytes, depth: int) -> Any:
     """Parse JSON with at most `depth` nested arrays and objects.
 
     NaN and infinite numbers are refused too, because JSON does not allow them. Raises RefusedJson, or
-    ValueError if the data is not JSON. Both errors have a one-line reason.
+    ValueError if the data is not JSON. The message of either error is a one-line reason.
     """
     try:
         value = json.loads(data.decode("utf-8"), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
@@ -193,8 +193,8 @@ def result_of(value: object, limit: int) -> ToolResult:
 def shortened(text: str, limit: int) -> tuple[str, bool]:
     """Clean a text and cut it after `limit` characters. Returns the text, and True if the text was cut.
 
-    The last line of a cut text informs the model. The limit applies to the cleaned text, because an escape such
-    as \\U000e0041 is ten times as long as the character.
+    The last line of a cut text informs the model of the cut. The limit applies to the cleaned text, because an escape
+    such as \\U000e0041 is ten times as long as the character.
     """
     text = cleaned(text)
     if len(text) <= limit:

@@ -9,7 +9,7 @@ is also bound to one program, which is a command with its working directory and 
 determines which files relative arguments name, and variables such as PATH or NODE_OPTIONS determine which code runs.
 
 Marks are stored in tools/safe-tools.json in the data folder. The file contains only the sha256 of each program, because
-a program's arguments and variables may contain keys.
+a program's arguments and variables may contain API keys.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SafeMarks:
         self._marks = {mark.key: mark for mark in self._read()}
 
     def why_unsafe(self, program: Program, tool: Definition, *, in_file: bool) -> str | None:
-        """Return None if a tool is safe, or else the reason why it needs confirmation, which is "" for a missing mark.
+        """Return None if a tool is safe, "" if its mark is missing, or another reason why the tool needs confirmation.
 
         in_file  True if the user's file marks the tool. The first definition of such a tool is saved as its mark
         """
@@ -367,7 +367,7 @@ class Toolbox:
                     self._note(f"tools: {server.declared.name}: safe: the server has no tool {shown(name)}; {hint}")
 
     def _check_marks(self) -> None:
-        """Write a note for each tool whose mark is no longer valid, and record the definitions that are new."""
+        """Write a note for each tool whose mark is no longer valid, and record new definitions."""
         for name, entry in self._entries.items():
             if why := self._why_unsafe(entry):
                 self._note(f"tools: {name}: {why}, so every call needs your confirmation")

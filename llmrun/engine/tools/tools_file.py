@@ -15,8 +15,8 @@
 Relative paths to programs and working directories start at the folder of the file. Every error message contains the
 file, the key, the value and the valid values.
 
-{city} stands for the argument `city`, and {{city}} for the text {city}. Other braces are kept as written. A value
-always remains within one argument of the program, whatever the value contains.
+{city} stands for the argument `city`, and {{city}} for the text {city}. Braces in any other text are kept as written. A
+value always remains within one argument of the program, whatever the value contains.
 
 Tools receive the environment variables listed in this module and the variables that the user declares, but no others.
 """
@@ -64,7 +64,7 @@ _OTHERS = re.compile(r"[^a-zA-Z0-9_-]", re.ASCII)
 
 
 def exposed_names(tools: Sequence[tuple[str, str]]) -> list[str]:
-    """Return a distinct name for each (server, tool), in the same order. Commands have the server "".
+    """Return a distinct name for each pair (server, tool), in the order of the pairs. For a command, the server is "".
 
     Commands keep their names, which must be valid and distinct. The name of a server's tool does not depend on the
     order of the tools. If several tools would have the same name, each is prefixed with its server's name, as in
@@ -261,7 +261,7 @@ class Table:
             if not _VARIABLE.fullmatch(name):
                 raise table.error(name, "not a valid variable name", "names are made of letters, digits and _")
             if not isinstance(value, str) or "\0" in value:
-                # The value itself is not shown, because it may be a key.
+                # The value itself is not shown, because it may be an API key.
                 raise table.error(name, "must be text without NUL characters", 'as in env = { TZ = "UTC" }')
         return {name: _passed_on(table, name, value) for name, value in table.values.items()}
 

@@ -114,7 +114,7 @@ def _pairs(file: GGUFFile) -> dict[str, tuple[TensorInfo, TensorInfo]]:
 
 
 def _check_pair(file: GGUFFile, name: str, a: TensorInfo, b: TensorInfo, model: GGUFFile) -> None:
-    """Check the shapes and types of a pair of matrices. Shapes have the row length first."""
+    """Check the shapes and types of a pair of matrices. Shapes list the row length first."""
     changed = model.tensors.get(name)
     if changed is None:
         raise _wrong(file, name, "the model has no such tensor")

@@ -27,7 +27,7 @@ _I64 = struct.Struct("<q")
 class Cursor:
     """A position in a header.
 
-    Reading methods raise BadGGUF if bytes are missing. Their argument `what` is a name of the value for error messages.
+    Reading methods raise BadGGUF if bytes are missing. The argument `what` names the value in error messages.
     The cursor owns the header's memory, and all views of that memory are read-only.
 
     header  all bytes up to the limit; bytes that have not been read yet are 0
@@ -168,7 +168,7 @@ class Cursor:
         self.position = -(-self.position // alignment) * alignment
 
     def _string_too_long(self, begins: array[int], what: str) -> BadGGUF:
-        """Return the error for the last string in `begins`, which extends past the end of the file.
+        """Return the error for a file that ends before the last string in `begins` does.
 
         A position in `begins` that is itself past the end is ignored.
         """

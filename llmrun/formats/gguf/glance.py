@@ -1,4 +1,4 @@
-"""Reads a few fields of a header, quickly enough to list fifty models. Does not import NumPy or read tensors.
+"""Reads a few fields of a header, quickly enough to list fifty models. NumPy is not imported.
 
 The keys that describe a model come before the vocabulary, in the first few kilobytes. Reading stops before the
 vocabulary unless a key is still missing. All fields that are read are checked by the rules in header.py.
@@ -82,7 +82,7 @@ def _read_facts(cursor: Cursor, seen: dict[str, object], missing: set[str]) -> N
         type_id = cursor.u32(where)
         if type_id == ARRAY_ID:
             element_id, n = read_array_start(cursor, where)
-            # A context length that is not before the vocabulary is not after the vocabulary either.
+            # A context length, if present, always precedes the vocabulary.
             if n > _LONG_ARRAY and missing <= {".context_length"}:
                 return
             if element_id in SCALAR_TYPES:

@@ -75,8 +75,8 @@ def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
 def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
     """Open the other shards of a model and return the whole model, with the tensors of all shards.
 
-    Returns `first` itself if the model is not split. Closing the result closes all shards, and so does a failure.
-    Raises the same errors as `open_gguf`.
+    Returns `first` itself if the model is not split. Closing the returned model closes all shards. A failure also
+    closes all shards. Raises the same errors as `open_gguf`.
     """
     joined = JoinedSource()
     joined.append(first._source)
@@ -125,7 +125,7 @@ def _open(open_shard: OpenShard, path: Path, number: int, split: Split) -> Sourc
 
 
 def no_other(name: str) -> Source:
-    """Raise ModelNotFound. Used as the OpenShard function of models that have only one file."""
+    """Raise ModelNotFound. Models that consist of one file use this function as their OpenShard."""
     raise ModelNotFound(f"no such model file: {shown(name, 300)}: only the first file was given")
 
 

@@ -8,9 +8,9 @@ the merges.
 All quantizations of a model have the same header except for a few keys. Once the position of the tensor descriptions
 in one file is known, two reads are enough to find the tensor descriptions near the same position in sibling files.
 
-The skipped parts are not checked. The rest is trusted only if it is consistent to the byte: the key and tensor
-counts must match, each tensor must start where the previous one ends, and the last tensor must end at the end of the
-file. Otherwise, the strict reader reads the whole header.
+The skipped parts are not checked. The rest of the header is trusted only if it is consistent to the byte: the key and
+tensor counts must match, each tensor must start where the previous one ends, and the last tensor must end at the end of
+the file. Otherwise, the strict reader reads the whole header.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _read_in_parts(source: RangeSource) -> GGUFFile:
 
 
 def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | None) -> str:
-    """Skip an array without fetching the bytes that have not been read yet, and return the name of its type."""
+    """Skip an array without fetching its unread bytes, and return the name of its type."""
     if cursor.u32(key) != ARRAY_ID:
         raise _NotInParts
     type_id, n = read_array_start(cursor, key)

@@ -1,4 +1,4 @@
-"""Sources from which headers and tensors are read: files, and byte ranges that are fetched, such as over HTTP.
+"""Sources from which headers and tensors are read: files, and byte ranges that are fetched, for example over HTTP.
 
 Files are never memory-mapped. If a memory-mapped file is truncated, the process that accesses it is killed by SIGBUS,
 whereas a read fails with an ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms,

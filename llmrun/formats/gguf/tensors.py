@@ -21,7 +21,7 @@ MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME (64) includes the terminating NUL
 MAX_WEIGHTS = 2**63 - 1
 
-# The least alignment in bytes. llama.cpp memory-maps tensors and aborts if a buffer's first tensor is not aligned to
+# The minimum alignment in bytes. llama.cpp memory-maps tensors and aborts if a buffer's first tensor is not aligned to
 # ggml's TENSOR_ALIGNMENT, even if `general.alignment` is smaller.
 LEAST_ALIGNMENT = 32
 

@@ -1,6 +1,6 @@
 """Checks the rules for `tokenizer.ggml.*` that llama.cpp's vocabulary loader and tokenizers rely on.
 
-Some of these rules are assertions in llama.cpp, and others raise exceptions that a C caller cannot catch. A file that
+In llama.cpp, some of these rules are assertions, and others throw exceptions that a C caller cannot catch. A file that
 breaks such a rule kills the process instead of failing to load. The tokenizers that llmrun itself supports are in
 tokenizers/.
 """

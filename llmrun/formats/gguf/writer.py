@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmrun.formats.gguf.format import ARRAY_ID, BOOL_ID, DEFAULT_ALIGNMENT, MAGIC, SCALAR_TYPES, STRING_ID, VERSIONS
 from llmrun.formats.quants.weight_type import WeightType
 
-# The types of Python's int and float are u32 and f32, as for almost all keys. A NumPy array keeps its type.
+# Python's int and float are written as u32 and f32, which almost all keys use. A NumPy array keeps its type.
 NewValue = bool | int | float | str | Sequence[str] | NDArray[np.generic]
 
 _U32, _F32 = 4, 6
