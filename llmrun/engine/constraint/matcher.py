@@ -190,7 +190,7 @@ class ConstraintCompiler:
 
         vocabulary = _Vocabulary(tokenizer)
         self._tokenizer = LLTokenizer(
-            cast("TokenizerWrapper", vocabulary),  # llguidance only reads its attributes
+            cast("TokenizerWrapper", vocabulary),  # llguidance only reads the vocabulary's attributes
             n_vocab=len(vocabulary.tokens),
             eos_token=sorted(tokenizer.end_of_generation) or vocabulary.eos_token_id,
         )

@@ -28,7 +28,7 @@ _STACK_OVERFLOWS = (-signal.SIGSEGV, -10, 0xC00000FD)  # SIGBUS on macOS, and ST
 class ConstraintProcess(IsolatedProcess):
     """The process that handles the schemas and answers of one model. Not thread-safe.
 
-    The process is started by `start` or on first use, which takes 60 ms. The first request imports for 40 to 90 ms.
+    The process is started by `start` or on first use, which takes 60 ms. Imports in the first request take 40 to 90 ms.
     """
 
     def __init__(self) -> None:

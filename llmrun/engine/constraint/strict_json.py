@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from llmrun.base.errors import shown
 
-MOST_DIGITS = 4300  # maximum for an integer; Python has the same default, because parsing takes quadratic time
+MOST_DIGITS = 4300  # digits of an integer; Python has the same default, because parsing takes quadratic time
 
 
 class TooManyDigits(ValueError):

@@ -168,7 +168,7 @@ class Cursor:
         self.position = -(-self.position // alignment) * alignment
 
     def _string_too_long(self, begins: array[int], what: str) -> BadGGUF:
-        """Return the error for a file that ends before the last string in `begins` does.
+        """Return the error for a file that ends inside the last string in `begins`.
 
         A position in `begins` that is itself past the end is ignored.
         """

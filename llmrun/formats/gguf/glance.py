@@ -1,4 +1,4 @@
-"""Reads a few fields of a header, quickly enough to list fifty models. NumPy is not imported.
+"""Reads a few fields of a header, quickly enough to list fifty models. NumPy is not imported, and no tensors are read.
 
 The keys that describe a model come before the vocabulary, in the first few kilobytes. Reading stops before the
 vocabulary unless a key is still missing. All fields that are read are checked by the rules in header.py.

@@ -312,7 +312,7 @@ def _check_experts(file: Metadata, architecture: str) -> None:
 
 
 def _most(file: Metadata, key: str) -> int:
-    """Return the value of a key, or the maximum of one value per layer. Returns 0 if the key is missing."""
+    """Return the value of a key, or the maximum of all layers' values. Returns 0 if the key is missing."""
     if isinstance(file.metadata.get(key), np.ndarray):
         return int(file.integers(key).max(initial=0))
     return file.integer(key, 0, minimum=0)

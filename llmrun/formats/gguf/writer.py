@@ -74,7 +74,7 @@ def write_gguf(
     """Write a whole file. The data of each tensor is produced only when the tensor is written.
 
     written  a function that receives the size in bytes of each piece of a tensor that has been written
-    Raises OSError, the errors of `header_bytes`, and ValueError if a tensor has more or fewer bytes than its shape.
+    Raises OSError, the errors of `header_bytes`, and ValueError if a tensor's data does not match its shape.
     """
     _write(file, header_bytes(metadata, tensors))
     for tensor in tensors:

@@ -31,7 +31,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     layers = layers_of(keys)
-    if layers != _WINDOWS.only_with:  # models of other sizes have no sliding window, even if the file contains the key
+    if layers != _WINDOWS.only_with:  # models of other sizes have no sliding window, even if the file specifies one
         return Config.of(keys, windows=(0,) * layers)
     return Config.of(keys, windows=windows_of(keys, every=_WINDOWS.every, default=_WINDOWS.default))
 

@@ -38,7 +38,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         q, k, v = w.queries_keys_values(block, h)
         w.linear_add(f"{block}.attn_output", w.plan.attention(q, k, v, shape, rope), to=x)
         w.linear_add(f"{block}.ssm_out", mamba(w, block, h, c.sizes), to=x)
-        h = w.plan.rmsnorm(x, w.tensors.vector(f"{block}.ffn_norm", c.width), w.epsilon)  # no `.weight` in this name
+        h = w.plan.rmsnorm(x, w.tensors.vector(f"{block}.ffn_norm", c.width), w.epsilon)  # this name lacks `.weight`
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
     w.output_after_rmsnorm(x)
     return w.finished()

@@ -35,7 +35,7 @@ _TABLE_WIDTH: Final = 256  # number of features for each layer in the second emb
 _RANK: Final = 64  # rank of LAuReL's product
 STORING: Final = 20  # number of layers before the first layer that uses the KV cache of an earlier layer
 _SPARSE: Final = 10  # number of layers with sparse activations
-_DEVIATIONS: Final = 1.6448533535003662  # standard deviations above the mean that 5 % of normal numbers exceed
+_DEVIATIONS: Final = 1.6448533535003662  # standard deviations above the mean, exceeded by 5 % of a normal distribution
 _LOGIT_CAP: Final = 30.0
 
 _WINDOWS = Windows(every=5)
@@ -122,7 +122,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _projected(w: PlanWriter, name: str, values: list[Value], like: Value) -> list[Value]:
-    """Multiply each value by its own matrix, and rescale the products to the length of `like`."""
+    """Multiply each value by its own matrix, and rescale the products to the Euclidean norm of `like`."""
     weight = w.tensors.experts(f"{name}.weight", like.width, like.width, len(values))
     parts = [weight.part(number * like.width, like.width) for number in range(len(values))]
     return [w.plan.match_length(w.plan.linear(x, part), like) for x, part in zip(values, parts, strict=True)]

@@ -68,7 +68,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 def _dense(w: PlanWriter, c: Config, x: Value) -> Value:
     """Append the matrices that Sentence Transformers applies after pooling.
 
-    The matrices are linear, so the mean of their outputs is their output for the mean.
+    The matrices are linear, so the mean of the outputs equals the output for the mean.
     """
     if "dense_2.weight" not in w.tensors:
         return x

@@ -1,7 +1,7 @@
 """The `glm4` architecture: norms before and after attention and feed-forward, one matrix for gate and up, and RoPE on
 part of each head.
 
-Models that also read images have M-RoPE, and their files pair the features of a head like NeoX.
+Models that also read images have M-RoPE, and their files pair the features of a head as in NeoX RoPE.
 """
 
 from __future__ import annotations

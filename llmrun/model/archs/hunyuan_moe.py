@@ -28,7 +28,7 @@ class Config(Hyperparameters):
 
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
-    size = feed_forward_of(keys)  # llama.cpp requires a size of experts in the file too, but does not use this size
+    size = feed_forward_of(keys)  # llama.cpp also requires the size of the experts in the file, but does not use it
     experts = experts_of(keys, size, normalized=True)
     return Config.of(keys, experts=experts, shared=shared_size(keys, size))
 

@@ -1,4 +1,4 @@
-"""The `minimax-m2` architecture: like olmoe, but with a sigmoid as gating function, and RoPE on part of each head.
+"""The `minimax-m2` architecture: like olmoe, but with a sigmoid as the gating function, and RoPE on part of each head.
 
 Models: MiniMax-M2, M2.1, M2.5 and M2.7.
 """

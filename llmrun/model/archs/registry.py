@@ -1,7 +1,7 @@
 """The supported architectures, by their `general.architecture` name.
 
-Each file of this folder declares one architecture, and is imported only for a model of this architecture. Otherwise,
-the plan of one model would import sixty files.
+Each file of this folder declares one architecture, and is imported only for a model of that architecture. Otherwise,
+planning one model would import sixty files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `starcoder2` architecture: LayerNorm, a feed-forward without a gate, and biases everywhere."""
+"""The `starcoder2` architecture: LayerNorm, a feed-forward without a gate, and biases in all layers."""
 
 from __future__ import annotations
 

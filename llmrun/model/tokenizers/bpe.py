@@ -1,7 +1,7 @@
 r"""BPE tokenizers, `gpt2` and `gemma4` in GGUF files, and the pre-tokenizers that first split the text into pieces.
 
 `gpt2` is byte-level BPE. The vocabulary spells every byte as one printable character, so any text can be encoded.
-`gemma4` is character-level BPE. A character outside the vocabulary becomes one token per byte.
+`gemma4` is character-level BPE. A character outside the vocabulary is encoded as one token per byte.
 
 The names and rules of pre-tokenizers come from llama.cpp. A pre-tokenizer is a list of patterns, most of which are
 identical to llama.cpp's. Each pattern is one stage. A stage splits every piece of the previous stage and cannot look
@@ -339,7 +339,7 @@ class BPETokenizer(TextTokenizer):
         self._rule = rule
         self._splitter = splitter(rule.stages)
         self._merge = load_kernel("tokens.bpe_merge", "merge")
-        # Other characters below 256 are not byte characters, so a character that Latin-1 cannot encode replaces them.
+        # Other characters below 256 are not byte characters, so a character outside Latin-1 replaces them.
         others = dict.fromkeys(range(256), "\uffff")
         self._latin_1 = others | {ord(character): chr(byte) for byte, character in enumerate(byte_characters())}
         tables = vocabulary.tables

@@ -1,4 +1,4 @@
-"""Finds the control tokens that end an answer, and the control tokens of prompts for filling in the middle.
+"""Finds the control tokens that end an answer, and the control tokens of fill-in-the-middle prompts.
 
 GGUF files specify only some control tokens, such as one or two tokens that end an answer. Other tokens are found by
 their text. The rules and the texts are llama.cpp's (`llama_vocab_is_eog`, `llama_vocab_fim_pre` and others), so
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FillTokens:
-    """The ids of the control tokens in prompts for filling in the middle.
+    """The ids of the control tokens in fill-in-the-middle prompts.
 
     bos         the token before the prefix, or None
     prefix, suffix, middle  begin the text before the gap, the text after the gap, and the answer
@@ -97,7 +97,7 @@ ROLES = (_PREFIX, _SUFFIX, _MIDDLE, _PADDING, _REPOSITORY, _FILE)
 
 
 class Found(NamedTuple):
-    """The token of a role, and whether the token was found by its text. Such tokens become control tokens."""
+    """The token of a role, and whether the token was found by its text. Tokens found by text become control tokens."""
 
     token: int
     by_text: bool
@@ -125,7 +125,7 @@ def fill_tokens(found: Mapping[Role, Found], bos: int | None) -> FillTokens | No
 
 
 def fill_tokens_of(file: GGUFFile) -> FillTokens | None:
-    """Return a file's tokens for filling in the middle, except BOS, without loading the vocabulary."""
+    """Return a file's fill-in-the-middle tokens, except BOS, without loading the vocabulary."""
     texts = {text for role in ROLES for text in role.texts}
     tokens = file.strings("tokenizer.ggml.tokens")
     # Comparing only the tokens that begin like one of the texts takes a hundredth of the time.

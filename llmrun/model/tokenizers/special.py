@@ -1,7 +1,7 @@
 """Finds special tokens in text, which is the first step of tokenization.
 
-Special tokens are control tokens such as `<|im_end|>`, which users must not be able to insert, and user-defined tokens,
-which are words that the model's authors added and which may appear in any text.
+Special tokens are either control tokens such as `<|im_end|>`, which users must not be able to insert, or user-defined
+tokens: words that the model's authors added, and that may appear in any text.
 
 Untrusted text from users, tools and files is *protected* before a chat template renders it. `protect` inserts a mark
 after the first character of every control string, so that the string no longer matches, even if the template changes

@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
 
     @property
     def fill_tokens(self) -> FillTokens | None:
-        """The tokens of prompts for filling in the middle, or None if the vocabulary contains no such tokens."""
+        """The tokens of fill-in-the-middle prompts, or None if the vocabulary contains no such tokens."""
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
         """Encode text as token ids, int32[tokens].
@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
         """
 
     def encode_continuation(self, text: str) -> NDArray[np.int32]:
-        """Encode plain text that continues other text as token ids, int32[tokens].
+        """Encode plain text that continues other text, and return token ids, int32[tokens].
 
         The result contains no BOS and no control tokens, and omits the leading space that some tokenizers add.
         """
@@ -65,7 +65,7 @@ class Tokenizer(Protocol):
         """Encode a rendered chat template as token ids, int32[tokens].
 
         Control strings that the template wrote become control tokens. Protected strings stay text, without their marks.
-        A BOS is added if the vocabulary requires a BOS and the template has not written a BOS.
+        A BOS is added if the vocabulary requires one and the template has not written one.
         """
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -224,12 +224,12 @@ class TextTokenizer(ABC):
         return b""
 
     def _with_bos(self, parts: list[bytes | int]) -> list[bytes | int]:
-        """Add a BOS at the beginning if the vocabulary requires a BOS and the text does not begin with a BOS."""
+        """Add a BOS at the beginning if the vocabulary requires one and the text does not begin with one."""
         bos_id = self._vocabulary.bos_id
         if not self._vocabulary.add_bos or bos_id is None or parts[:1] == [bos_id]:
             return parts
         if parts[1:2] == [bos_id] and isinstance(parts[0], bytes) and not self._written(parts[0], after_special=True):
-            return parts  # the text before the BOS, such as a space, has no tokens
+            return parts  # the text before the BOS, such as a space, produces no tokens
         return [bos_id, *parts]
 
     def _encode_parts(self, parts: Sequence[bytes | int]) -> NDArray[np.int32]:

@@ -1,6 +1,6 @@
 """The Unigram tokenizer of SentencePiece, `t5` in GGUF files. XLM-RoBERTa and its descendants use this tokenizer.
 
-A table in the file (usually NFKC) normalizes the text, which is divided into tokens with the largest sum of scores.
+A table in the file (usually NFKC) normalizes the text, which is divided into the tokens with the largest sum of scores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_unigram(file: GGUFFile) -> UnigramTokenizer:
 
 
 def _read_replacing(file: GGUFFile) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Return the nodes of the trie of texts to replace, and the replacement texts, each with a NUL at the end.
+    """Return the nodes of the trie of texts to replace, and the replacement texts, each terminated by a NUL.
 
     The file contains the size of the trie in bytes, the trie and the texts, in one array.
     """
@@ -120,7 +120,7 @@ def _usable(scores: NDArray[np.float32], kinds: NDArray[np.int32]) -> tuple[NDAr
     """Return the scores for the kernel, and the score of an unknown character, float64[1].
 
     User-defined tokens have the score 0, which makes them likely. Control tokens, the unknown token and tokens with
-    the score -inf are impossible. Unknown characters are never impossible, so every text can be divided.
+    the score -inf are impossible. Unknown characters are always possible, so every text can be divided.
     """
     normal = scores[(kinds == NORMAL) & np.isfinite(scores)]
     lowest = normal.min() if len(normal) else np.float32(np.finfo(np.float32).max)

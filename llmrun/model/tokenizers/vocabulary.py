@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Texts:
-    """The addresses and lengths in bytes of some texts, int64[n] each, and the array that owns the memory."""
+    """The addresses and byte lengths of a list of texts, int64[n] each, and the array that owns the memory."""
 
     owner: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -47,7 +47,7 @@ class TokenTables:
     """Hash tables that map texts to token ids, and pairs of ids to the ids that they merge into.
 
     Merges may contain texts that are not tokens, and a byte may have no token. The ids of such texts start at
-    `vocabulary_size`, so that merging can work with ids alone. The added ids never appear in the result.
+    `vocabulary_size`, so that merging can work with ids alone. The added ids never appear in the encoded text.
 
     `starts`, int64[symbols], holds the addresses of the texts, in the file's header or in memory owned by this object.
     `lengths`, int64[symbols], holds the lengths of the texts in bytes. kernels/tokens/token_table.py describes `table`,
@@ -186,7 +186,7 @@ class Vocabulary:
     fill_tokens: FillTokens | None
 
     def control_mask(self) -> NDArray[np.bool_]:
-        """Return bool[tokens]: True for control and unknown tokens, which never stand for plain text."""
+        """Return bool[tokens]: True for control and unknown tokens, which never represent plain text."""
         return np.isin(self.kinds, (CONTROL, UNKNOWN))
 
 

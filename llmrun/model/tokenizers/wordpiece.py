@@ -1,7 +1,7 @@
 """The WordPiece tokenizer of BERT models, `bert` in GGUF files.
 
 Text is cleaned, divided into words and punctuation, and usually converted to lower case without accents, so decoding
-cannot restore the text. In a GGUF vocabulary, tokens that begin a word begin with U+2581.
+cannot restore the original text. In a GGUF vocabulary, tokens that begin a word begin with U+2581.
 """
 
 from __future__ import annotations

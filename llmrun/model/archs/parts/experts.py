@@ -109,7 +109,7 @@ def shared_size(keys: Keys, default: int) -> int:
 
 
 def shared_size_by_count(keys: Keys) -> int:
-    """Return the total number of features of all shared experts, for files that specify the number of experts."""
+    """Return the total size of all shared experts, for files that specify the number of shared experts."""
     return expert_size(keys) * shared_count(keys)
 
 

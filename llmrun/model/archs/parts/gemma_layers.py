@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.shapes import AttentionShape
     from llmrun.model.plan.twin import Value
 
-_LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers share it, for llama.cpp
+_LEAST_STORING = 2  # llama.cpp's minimum number of layers with a KV cache if other layers share caches
 
 
 def check_storing(keys: Keys, shapes: Sequence[AttentionShape], storing: int) -> None:

@@ -174,7 +174,7 @@ def feed_forward_of(keys: Keys) -> int:
 
 
 def optional_feed_forward_of(keys: Keys) -> int:
-    """Return the number of features of the dense feed-forward, or 0 if the file does not specify this number."""
+    """Return the number of features of the dense feed-forward, or 0 if the file does not specify the number."""
     return keys.of_all_layers("feed_forward_length", 0, minimum=0, maximum=MOST_WIDTH)
 
 

@@ -95,7 +95,7 @@ _FEATURES_AT_ONCE = 16  # the vector size of the kernel
 
 
 def short_convolution_taps(keys: Keys) -> int:
-    """Return the number of positions that a convolution covers, including the row's own. Raises BadGGUF."""
+    """Return the number of positions that a convolution covers, including the row's own position. Raises BadGGUF."""
     return keys.integer("shortconv.l_cache", minimum=2, maximum=_MOST_SHORT_TAPS)
 
 

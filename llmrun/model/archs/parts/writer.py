@@ -184,5 +184,5 @@ class PlanWriter:
 
 
 def _scaled(weight: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
-    """Scale the weight of the last norm, in which the logits are linear. Scaling the logits needs no extra op."""
+    """Scale the weight of the last norm. The logits are linear in this weight, so scaling needs no extra op."""
     return weight if scale == 1.0 else weight * np.float32(scale)
