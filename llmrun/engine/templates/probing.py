@@ -217,7 +217,7 @@ def _tag_of_plain_answers(header: str, prompt: str, known: tuple[str, str]) -> s
 
 
 def _answer_closing(end: str) -> str:
-    """Return the tag after an answer, or "" if nothing follows the tag, because such a tag ends the turn."""
+    """Return the tag after an answer, or "" if nothing follows the tag, because that tag ends the turn."""
     first = _FIRST_TAG.match(end.strip())
     return first[0] if first and first[0] != end.strip() else ""
 

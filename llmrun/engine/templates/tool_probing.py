@@ -505,7 +505,7 @@ class _Messages:
     # --- calls
 
     def _calls(self, arguments: ArgumentFormat) -> ToolCallFormat | None:
-        """Return the format of calls whose arguments have this notation."""
+        """Return the format of calls whose arguments have the given notation."""
         one: Call = (_NAMES[0], {_KEYS[0]: _STRINGS[0]})
         two: Call = (_NAMES[1], {_KEYS[1]: _STRINGS[1]})
         single = self._slotted([one], arguments)

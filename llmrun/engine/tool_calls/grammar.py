@@ -50,11 +50,11 @@ class Rules:
         return f"T{self._names}" if terminal else f"r{self._names}"
 
     def define(self, name: str, body: str) -> None:
-        """Add a rule with this name."""
+        """Add a rule with the given name."""
         self._lines.append(f"{name}: {body}")
 
     def rule(self, body: str, options: str = "", *, terminal: bool = False) -> str:
-        """Add a rule unless a rule with this body exists. Returns the rule's name."""
+        """Add a rule unless a rule with the same body exists. Returns the rule's name."""
         key = f"{terminal}{options}:{body}"
         if key not in self._known:
             self._known[key] = self.new_name(terminal)
@@ -62,7 +62,7 @@ class Rules:
         return self._known[key]
 
     def terminal(self, body: str) -> str:
-        """Add a terminal unless a terminal with this body exists. Returns the terminal's name."""
+        """Add a terminal unless a terminal with the same body exists. Returns the terminal's name."""
         return self.rule(body, terminal=True)
 
     def text(self) -> str:
@@ -70,7 +70,7 @@ class Rules:
         return "%llguidance {}\n" + "\n".join(self._lines) + "\n"
 
     def literal(self, text: str) -> str:
-        """Return an expression for exactly this text, in which placeholders stand for control tokens, or ""."""
+        """Return an expression for exactly the given text, in which placeholders stand for control tokens, or ""."""
         parts = [part for part in _PLACEHOLDERS.split(text) if part]
         return " ".join(f"<[{self.tokens[part]}]>" if part in self.tokens else string(part) for part in parts)
 
@@ -81,7 +81,7 @@ def string(text: str) -> str:
 
 
 def regex(text: str) -> str:
-    """Return a regular expression without slashes that matches exactly this text."""
+    """Return a regular expression without slashes that matches exactly the given text."""
     return "".join(map(_escaped, text))
 
 
@@ -92,7 +92,7 @@ def _escaped(letter: str) -> str:
 
 
 def without(*texts: str) -> str:
-    """Return the part of a terminal body that excludes all of these texts. The part begins with "&" or is empty."""
+    """Return the part of a terminal body that excludes the given texts. The part begins with "&" or is empty."""
     return "".join(f" & ~/(?s:.*){regex(text)}(?s:.*)/" for text in texts if text)
 
 
@@ -426,7 +426,7 @@ class ItemGrammar:
     # --- schemas
 
     def _limited(self, given: Any, kinds: frozenset[str], depth: int = 0) -> Mapping[str, Any]:
-        """Return the part of a schema that allows only values of these types."""
+        """Return the part of a schema that allows only values of the given types."""
         found = resolved(given, self._root)
         schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
         self._enter(depth)
@@ -493,7 +493,7 @@ def tool_grammar(
               one) or the name of a tool (exactly one call to it)
     parallel  False to allow at most one call
 
-    Raises UsageError for an unknown tool, and for tools whose arguments cannot be enforced in this format.
+    Raises UsageError for an unknown tool, and for tools whose arguments cannot be enforced in the format.
     """
     if choice not in ("auto", "none", "required"):
         tools = [tool for tool in tools if tool.name == choice]
@@ -622,7 +622,7 @@ class _Grammar:
         return f"{self._with_slots(head, tool)} {self._arguments[tool.name]} {self._with_slots(end, tool)}".strip()
 
     def _with_slots(self, text: str, tool: Tool) -> str:
-        """Return the expression for a text of the format in a call of this tool."""
+        """Return the expression for a text of the format in a call of the given tool."""
         parts = []
         rest = text.replace(NAME, tool.name)
         while rest:

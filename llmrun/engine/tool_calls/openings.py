@@ -35,7 +35,7 @@ class ToolSpelling:
 
 
 def spelled_tools(found: ToolCallFormat, placeholders: Placeholders, ends: Collection[int] = ()) -> ToolSpelling:
-    """Return a format as spelled in the vocabulary of these placeholders, which thinking tags may share.
+    """Return a format as spelled in the vocabulary of the given placeholders, which thinking tags may share.
 
     ends  the tokens that end an answer. Some templates write such a token after calls. The token never appears in the
           text of an answer, so `call_end` and `section_end` stop before it.

@@ -82,7 +82,7 @@ class CallDecoder:
         return (yield from self._is_call(self._reader.at, self._format.separator if self._after_call else ""))
 
     def _is_call(self, at: int, before: str = "") -> Reading[bool]:
-        """Return True if a call to a known tool begins at this position. The position does not change."""
+        """Return True if a call to a known tool begins at the given position. The position does not change."""
         reader, start = self._reader, self._reader.at
         reader.at = at
         try:
@@ -130,7 +130,7 @@ class CallDecoder:
         return found
 
     def _say(self, end: int) -> None:
-        """Emit the answer up to this position, except for whitespace that may precede a call."""
+        """Emit the answer up to the given position, except for whitespace that may precede a call."""
         text = self._space + self._reader.text[self._reader.at : end].translate(self._texts)
         self._reader.at = end
         said = text.rstrip()

@@ -234,7 +234,7 @@ class ModelTools:
     def _enforced_format(
         self, prompt: ChatPrompt, calls: ToolSpelling, tools: Sequence[Tool], check: Check
     ) -> ResponseFormat:
-        """Return the format of an answer with these tools. Raises UsageError.
+        """Return the format of an answer with the given tools. Raises UsageError.
 
         Tools may come from anywhere, and an unenforceable tool must not prevent calls of other tools. Unless a
         tool is strict, its calls may have any arguments, which are checked against the schema before the tool runs.

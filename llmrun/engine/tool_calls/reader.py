@@ -20,7 +20,7 @@ _SPACE = " \t\r\n"
 
 
 class Malformed(Exception):
-    """The text is not a call in this format. The message states the reason."""
+    """The text is not a call in the expected format. The message states the reason."""
 
 
 class Ended(Malformed):
@@ -90,7 +90,7 @@ class Reader:
         return best
 
     def match(self, *options: str) -> Reading[str | None]:
-        """Read and return the longest of these texts that comes next, or return None. Whitespace is ignored."""
+        """Read and return the longest of the given texts that comes next, or return None. Whitespace is ignored."""
         found = yield from self.found(options)
         if found is None:
             return None
@@ -98,7 +98,7 @@ class Reader:
         return found[0]
 
     def expect(self, text: str) -> Reading[None]:
-        """Read this text, ignoring whitespace. Raises Malformed if something else comes next."""
+        """Read the given text, ignoring whitespace. Raises Malformed if something else comes next."""
         if text.strip() and (yield from self.match(text)) is None:
             raise Ended if self.ended and self.at_end() else Malformed(f"expected {shown(text.strip(), 40)!r}")
 
@@ -107,7 +107,7 @@ class Reader:
         return not self.text[self.at :].strip()
 
     def begins(self, text: str) -> Reading[bool]:
-        """Return True if exactly this text comes next."""
+        """Return True if exactly the given text comes next."""
         while len(self.text) - self.at < len(text) and text.startswith(self.text[self.at :]):
             if not (yield from self.more()):
                 break

@@ -241,7 +241,7 @@ class Toolbox:
         ]
 
     def describe(self, name: str) -> ToolInfo:
-        """Return information about a tool for the user. Raises ToolFailed if no tool has this name."""
+        """Return information about a tool for the user. Raises ToolFailed if no tool has the given name."""
         entry = self._entry(name)
         found, why = entry.definition, self._why_unsafe(entry)
         return ToolInfo(

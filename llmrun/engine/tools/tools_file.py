@@ -211,7 +211,7 @@ class Table:
                 raise self.error(key, "no such key", nearest(key, known))
 
     def table(self, key: str) -> Table:
-        """Return the table with this key, or an empty table if the key is missing."""
+        """Return the table with the given key, or an empty table if the key is missing."""
         where = f"{self._where}.{key}" if self._where else key
         value = self.values.get(key, {})
         if not isinstance(value, dict):

@@ -47,7 +47,7 @@ class AdapterFile:
         return sum(tensor.nbytes for pair in self.pairs.values() for tensor in pair)
 
     def factor(self, rank: int) -> float:
-        """Return the factor for the product of two matrices of this rank, without the adapter's scale."""
+        """Return the factor for the product of two matrices of the given rank, without the adapter's scale."""
         return self.alpha / rank if self.alpha else 1.0
 
 

@@ -81,7 +81,7 @@ def _refuse_other_values(keys: Keys, config: Config) -> None:
     key, deviations = "activation_sparsity_scale", np.where(np.arange(config.layers) < _SPARSE, _DEVIATIONS, -inf)
     seen = keys.file.metadata.get(keys.name(key), deviations)
     is_known = isinstance(seen, np.ndarray) and seen.shape == deviations.shape
-    # The converter computes this number with PyTorch, whose versions may round differently.
+    # The converter computes this number with PyTorch, and PyTorch versions may round differently.
     if not (is_known and np.allclose(seen, deviations, rtol=1e-5, atol=0.0)):
         raise keys.unsupported(f"a {keys.name(key)} other than {_DEVIATIONS:g} in {_SPARSE} layers and -inf in others")
 

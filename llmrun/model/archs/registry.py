@@ -37,7 +37,7 @@ def architecture_of(file: GGUFFile) -> Architecture:
 
 
 def architecture_named(name: str) -> Architecture | None:
-    """Return the architecture with this name, or None if llmrun does not support it."""
+    """Return the architecture with the given name, or None if llmrun does not support it."""
     module = name.replace("-", "_")
     found = _declared_in(module) if module in _modules() else None
     return found if found is not None and found.name == name else None

@@ -110,7 +110,7 @@ class Splitter:
 
 @functools.cache
 def splitter(stages: tuple[Stage, ...]) -> Splitter:
-    """Return a cached splitter for these stages."""
+    """Return a cached splitter for the given stages."""
     return Splitter(stages)
 
 

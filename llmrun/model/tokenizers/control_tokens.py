@@ -104,7 +104,7 @@ class Found(NamedTuple):
 
 
 def find_roles(known: Mapping[str, int], named: Mapping[str, int]) -> dict[Role, Found]:
-    """Return the tokens of the vocabulary for these roles.
+    """Return the tokens of the vocabulary for the given roles.
 
     known  maps the texts that are in the vocabulary to their ids
     named  the ids in the file's keys `tokenizer.ggml.*_token_id`, indexed by the part of the key after the last dot
@@ -144,7 +144,7 @@ def checked_fill_tokens(
     repository: int | None,
     file: int | None,
 ) -> FillTokens | None:
-    """Return FillTokens with these ids, or None if one of the three required ids is missing."""
+    """Return FillTokens with the given ids, or None if one of the three required ids is missing."""
     if prefix is None or suffix is None or middle is None:
         return None
     return FillTokens(bos, prefix, suffix, middle, repository, file)

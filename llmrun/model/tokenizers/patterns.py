@@ -234,7 +234,7 @@ NAMED = {
 
 @functools.cache
 def named(name: str) -> CodePoints:
-    """Return the set that NAMED contains under this name."""
+    """Return the set that NAMED contains under the given name."""
     spans = [code_points.partition("-") for code_points in NAMED[name].split()]
     return union(*(span(int(first, 16), int(last or first, 16)) for first, _, last in spans))
 
@@ -462,7 +462,7 @@ class _Parser:
 
 @dataclass(frozen=True, slots=True)
 class _Take:
-    """A step that consumes one character, which must be in the set with this index."""
+    """A step that consumes one character, which must be in the set with the given index."""
 
     set_number: int
     after: int

@@ -140,7 +140,7 @@ class Keys:
         return tuple(values)
 
     def refuse(self, *keys: str) -> None:
-        """Raise UnsupportedModel if the file has any of these keys."""
+        """Raise UnsupportedModel if the file contains any of the given keys."""
         for key in keys:
             if self.has(key):
                 raise self.unsupported(f"the key {self.name(key)}")

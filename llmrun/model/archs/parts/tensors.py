@@ -54,7 +54,7 @@ class Tensors:
         return both.part_of_each(n, 0, rows), both.part_of_each(n, rows, rows)
 
     def leave_out(self, *prefixes: str) -> None:
-        """Accept tensors whose names begin with these prefixes, although no op uses the tensors."""
+        """Accept tensors whose names begin with the given prefixes, although no op uses the tensors."""
         self._left_out += prefixes
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
