@@ -5,11 +5,11 @@ here is empty and retrieves nothing.
 
 Patterns: JSON Schema uses the syntax of ECMA-262, which is translated to Python's `re`. Python's \d and \w match all of
 Unicode, but \d and \w in ECMA-262 and llguidance match only ASCII. Without translation, `^[^\w]+$` would reject "é",
-which ECMA-262 and llguidance accept. Python's $ also matches before a final line break, and Python has no categories
-such as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when they are compiled.
+which ECMA-262 and llguidance accept. Python's $ also matches before a final line break, and Python supports no
+categories such as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when they are compiled.
 
 Formats: llguidance enforces ten formats with regular expressions while the answer is generated. In the JSON Schema test
-suite, three of these ten formats accept invalid strings: 29 February in common years, and leap seconds at a wrong time
+suite, three of the ten formats accept invalid strings: 29 February in common years, and leap seconds at a wrong time
 of day (RFC 3339, sections 5.6 and 5.7). Only these three formats are checked here. The verdict therefore does not
 depend on the installed optional libraries of jsonschema.
 """
@@ -90,7 +90,7 @@ def _ranges_of_category(token: str) -> str:
 
 @cache
 def _runs() -> list[tuple[str, int, int]]:
-    """Return (category, first, last) for each run of code points of one general category. Takes 0.2 s."""
+    """Return (category, first, last) for each run of code points of one general category, in 0.2 s."""
     runs = []
     first = 0
     for category, run in groupby(map(unicodedata.category, map(chr, range(sys.maxunicode + 1)))):

@@ -1,8 +1,8 @@
 """Checks schemas and grammars before llguidance compiles them in this process.
 
-Schemas and grammars may come from anywhere, and llguidance is a library in llmrun's process: if llguidance overflows
-its stack or hangs, so does llmrun. This module refuses texts that are too large or too deep, and texts that llguidance
-would ignore in part. Every other text is compiled in a child process first.
+Schemas and grammars may come from anywhere, and llguidance is a library in llmrun's process: if llguidance crashes or
+hangs, llmrun does too. This module refuses texts that are too large or too deep, and texts that llguidance would ignore
+in part. Every other text is compiled in a child process first.
 """
 
 from __future__ import annotations

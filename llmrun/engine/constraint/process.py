@@ -1,7 +1,7 @@
 """The isolated process for constrained output, which validates finished answers and compiles every grammar first.
 
 llguidance keeps an answer within its schema token by token, with a few exceptions: products of large numbers in the
-schema overflow, and U+FEFF counts as a visible character. So the text is parsed and validated once more, in
+schema overflow, and U+FEFF counts as a visible character. The text is therefore parsed and validated once more, in
 an isolated process, because the answer and the schema are untrusted: a pattern such as `^(a+)+$` can keep
 Python's `re` busy for years.
 

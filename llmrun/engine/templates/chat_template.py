@@ -1,8 +1,8 @@
 """Chooses a model's chat template and renders conversations with it, in an isolated process.
 
 A template comes with the model file, so it is an untrusted program. Jinja2's sandbox restricts access to Python,
-but not running time or memory, so the isolated process limits both. Even a template that escapes the sandbox finds
-an empty environment and no open files.
+but not running time or memory, so the isolated process limits both. A template that escapes the sandbox finds only an
+empty environment and no open files.
 
 Templates receive the same variables as in `transformers`. If the model should continue an answer, the prompt is
 truncated at the end of that answer, as in `transformers`.

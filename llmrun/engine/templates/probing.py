@@ -67,7 +67,7 @@ def mentions(source: str) -> Mentions:
 
 
 def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
-    """Yield every node in source order. Does not recurse, because the tree may be deep."""
+    """Yield every node in source order. The function does not recurse, because the tree may be deep."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

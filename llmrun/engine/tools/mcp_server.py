@@ -1,6 +1,6 @@
 """A server of the Model Context Protocol (MCP) in a child process: starting it, listing its tools and calling them.
 
-llmrun supports revision 2025-06-18 and older revisions, and uses only tools. The messages are JSON-RPC over the
+llmrun supports revision 2025-06-18 and older revisions, but only their tools. The messages are JSON-RPC over the
 server's standard input and output, one per line. https://modelcontextprotocol.io/specification/2025-06-18
 
 The server is untrusted: it may send anything at any time, or nothing, and may stop reading. Therefore, one thread reads
@@ -97,7 +97,7 @@ class Connection:
         self._send({"jsonrpc": "2.0", "method": method} | ({"params": params} if params else {}))
 
     def close(self) -> None:
-        """Close the server's input and end the server. Takes at most five times `end_s`. Idempotent."""
+        """Close the server's input and end the server. Closing takes at most five times `end_s`. Idempotent."""
         with contextlib.suppress(queue.Full):  # if the server does not read its input, signals end the server
             self._outgoing.put_nowait(None)
         self._child.end(self._limits.end_s)

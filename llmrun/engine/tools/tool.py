@@ -45,7 +45,7 @@ Validator = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]  # retu
 class ToolFailed(LlmrunError):
     """A tool or its server could not be started, broke the protocol, died or took too long.
 
-    The message is one line and safe to print. A chat may pass the message to the model as the result of the call.
+    The message is one line and safe to print. A chat may pass the message to the model as the call's result.
     """
 
 

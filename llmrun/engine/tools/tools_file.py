@@ -414,7 +414,7 @@ def _parameters(table: Table) -> Mapping[str, Any]:
             raise schema.error("required", f"{name!r:.60} is not in properties", nearest(name, properties.values))
     try:
         json.dumps(schema.values, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # TOML has dates and infinity, but JSON does not
+    except (TypeError, ValueError, RecursionError):  # TOML supports dates and infinity, but JSON does not
         raise table.error("parameters", "contains a value that JSON cannot represent") from None
     return schema.values
 

@@ -9,7 +9,7 @@
 
 A string is its length (u64), then its bytes. An array is its element type (u32), its length (u64), then its elements.
 Everything is little-endian. The format is described in ggml's docs/gguf.md. This module enforces the rules
-of llama.cpp's gguf.cpp and some stricter ones. NumPy is imported when the first array is read.
+of llama.cpp's gguf.cpp and some stricter ones. NumPy is imported only when the first array is read.
 """
 
 from __future__ import annotations

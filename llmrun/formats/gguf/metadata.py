@@ -10,7 +10,7 @@ LLAMA_MAX_EXPERTS).
 
 The shards of split models, as written by llama.cpp's gguf-split and by gguf-py, are named `NAME-00001-of-00003.gguf`
 and so on. A split model is opened from its first shard, which contains the metadata. Each shard contains some of the
-tensors and these keys. The rules for these keys are the rules of llama.cpp's loader and some stricter ones:
+tensors, and the keys below. The rules for these keys are the rules of llama.cpp's loader and some stricter ones:
 
     split.no             u16, the shard's index, which starts at 0 (in file names, it starts at 1)
     split.count          u16, the number of shards
@@ -272,7 +272,7 @@ _NO_LANGUAGE_MODEL = "clip"  # the architecture of vision encoders, whose files 
 
 
 def check_hyperparameters(file: Metadata) -> None:
-    """Check those keys of the architecture that are present. Raises BadGGUF with the name of the key."""
+    """Check the keys of the architecture that are present. Raises BadGGUF with the name of the key."""
     architecture = file.string("general.architecture", "")
     if architecture == _NO_LANGUAGE_MODEL or not architecture:
         return

@@ -220,7 +220,7 @@ def sampled_digest(file: GGUFFile) -> str:
     """Return a sha256, in hexadecimal, of a model's header and of samples of all its tensors.
 
     Hashing all bytes of a large file would take longer than opening it. Two models with the same header, such as two
-    fine-tuned versions of one model, differ in the samples. Raises ModelFileError.
+    fine-tuned versions of one model, have different samples. Raises ModelFileError.
     """
     hashed = hashlib.sha256()
     hashed.update(str(file.file_bytes).encode())

@@ -1,8 +1,8 @@
 """Sources from which headers and tensors are read: files, and byte ranges that are fetched, for example over HTTP.
 
 Files are never memory-mapped. If a memory-mapped file is truncated, the process that accesses it is killed by SIGBUS,
-whereas a read fails with an ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms,
-compared with 81 ms for a mapping and its page faults.
+whereas a read fails with an ordinary error. Reading is also faster than mapping: reading and packing SmolLM2's 98 MB
+takes 42 ms, compared with 81 ms for a mapping and its page faults.
 
 Errors of the operating system are converted to llmrun's errors. This module does not import NumPy.
 """
@@ -145,7 +145,7 @@ class FileSource:
     """An open file, closed by `close` or when the object is garbage-collected.
 
     If another file replaces the file under the same name, reads still return the original bytes. If the file is
-    modified, `check_unchanged` detects the new size or modification time. If the file is truncated, `read` fails too.
+    modified, `check_unchanged` detects the new size or modification time. If the file is truncated, `read` also fails.
     """
 
     def __init__(self, path: Path) -> None:

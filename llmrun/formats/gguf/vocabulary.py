@@ -1,8 +1,7 @@
 """Checks the rules for `tokenizer.ggml.*` that llama.cpp's vocabulary loader and tokenizers rely on.
 
-In llama.cpp, some of these rules are assertions, and others throw exceptions that a C caller cannot catch. A file that
-breaks such a rule kills the process instead of failing to load. The tokenizers that llmrun itself supports are in
-tokenizers/.
+In llama.cpp, breaking a rule fails an assertion or throws an exception that a C caller cannot catch. A file that breaks
+a rule kills the process instead of failing to load. The tokenizers that llmrun itself supports are in tokenizers/.
 """
 
 from __future__ import annotations
@@ -221,7 +220,7 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 def _check_byte_fallback(file: Metadata, tokens: StringArray) -> None:
     """Check that every byte has a token.
 
-    A SentencePiece tokenizer encodes text that has no token as bytes. llama.cpp throws if the token for a byte is
+    A SentencePiece tokenizer encodes text without a token as bytes. llama.cpp throws if the token for a byte is
     missing.
     """
     positions = tokens.positions()

@@ -129,7 +129,7 @@ def _projected(w: PlanWriter, name: str, values: list[Value], like: Value) -> li
 
 
 def _router(w: PlanWriter, block: str, x: Value) -> Value:
-    """Compute the features from which AltUp's factors are computed, one feature for each stream."""
+    """Compute the features that determine AltUp's factors, one feature for each stream."""
     weight = w.tensors.vector(f"{block}.altup_router_norm.weight", x.width) / np.float32(x.width)
     h = w.plan.rmsnorm(x, weight, w.epsilon)
     return w.plan.activate(w.linear(f"{block}.altup_router", h, _STREAMS), Activation.TANH)
@@ -149,7 +149,7 @@ def _predicted(w: PlanWriter, block: str, streams: list[Value]) -> list[Value]:
 
 
 def _correct(w: PlanWriter, block: str, predicted: list[Value], y: Value) -> None:
-    """Correct the predicted streams in place, given the first stream after the layer, y, which is also changed."""
+    """Correct the predicted streams in place, given y, the first stream after the layer. Also changes y."""
     factors = w.linear(f"{block}.altup_correct_coef", _router(w, block, y), _STREAMS)
     w.plan.add(predicted[0], to=y, scale=-1.0)
     for number, stream in enumerate(predicted):

@@ -103,7 +103,7 @@ def _shapes(keys: Keys) -> tuple[AttentionShape, ...]:
 
 
 def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
-    """Return the number of layers that store keys and values, which the other layers reuse."""
+    """Return the number of layers that store the keys and values that the other layers reuse."""
     storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
     check_storing(keys, shapes, storing)
     return storing

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Config(Hyperparameters):
     """The hyperparameters of gemma-embedding. A window of 0 means that rows attend to the whole sequence.
 
-    `dense` is the number of features between the two matrices that follow pooling, or 0 without such matrices.
+    `dense` is the number of features between the two matrices that follow pooling, or 0 if no matrices follow pooling.
     """
 
     windows: tuple[int, ...]

@@ -1,6 +1,6 @@
 """The `smallthinker` architecture: experts with ReLU, which are chosen before attention from the layer's input.
 
-The router reads the input of the layer, so that a machine can load the experts from disk during attention. In models
+The router reads the layer's input, so the experts can be loaded from disk during attention. In models
 with a sliding window, every fourth layer attends to all positions and has no RoPE.
 """
 

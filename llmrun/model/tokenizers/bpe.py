@@ -5,7 +5,7 @@ r"""BPE tokenizers, `gpt2` and `gemma4` in GGUF files, and the pre-tokenizers th
 
 The names and rules of pre-tokenizers come from llama.cpp. A pre-tokenizer is a list of patterns, most of which are
 identical to llama.cpp's. Each pattern is one stage. A stage splits every piece of the previous stage and cannot look
-beyond the ends of a piece. Text between two matches becomes a piece too. Code points that no pattern can distinguish
+beyond the ends of a piece. Text between two matches also becomes a piece. Code points that no pattern can distinguish
 share a symbol, and patterns.py compiles every pattern to a table over symbols. A single kernel runs all tables. The
 sets of code points, also in patterns.py, come from a fixed Unicode version.
 

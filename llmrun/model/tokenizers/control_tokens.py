@@ -128,7 +128,7 @@ def fill_tokens_of(file: GGUFFile) -> FillTokens | None:
     """Return a file's fill-in-the-middle tokens, except BOS, without loading the vocabulary."""
     texts = {text for role in ROLES for text in role.texts}
     tokens = file.strings("tokenizer.ggml.tokens")
-    # Comparing only the tokens that begin like one of the texts takes a hundredth of the time.
+    # Comparing only the tokens that begin like one of the texts is a hundred times as fast.
     beginnings = tokens.data[np.minimum(tokens.starts, len(tokens.data) - 1)]
     likely = np.flatnonzero(np.isin(beginnings, [text.encode()[0] for text in texts])).tolist()
     known = {tokens[number]: number for number in likely if tokens[number] in texts}

@@ -332,7 +332,7 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A node that matches the first of its parts that leads to a match of the whole pattern."""
+    """A node that matches the first of its parts with which the whole pattern matches."""
 
     parts: tuple[Node, ...]
 

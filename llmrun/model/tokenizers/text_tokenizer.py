@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """A tokenizer, which turns text into token ids and back. The ids are the same as llama.cpp's ids."""
+    """A tokenizer, which converts text to token ids and back. The ids are the same as llama.cpp's ids."""
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -197,7 +197,7 @@ class TextTokenizer(ABC):
         return decoded.removeprefix(b" ") if self._space_prefix else decoded
 
     def begins_like(self, other: object, n: int) -> bool:
-        """Return True if another tokenizer is of the same type and starts with the same n tokens.
+        """Return True if another tokenizer is of the same type and contains the same first n tokens.
 
         Comparing vocabularies of 128,000 tokens takes 0.1 s. Comparing token by token would take 1 s.
         """

@@ -120,7 +120,7 @@ def _usable(scores: NDArray[np.float32], kinds: NDArray[np.int32]) -> tuple[NDAr
     """Return the scores for the kernel, and the score of an unknown character, float64[1].
 
     User-defined tokens have the score 0, which makes them likely. Control tokens, the unknown token and tokens with
-    the score -inf are impossible. Unknown characters are always possible, so every text can be divided.
+    the score -inf are excluded. Unknown characters are always allowed, so every text can be divided.
     """
     normal = scores[(kinds == NORMAL) & np.isfinite(scores)]
     lowest = normal.min() if len(normal) else np.float32(np.finfo(np.float32).max)

@@ -1,7 +1,7 @@
 """The plan of a draft head: the layer for multi-token prediction (MTP), called `nextn` in files.
 
-Given the model's hidden state at one position and the next token, a head predicts the token after the next. A head has
-its own layer and its own cache, and shares the embedding and output matrices with the model. The formula comes from
+Given the model's hidden state at one position and the next token, a head predicts the token after that token. A head
+has its own layer and its own cache, and shares the embedding and output matrices with the model. The formula comes from
 DeepSeek V3 (arXiv:2412.19437, section 2.2).
 """
 

@@ -45,7 +45,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class MixtureConfig(Hyperparameters):
-    """The hyperparameters of models with a shared expert whose first layers are dense.
+    """The hyperparameters of models with a shared expert and with dense first layers.
 
     dense   number of layers before the first layer with experts
     shared  number of features of the shared expert; 0 without a shared expert
@@ -206,7 +206,7 @@ def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width:
 
 
 def add_gated_shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, to: Value) -> None:
-    """Add the output of the shared expert, times the sigmoid of a gate of one feature, to `to`."""
+    """Add the output of the shared expert, times the sigmoid of a one-feature gate, to `to`."""
     gate = w.linear(f"{block}.ffn_gate_inp_shexp", h, 1)
     w.plan.add_gated(shared_expert(w, block, h, feed_forward, to.width), gate, to=to)
 

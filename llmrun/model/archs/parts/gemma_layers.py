@@ -24,7 +24,7 @@ _LEAST_STORING = 2  # llama.cpp's minimum number of layers with a KV cache if ot
 def check_storing(keys: Keys, shapes: Sequence[AttentionShape], storing: int) -> None:
     """Check that the other layers can reuse the KV caches of the first `storing` layers. Raises UnsupportedModel.
 
-    In llama.cpp, other layers reuse the cache of the last storing layer or, with a sliding window, the second to last
+    In llama.cpp, other layers reuse the cache of the last storing layer or, with a sliding window, the second-to-last
     storing layer. The plan reuses the last layer of the same shape. In all existing models, both choices coincide.
     """
     for shape in set(shapes[storing:]):

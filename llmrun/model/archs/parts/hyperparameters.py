@@ -20,7 +20,7 @@ LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """The sizes of the layers, the epsilon of the norms, the RoPE settings, and whether there is a causal mask.
+    """The sizes of the layers, the epsilon of the norms, the RoPE settings, and the presence of a causal mask.
 
     Architectures may add fields in a subclass.
     """

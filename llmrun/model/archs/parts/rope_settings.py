@@ -189,7 +189,7 @@ def check_sections(keys: Keys, rope: RopeSettings, head_size: int, *, interleave
     models. For text, the first three positions equal the token's position, but llama.cpp sets the fourth position to 0.
     So files in which the fourth position rotates a pair are refused, unless the pair hardly rotates. In Qwen3-VL, pairs
     61 and 62 of 64 rotate with the token in the original model, but not in llama.cpp. Consecutive sections whose first
-    or second section is empty are refused too, because llama.cpp ignores them and rotates like models without M-RoPE.
+    or second section is empty are also refused, because llama.cpp ignores them and rotates like models without M-RoPE.
     """
     key = "rope.dimension_sections"
     sections = keys.several(key, 4, minimum=0, maximum=head_size)
