@@ -149,7 +149,7 @@ def _predicted(w: PlanWriter, block: str, streams: list[Value]) -> list[Value]:
 
 
 def _correct(w: PlanWriter, block: str, predicted: list[Value], y: Value) -> None:
-    """Correct the predicted streams in place, given y, the first stream after the layer. Also changes y."""
+    """Correct the predicted streams in place, given y, the first stream after the layer. y is overwritten."""
     factors = w.linear(f"{block}.altup_correct_coef", _router(w, block, y), _STREAMS)
     w.plan.add(predicted[0], to=y, scale=-1.0)
     for number, stream in enumerate(predicted):

@@ -1,8 +1,8 @@
 """Finds the control tokens that end an answer, and the control tokens of fill-in-the-middle prompts.
 
-GGUF files specify only some control tokens, such as one or two tokens that end an answer. Other tokens are found by
-their text. The rules and the texts are llama.cpp's (`llama_vocab_is_eog`, `llama_vocab_fim_pre` and others), so
-answers end at the same token as in llama.cpp.
+GGUF files specify only some control tokens, such as one or two tokens that end an answer. The other control tokens are
+found by their text. The rules and the texts are llama.cpp's (`llama_vocab_is_eog`, `llama_vocab_fim_pre` and others),
+so answers end at the same token as in llama.cpp.
 """
 
 from __future__ import annotations

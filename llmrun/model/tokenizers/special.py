@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MARK = "\ufdd0"
 
 # The kernel tries to match tokens at every possible position, which takes time in proportion to the longest token. The
-# limit prevents a malicious file from slowing down the kernel. Longer tokens are searched for one at a time.
+# limit prevents a malicious file from slowing down the kernel. Longer tokens are searched for one after another.
 _LONGEST_IN_TREE = 512  # maximum length in bytes
 
 _ASCII_SPACE = " \t\n\v\f\r"

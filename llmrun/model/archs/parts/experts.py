@@ -98,7 +98,7 @@ def expert_size(keys: Keys) -> int:
 def expert_size_or_share(keys: Keys) -> int:
     """Return the number of features of each expert.
 
-    If the file does not specify this number, return the feed-forward size divided by the number of used experts.
+    If the file does not specify the number, return the feed-forward size divided by the number of used experts.
     """
     return keys.of_all_layers(_SIZE, 0, minimum=0, maximum=MOST_WIDTH) or feed_forward_of(keys) // _used(keys)
 
