@@ -24,7 +24,7 @@ class FileType(NamedTuple):
 
 
 def file_type_named(text: str) -> FileType:
-    """Return the file type with this name, in upper or lower case. Raises UsageError with a suggestion."""
+    """Return the file type with this name, in upper or lower case. Raises UsageError for unknown names."""
     name = _known(text, FILE_TYPE_NAMES, "TYPE", "a file type that llama.cpp writes")
     if name == COPY:
         return FileType(COPY, _IDS["F32"])

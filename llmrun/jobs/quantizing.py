@@ -94,7 +94,7 @@ class Plan:
         return [one for one in self.tensors if one.is_converted and one.old.type.block_weights > 1]
 
     def done_before(self, number: int) -> float:
-        """Return the share of the old bytes that precede the tensor with this number, counted from 1."""
+        """Return the share of the old file's bytes before the tensor with this one-based index."""
         sizes = [one.old.nbytes for one in self.tensors]
         return sum(sizes[: number - 1]) / sum(sizes)
 
@@ -123,7 +123,7 @@ def _planned(file: GGUFFile, log: str) -> Iterator[PlannedTensor]:
 
 
 _WORKER = "backends.llama.quantizer_worker"
-_STREAM_FAILED = "iostream error"  # The only message of C++ for a failed write.
+_STREAM_FAILED = "iostream error"  # the C++ library's only message for a failed write
 _BY_LOOKUP = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")  # Absent from every imatrix.
 
 

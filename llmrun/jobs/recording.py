@@ -1,4 +1,4 @@
-"""A recorded run: everything that decides an answer of the CPU engine, the answer, and digests of its computation.
+"""A recorded run: everything that determines an answer of the CPU engine, the answer, and digests of its computation.
 
 Recordings are read strictly, because a recording may be damaged or hostile.
 """
@@ -170,7 +170,7 @@ def token_digests(tokens: Sequence[int]) -> Iterator[str]:
         yield hashed.hexdigest()[:16]
 
 
-_MOST_BYTES: Final = 32 << 20  # A recording of a million tokens has 16 MB.
+_MOST_BYTES: Final = 32 << 20  # A recording of a million tokens is 16 MB in size.
 _MOST_TOKEN: Final = 1 << 24
 _MOST_LOGITS: Final = 64
 _MOST_BIAS: Final = 1e30

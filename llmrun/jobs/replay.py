@@ -347,7 +347,7 @@ def replay(engine: Engine, watched: WatchedBackend, recording: Recording, beside
 
 
 def _answer(engine: Engine, request: Request, beside: Sequence[Request]) -> tuple[list[int], Finished]:
-    """Run a request, with other requests beside it, and return the request's tokens and last event."""
+    """Run a request concurrently with other requests, and return the request's tokens and last event."""
     number = engine.submit(request)
     for other in beside:
         engine.submit(other)

@@ -1,7 +1,7 @@
 """Keeps the workers of a run busy, and reopens lost workers.
 
-Each worker is identified before it receives calls. A worker whose answers may differ from the others' is refused,
-unless --mixed accepts such workers. `Reporter` is the interface through which a batch reports its progress.
+Each worker is identified before it receives calls. A worker whose answers may differ from the other workers' answers is
+refused, unless --mixed is given. `Reporter` is the interface through which a batch reports its progress.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OK: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The properties of a worker that decide its answers.
+    """The properties of a worker that determine its answers.
 
     model        the name of the worker's model
     context_size  the maximum number of tokens of a prompt and its answer together, or None if it is unknown
@@ -115,7 +115,7 @@ def _words(identity: Identity) -> str:
 
 
 def _foreign_fingerprint(worker: Worker, card: Mapping[str, Any]) -> str:
-    """Return a fingerprint of a foreign server, made from the server's entry of /v1/models without the times in it."""
+    """Return a fingerprint of a foreign server, computed from its /v1/models entry without the timestamps."""
     said = {name: value for name, value in card.items() if name != "created"}
     return f"foreign_{_digest([worker.name, said])}"
 

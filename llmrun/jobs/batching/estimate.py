@@ -1,6 +1,6 @@
 """Estimates the tokens and the time of a batch, from an exact count of prompt tokens and a sample that measures speed.
 
-The calls are read in this process, as the engine reads them. Tokens that the cache already holds as the prefix of an
+This process reads the calls in the same way as the engine. Tokens that the cache already holds as the prefix of an
 earlier prompt are not computed again, so they are counted separately.
 """
 
@@ -23,7 +23,7 @@ from llmrun.jobs.batching.requests import Call, CallOptions
 from llmrun.jobs.batching.work import prefix_of
 from llmrun.jobs.batching.workers.local import parse_call
 
-_SAMPLED: Final = 512  # calls in the sample, whose mean length is precise enough and whose bodies fit in memory
+_SAMPLED: Final = 512  # calls in the sample: enough for a precise mean length, but few enough to fit in memory
 _SEED: Final = 1
 _SHOWN: Final = 100  # Calls between two updates of the progress.
 BEGIN_S: Final = 20.0  # How long the sample may begin new calls.
@@ -33,8 +33,8 @@ FINISH_S: Final = 100.0  # How long calls may take to finish after BEGIN_S.
 class PrefixCounter:
     """Counts the computed tokens of prompts. The prompts must be added in the order of the run.
 
-    A prompt reuses the prefix that it shares with the previous prompt. In sorted order, no earlier prompt shares a
-    longer prefix, so only one prompt has to be kept in memory.
+    A prompt reuses the prefix that it shares with the previous prompt. In sorted order, the previous prompt shares the
+    longest prefix, so only one prompt must be kept in memory.
 
     total     the number of tokens of all prompts
     computed  the number of tokens that are not reused
@@ -54,7 +54,7 @@ class PrefixCounter:
 
 @dataclass(frozen=True, slots=True)
 class CountedCall:
-    """A call as the engine reads it.
+    """A call in the form that the engine reads.
 
     prompts  the tokens of each prompt; nearly all calls have one prompt
     choices  the number of answers to each prompt
@@ -175,7 +175,7 @@ class CallReader:
     facts: ModelFacts
 
     def count(self, call: Call) -> CountedCall:
-        """Read a call without running the call. Raises the LlmrunError that a run would return."""
+        """Read a call without running the call. Raises the same LlmrunError that a run would report."""
         parsed = parse_call(call.url, call.body, self.facts)
         answers = [self.engine.prepare(request) for request in parsed.requests[:: parsed.n]]
         return CountedCall([answer.tokens for answer in answers], parsed.n)
@@ -280,9 +280,9 @@ class Estimate:
 class Sampler:
     """Runs calls in the given order.
 
-    A new call begins as soon as another call ends, until the time is up. All calls in progress then finish. Otherwise,
-    long answers would be missing from the sample, because at any moment, the answers in progress tend to be long. To
-    avoid the same bias, the decision to begin a call never depends on the call's own length.
+    A new call begins as soon as another call ends, until the time is up. Calls in progress at the deadline run to
+    completion. Otherwise, long answers would be missing from the sample, because at any moment, the answers in progress
+    tend to be long. To avoid bias, the decision to begin a call never depends on the length of that call.
     """
 
     def __init__(

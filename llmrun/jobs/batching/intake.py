@@ -42,7 +42,7 @@ class RecordWriter:
     model: str | None
 
     def record_id(self, number: int, digest: bytes) -> str:
-        """Return the ID of a line's record, which proves that the record belongs to the given line of this run."""
+        """Return the ID that proves that a record belongs to the given line of this run."""
         return f"batch_req_{self._hex(number, digest.hex())}"
 
     def answered(self, line: LineId, call: Call, reply: Reply, fingerprint: str | None) -> bytes:
@@ -68,7 +68,7 @@ class RecordWriter:
         return self.failed(line, problem.code, str(problem))
 
     def copied(self, line: LineId, record: bytes) -> bytes:
-        """Return the record of a line whose call equals another line's call, made from the other line's record."""
+        """Return the record of a line with the same call as another line, derived from the other line's record."""
         other = json.loads(record)
         return _encoded(other | {"id": self.record_id(line.number, line.digest), "custom_id": line.custom_id})
 
@@ -107,7 +107,7 @@ def _lasting(body: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-_LINES: Final = 10_000  # lines per window; of earlier lines, only a few hundred bytes each stay in memory
+_LINES: Final = 10_000  # lines per window; each earlier line takes only a few hundred bytes of memory
 _BYTES: Final = 64 << 20
 _MOST_MODELS: Final = 100
 
@@ -167,7 +167,7 @@ def _digest(custom_id: str) -> bytes:
 
 
 def survey(path: Path, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:
-    """Call `each` with every line, and yield the number of lines so far after each window.
+    """Call `each` for every line, and yield the number of lines read so far after each window.
 
     check  called for every line, including blank lines; may raise an exception to stop
     """

@@ -1,8 +1,8 @@
 """The journal of a run: the records of finished lines, in the order in which they finished.
 
 The first line is a JSON header. Every other line is `NUMBER CRC RECORD`: the number of the input's line, the CRC-32 of
-the number and the record, and the record, which is a line of the final output. A line that a crash has cut off, or that
-a failing disk has changed, does not match its CRC and is ignored, so its request runs again.
+the number and the record, and the record, which is a line of the final output. A line that was truncated by a crash or
+corrupted by a failing disk does not match its CRC and is ignored, so its request runs again.
 
 The functions at the top write the files of a run next to the user's own files, and never modify the user's files.
 """
@@ -50,12 +50,12 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def resolved(path: Path) -> Path:
-    """Return the file that a path names after following links, so that the file is replaced and the link is kept.
+    """Return the target of a path after following links, so that the target is replaced and the link is kept.
 
-    Raises UsageError for links that lead in a circle.
+    Raises UsageError for circular links.
     """
     try:
-        path.stat()  # since Python 3.13, Path.resolve accepts loops
+        path.stat()  # since Python 3.13, Path.resolve accepts symlink loops
     except OSError as error:
         if error.errno == errno.ELOOP or getattr(error, "winerror", 0) == _UNRESOLVABLE:
             raise UsageError(f"{path}: the symbolic links form a loop") from None
@@ -113,7 +113,7 @@ def remove_leftovers(*paths: Path) -> None:
     """Remove temporary files of `new_file` that killed processes left behind."""
     for path in paths:
         name = re.compile(rf"\.{re.escape(path.name)}(\.partial)?\.llmrun-[0-9a-f]{{16}}")
-        with suppress(OSError):  # the leftovers in an unreadable folder do not matter
+        with suppress(OSError):  # leftovers in an unreadable folder can be ignored
             for found in path.parent.iterdir():
                 if name.fullmatch(found.name) and stat.S_ISREG(found.lstat().st_mode):
                     with alone_with([found]) as busy:
@@ -123,7 +123,7 @@ def remove_leftovers(*paths: Path) -> None:
 
 @contextmanager
 def writing(path: Path, hint: str = _CONTINUE) -> Iterator[None]:
-    """Convert an OSError from writing to `path` to an LlmrunError. `hint` is the advice if the disk is full."""
+    """Convert an OSError, raised while writing to `path`, to an LlmrunError. `hint` is the advice for a full disk."""
     try:
         yield
     except OSError as error:
@@ -192,7 +192,7 @@ class Journal:
         return journal
 
     def begin(self, header: Mapping[str, Any], records: Iterable[tuple[int, bytes]] = ()) -> None:
-        """Replace the journal with the journal of a new run, which may already have records.
+        """Replace the journal with a new run's journal, which may already contain records.
 
         If the process is killed at any moment, either the old journal or the complete new journal remains.
         """
@@ -234,8 +234,8 @@ class Journal:
     def write_output(self, check: Callable[[], None] = lambda: None) -> None:
         """Write all records to the output file in the order of their lines, and remove the journal.
 
-        The file receives its name when it is complete. After this call, only `close` may be called. Raises LlmrunError
-        if the output is not the file that the run may replace.
+        The output file receives its final name once complete. After this call, only `close` may be called. Raises
+        LlmrunError if the output is not the file that the run may replace.
 
         check  called often; may raise an exception to stop
         """
@@ -292,7 +292,7 @@ class Journal:
         return self._file
 
     def _load(self, check: Callable[[], None]) -> None:
-        """Read the header and the places of all records, and cut off an incomplete last line that a crash has left."""
+        """Read the header and the locations of all records, and truncate an incomplete last line left by a crash."""
         with writing(self.path):
             self._file = _opened(self.path)
         with os.fdopen(os.dup(self._file.fileno()), "rb") as stream:
@@ -362,14 +362,14 @@ def _locked(output: Path) -> BaseFileLock:
 
 
 def _put(file: FileIO, end: int, number: int, record: bytes) -> Place:
-    """Write a line at the end of a journal."""
+    """Append a line to a journal."""
     head = b"%d %08x " % (number, _crc(number, record))
     _append(file, end, head + record + b"\n")
     return Place(end + len(head), len(record))
 
 
 def _append(file: FileIO, end: int, data: bytes) -> int:
-    """Write at the end of a file, and return the file's new end. After an error, the file is unchanged."""
+    """Append to a file, and return the file's new end. After an error, the file is unchanged."""
     written = 0
     try:
         file.seek(end)

@@ -85,7 +85,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def _text_lines(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Line]:
-    """Yield every line without the surrounding white space. For a line that is too long, yield only a problem."""
+    """Yield every line without surrounding whitespace. If a line is too long, yield a problem instead."""
     number = 0
     while piece := stream.readline(LONGEST_LINE + 1):
         check()
@@ -216,7 +216,7 @@ class CallOptions:
     template: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything except the seed as JSON, to detect a run with other options."""
+        """Return all options except the seed as JSON, to detect a run with different options."""
         defaults = {default.names[0]: default.value for default in self.defaults}
         return {**defaults, "--system": self.system, "--template": self.template}
 

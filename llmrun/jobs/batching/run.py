@@ -73,7 +73,7 @@ class Batch:
 
 
 _AGAIN = "use the original input, model and options to continue, or add --force to start over"
-# Values in a journal's header that decide the answers, mapped to the words for a difference in messages.
+# Maps the header values that determine the answers to the words that describe a difference in messages.
 _DECISIVE = {
     "model": "a different model",
     "context_size": "a different context size",
@@ -142,7 +142,7 @@ def check_lines(
 def successes_in(
     output: Path, source: Path, writer: RecordWriter, check: Callable[[], None]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the records of a complete output that are not errors, with the numbers of their lines.
+    """Yield the records in a complete output that are not errors, with their line numbers.
 
     check  called for every line; may raise an exception to stop
     Raises UsageError if the output was not generated from this input by this model with these options.
@@ -230,7 +230,7 @@ class _Run:
         return self._opened_journal
 
     def foreign_models(self) -> list[str]:
-        """The other models that lines named, although the run's own model answers all lines."""
+        """Other models that lines requested, although the run's own model answers all lines."""
         return sorted(self._intake.foreign_models - {self._model})
 
     def close(self) -> None:
@@ -295,7 +295,7 @@ class _Run:
         raise UsageError("a batch needs at least one worker")
 
     def _header(self, expected: Identity) -> dict[str, Any]:
-        """Return everything that decides the answers. In mixed runs, only the user's options count."""
+        """Return everything that determines the answers. In mixed runs, only the user's options count."""
         options, mixed = self._batch.options, self._batch.mixed
         return {
             "model": self._batch.model if mixed else expected.model,

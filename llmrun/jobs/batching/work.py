@@ -44,7 +44,7 @@ class Halt:
 
 
 async def in_thread(halt: Halt, work: Callable[[], Result]) -> Result:
-    """Run `work`, which calls `halt.check` often, in a thread. On cancellation, wait for the end of the thread."""
+    """Run `work`, which calls `halt.check` often, in a thread. On cancellation, wait until the thread has ended."""
     future = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(future)
@@ -52,7 +52,7 @@ async def in_thread(halt: Halt, work: Callable[[], Result]) -> Result:
         halt.set()
         await asyncio.wait((future,))
         if not future.cancelled():
-            future.exception()  # probably Stopped, and nobody needs the result any more
+            future.exception()  # the error is probably Stopped, and the result is no longer needed
         raise
 
 
@@ -228,7 +228,7 @@ def _common(one: str, other: str) -> int:
     return low
 
 
-_MOST_LOSSES: Final = 5  # lost workers per call, after which the call itself is probably the reason
+_MOST_LOSSES: Final = 5  # after this many lost workers, the call itself is probably the cause
 _OK: Final = 200
 _MOST_IGNORED: Final = 100  # names of ignored fields to store
 
@@ -256,7 +256,7 @@ class Work:
     async def next(self, owner: Hashable) -> Job | None:
         """Return the next call for a worker, or None once all lines are done.
 
-        Waits while other workers run the last calls, because the calls return to the queue if a worker is lost.
+        Waits while other workers run the last calls, because a call returns to the queue if its worker is lost.
         """
         while True:
             job = self._queue.take(owner)
@@ -309,7 +309,7 @@ class Work:
         self._news.set()
 
     def lose(self, job: Job) -> None:
-        """Requeue a call whose worker was lost. A call that loses one worker after another fails."""
+        """Requeue a call whose worker was lost. A call fails once it has lost several workers."""
         job.losses += 1
         if job.losses < _MOST_LOSSES:
             self.give_back(job)

@@ -28,7 +28,7 @@ from llmrun.engine.constraint.strict_json import parse_unique
 from llmrun.formats.gguf.source import FOLDER, FileSource, kind_of, opened, opening
 from llmrun.hub.resolve.model_file import on_hub
 
-# The largest tokenizer.json of a published model has 35 MB, and about 2 million commas and brackets.
+# The largest published tokenizer.json is 35 MB in size and contains about 2 million commas and brackets.
 _MOST_BYTES = 64 << 20
 _MOST_MARKS = 8_000_000  # limited because empty objects take 30 times as much memory as their text
 MOST_INTEGER = 2**31 - 1
@@ -187,7 +187,7 @@ def _kind(value: Any) -> str:
     return _TYPES.get(type(value), "") if isinstance(value, dict | list) else f"'{shown(str(value), 40)}'"
 
 
-_MOST_HEADER_BYTES = 16 << 20  # The header of a model with 70 billion weights has 0.3 MB.
+_MOST_HEADER_BYTES = 16 << 20  # The header of a model with 70 billion weights is 0.3 MB in size.
 _MOST_SIZE = 1 << 48  # The limit of a dimension and of a tensor's bytes, so that products remain small integers.
 _MOST_DIMENSIONS = 64  # The maximum in NumPy.
 _METADATA = "__metadata__"

@@ -1,7 +1,7 @@
 """The supported forms of models, and their hyperparameters in config.json.
 
-All four forms are variants of Llama, so one table of tensors describes all of them. Keys and tensors of a checkpoint
-have the names of transformers, and those of a GGUF file have the names of llama.cpp.
+All four forms are variants of Llama, so one table of tensors describes all of them. Keys and tensors are named as in
+transformers in a checkpoint, and as in llama.cpp in a GGUF file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the doctor's checks in order, and defines the findings of a check.
 
-A failed check adds a line to the report and does not stop the others. Secrets are redacted, because people paste the
-report into public issues. Facts about the machine that several checks share are looked up on first use.
+A failed check adds a line to the report and does not stop the other checks. Secrets are redacted, because people paste
+the report into public issues. Facts about the machine that several checks share are looked up on first use.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class ChoiceScorer:
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Use a backend with at least two sequences, all of which are free."""
+        """Use a backend that has at least two sequences, all of them free."""
         self._backend = backend
         self._most = rows_at_a_time(backend.info.vocabulary_size)
         self._slots = backend.info.max_sequences - 1

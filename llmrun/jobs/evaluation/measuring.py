@@ -305,7 +305,7 @@ class TextResult:
 def summarized(chunks: Sequence[Scores]) -> TextResult:
     """Summarize the scores of at least one chunk. All chunks must have the same number of scored tokens.
 
-    The intervals are computed from the means of chunks, because errors within a chunk are correlated. The intervals are
+    The intervals are computed from the chunks' means, because errors within a chunk are correlated. The intervals are
     infinite for a single chunk.
     """
     surprise = np.array([chunk.surprise for chunk in chunks])

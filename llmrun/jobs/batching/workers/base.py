@@ -49,7 +49,7 @@ class Worker(Protocol):
     async def start(self) -> Mapping[str, Any]:
         """Open or reopen the worker, and return its entry of /v1/models. Raises LlmrunError.
 
-        Entries from llmrun have `system_fingerprint`, `default_sampling` and `batch_invariant`.
+        Entries from llmrun contain `system_fingerprint`, `default_sampling` and `batch_invariant`.
         """
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Reply:

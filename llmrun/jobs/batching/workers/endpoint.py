@@ -33,11 +33,11 @@ _PROBE_S: Final = 60.0  # a server that runs one request at a time may need this
 
 
 class _TooLarge(Exception):
-    """A response exceeds the size limit."""
+    """Raised when a response exceeds the size limit."""
 
 
 class UnusableServer(RefusedWorker, NetworkError):
-    """The server refuses all calls."""
+    """Raised when the server refuses all calls."""
 
 
 class EndpointWorker:
@@ -107,7 +107,7 @@ class EndpointWorker:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _check_status(self, status: int, headers: httpx2.Headers) -> None:
-        """Raise an error if the status does not concern the call alone."""
+        """Raise an error if the status concerns more than this call."""
         if status in _DENIED:
             raise UnusableServer(f"{self.name}: not authorized (HTTP {status})", hint=f"set {KEY_VARIABLE} to your key")
         if 300 <= status < 400:

@@ -31,7 +31,7 @@ _MOST_NEWS: Final = 1000
 class RayActor:
     """A worker on a node. All methods return encoded JSON: OK and a value, FAILED and an error, or LOST and a reason.
 
-    Only `hello` may be called by another version of llmrun.
+    Other versions of llmrun may call only `hello`.
     """
 
     def __init__(self, name: str, n_cpus: int) -> None:
@@ -57,7 +57,7 @@ class RayActor:
     async def news(self) -> bytes:
         """Return the next news to show: LOADING with a description and a fraction, or NOTE or DETAIL with a text.
 
-        If there is no news, the method waits a while, so that the answer also shows that the node is alive.
+        If there is no news, the method waits briefly, so the answer also proves that the node is alive.
         """
         if not self._news:
             with contextlib.suppress(TimeoutError):
@@ -68,7 +68,7 @@ class RayActor:
         return _encoded(OK, news)
 
     async def find(self, files: bytes) -> bytes:
-        """Return the path on this node of the model with these files, or None."""
+        """Return the local path of the model with these files, or None if this node lacks the model."""
         return await self._threaded(lambda: _path(find_copy(_originals(files), self)))
 
     async def receive(self, files: bytes) -> bytes:

@@ -278,7 +278,7 @@ class RayDriver:
             self._writer.write(framed(encoded([call, kind, value])))
 
     async def _watch_head(self) -> None:
-        """Notify the other process if the head of the cluster has gone."""
+        """Notify the other process if the head of the cluster is gone."""
         host, port = host_of(self._address), int(self._address.rpartition(":")[2])
         loop = asyncio.get_running_loop()
         seen = loop.time()
@@ -309,7 +309,7 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line of a sensible length."""
+    """Return an error's message as a single line of limited length."""
     return " ".join(str(error).split())[:_MOST_WORDS] or type(error).__name__
 
 
