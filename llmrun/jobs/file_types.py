@@ -33,7 +33,7 @@ def file_type_named(text: str) -> FileType:
 
 
 def weight_type_named(text: str, flag: str) -> str:
-    """Return the name of the weight type for a flag, in upper case. Raises UsageError with a suggestion."""
+    """Return the name of the weight type for a flag, in upper case. Raises UsageError for unknown names."""
     return _known(text, weight_type_names(), flag, "a weight type")
 
 

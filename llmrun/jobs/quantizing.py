@@ -124,7 +124,7 @@ def _planned(file: GGUFFile, log: str) -> Iterator[PlannedTensor]:
 
 _WORKER = "backends.llama.quantizer_worker"
 _STREAM_FAILED = "iostream error"  # the C++ library's only message for a failed write
-_BY_LOOKUP = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")  # Absent from every imatrix.
+_BY_LOOKUP = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")  # tensors without imatrix entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ def _spread(indexes: Sequence[int]) -> list[int]:
 
 
 class Incomparable(LlmrunError):
-    """The recorded run cannot be repeated on this machine, because something that decides the answer is different."""
+    """The recorded run cannot be repeated on this machine, because something that affects the answer is different."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from llmrun.jobs.batching.workers.local import parse_call
 _SAMPLED: Final = 512  # calls in the sample: enough for a precise mean length, but few enough to fit in memory
 _SEED: Final = 1
 _SHOWN: Final = 100  # Calls between two updates of the progress.
-BEGIN_S: Final = 20.0  # How long the sample may begin new calls.
+BEGIN_S: Final = 20.0  # seconds during which the sample may begin new calls
 FINISH_S: Final = 100.0  # How long calls may take to finish after BEGIN_S.
 
 
@@ -65,7 +65,7 @@ class CountedCall:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt tokens in the call's usage, which counts each prompt once, regardless of the number of answers."""
+        """The call's prompt tokens, counting each prompt once, regardless of the number of answers."""
         return sum(map(len, self.prompts))
 
 
@@ -121,7 +121,7 @@ class _Counting:
     def __init__(self, read: Callable[[Call], CountedCall], progress: Callable[[Counts], None]) -> None:
         self._read = read
         self._progress = progress
-        self._tokens: dict[bytes, int | None] = {}  # maps each call's key to its prompt tokens; None if it fails
+        self._tokens: dict[bytes, int | None] = {}  # maps each call's key to its prompt tokens, or None for an error
         self.counts = Counts()
         self.drawn = random.Random(_SEED)
 
@@ -268,7 +268,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """The duration of a run in seconds, including opening the model, if its answers are as long as the sample's."""
+        """The predicted seconds for a run, including opening the model, if answers are as long as the sample's."""
         sample = self.sample
         if self.is_complete:
             return self.load_s + sample.seconds

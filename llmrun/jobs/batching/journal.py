@@ -100,7 +100,7 @@ def absent_file(path: Path, n_bytes: int = 0) -> Iterator[FileIO]:
 
     n_bytes  the size of the complete file, if known
 
-    Raises UsageError if the file exists or its folder does not, DoesNotFit if the disk is too small, and LlmrunError.
+    Raises UsageError if the file exists or its folder does not, and DoesNotFit if the disk is too small.
     """
     check_absent(path)
     remove_leftovers(path)
@@ -256,7 +256,7 @@ class Journal:
         self.remove()
 
     def is_written(self, check: Callable[[], None]) -> bool:
-        """Return whether the output has all records: a process may have been killed just before removing the journal.
+        """Return whether the output has all records, because a process was killed just before removing the journal.
 
         check  called often; may raise an exception to stop
         """

@@ -209,7 +209,7 @@ class WorkQueue:
 
 
 def _best_cut(jobs: Sequence[Job]) -> int:
-    """Return where to divide sorted calls: in the middle half, where neighbors have the shortest common prefix."""
+    """Return the index that divides sorted calls: the shortest common prefix of neighbors in the middle half."""
     first, last = max(1, len(jobs) // 4), max(2, 3 * len(jobs) // 4)
     step = max(1, (last - first) // _CUTS)
     cuts = sorted(range(first, last, step), key=lambda cut: abs(cut - len(jobs) / 2))

@@ -189,7 +189,7 @@ def _kind(value: Any) -> str:
 
 _MOST_HEADER_BYTES = 16 << 20  # The header of a model with 70 billion weights is 0.3 MB in size.
 _MOST_SIZE = 1 << 48  # The limit of a dimension and of a tensor's bytes, so that products remain small integers.
-_MOST_DIMENSIONS = 64  # The maximum in NumPy.
+_MOST_DIMENSIONS = 64  # the maximum number of dimensions in NumPy
 _METADATA = "__metadata__"
 
 # NumPy types with the same item size. BF16 is read as raw bits.

@@ -12,8 +12,8 @@ combination has the best score. For such a vocabulary, transformers writes a BPE
 whose combination is a token, in the order of these scores. The order alone is sufficient: if the score of each token is
 its negative rank, text is split identically.
 
-For a token without a score, old versions of transformers used the best score, which is 0, and left out the token's
-pairs. In the files of Llama 2 and Mistral 7B, the token is two spaces. This module restores the missing score.
+For a token without a score, old versions of transformers used the best score, 0, and left out the token's pairs. In the
+files of Llama 2 and Mistral 7B, this token consists of two spaces. This module restores the missing score.
 """
 
 from __future__ import annotations

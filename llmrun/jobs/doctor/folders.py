@@ -20,7 +20,7 @@ from llmrun.hub.local.paths import hub_cache, models_folder
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, advice_of
 from llmrun.options.settings import load_presets, load_sound_settings
 
-_MOST_FILES = 200_000  # counting stops here, because network file systems list only 10,000 files/s
+_MOST_FILES = 200_000  # counting stops at this number, because network file systems list only 10,000 files/s
 
 
 @dataclass(frozen=True, slots=True)

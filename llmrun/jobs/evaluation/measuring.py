@@ -187,7 +187,7 @@ def scores_of(logits: NDArray[np.float32], following: NDArray[np.int32]) -> Scor
 def scores_of_two(logits: NDArray[np.float32], base: NDArray[np.float32], following: NDArray[np.int32]) -> Scores:
     """Score a model and its base. `logits` and `base` are float32[positions, vocabulary].
 
-    With P the base and Q the model, KL(P || Q) = E_P[log P - log Q]. Of several equal top logits, the lowest ID counts.
+    For the base P and the model Q, KL(P || Q) = E_P[log P - log Q]. Of several equal top logits, the lowest ID counts.
     """
     surprise, of_base, divergence = np.empty((3, len(logits)))
     agrees = np.empty(len(logits), np.bool_)
@@ -200,7 +200,7 @@ def scores_of_two(logits: NDArray[np.float32], base: NDArray[np.float32], follow
         surprise[position] = log_q - q[token]
         of_base[position] = log_p - p[token]
         p -= q
-        p *= chances  # Not a dot product, because BLAS takes 2.8 ms to start its threads, and this line takes 0.03 ms.
+        p *= chances  # A dot product is slower: BLAS takes 2.8 ms to start its threads, and this line takes 0.03 ms.
         divergence[position] = max(float(p.sum()) / float(chances.sum()) + log_q - log_p, 0.0)  # The maximum keeps NaN.
         agrees[position] = row.argmax() == base_row.argmax()
     return Scores(surprise, of_base, divergence, agrees)

@@ -21,7 +21,7 @@ from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswe
 _Parse = Callable[[dict[str, Any], ModelFacts, int], ParsedCompletion]
 _NewAnswer = Callable[[ParsedCompletion, ModelFacts, str, int], ChatAnswer | CompletionAnswer]
 _SEED: Final = 0  # Unused, because every call of a batch has a seed.
-_NO_LIMIT: Final = 1 << 40  # Bytes; a batch limits the number of its concurrent calls instead.
+_NO_LIMIT: Final = 1 << 40  # in bytes, because a batch limits the number of concurrent calls instead
 _CALLS: Final[Mapping[str, tuple[_Parse, _NewAnswer]]] = {
     CHAT: (parse_chat, ChatAnswer),
     COMPLETION: (parse_completion, CompletionAnswer),

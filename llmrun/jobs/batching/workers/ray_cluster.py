@@ -92,7 +92,7 @@ class RayProcess:
         self._listeners[name] = news
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method, and return its value. Raises WorkerLost if no answer is possible, and the method's errors."""
+        """Call a method, and return its value. Raises WorkerLost if no answer is possible, and errors of the method."""
         if self._ended or self._writer is None:
             raise WorkerLost(self._ended or f"ray:{self._address}: closed")
         call = next(self._ids)
