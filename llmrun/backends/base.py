@@ -160,7 +160,7 @@ Progress = Callable[[str, float], None]  # called with a description of the curr
 
 
 def _discard(value: object) -> None:
-    """Discard an explanation or a tokenizer."""
+    """Ignore an explanation or a tokenizer that a backend reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +290,8 @@ class KVCache(Protocol):
 class DraftHead(Protocol):
     """The part of a model that predicts the token after the next one (multi-token prediction).
 
-    A row is a token at its position, together with the model's hidden state at the position before. The head has a
-    cache of its own, with the capacity of the model's cache.
+    A row is a token at its position, together with the model's hidden state at the position before. The head has its
+    own cache, with the same capacity as the model's cache.
     """
 
     @property
@@ -344,7 +344,7 @@ class Backend(Protocol):
         """
 
     def cancel(self) -> None:
-        """Stop the running forward pass or, if none is running, the next one. Each call stops at most one pass.
+        """Stop the running forward pass, or the next pass if none is running. Each call stops at most one pass.
 
         Other threads and signal handlers can call this method, although they cannot know whether a pass is about to
         start. The pass may already have finished, so callers must also record that they want to stop. A pass that was

@@ -184,7 +184,7 @@ def fit_of(
     kv_type: str = "f16",
     prompt: int = DEFAULT_PROMPT,
 ) -> Fit:
-    """Estimate how well a model fits the resources. Only the header is read, but no tensor data.
+    """Estimate how well a model fits the resources. Only the header is read, not the tensor data.
 
     context  context size in tokens, or None for the smaller of DEFAULT_CONTEXT and the trained context
     Raises BadGGUF for invalid metadata.

@@ -70,7 +70,7 @@ class LoraOption:
 
 @contextmanager
 def opened_adapters(asked: Sequence[str], model: GGUFFile) -> Iterator[list[AdapterFile]]:
-    """Open and check the files of adapters, in the notation of --lora, while a `with` block runs.
+    """Open and check adapter files, given in the notation of --lora, for the duration of a `with` block.
 
     Raises UsageError, ModelNotFound, ModelFileError and UnsupportedModel.
     """

@@ -74,7 +74,7 @@ class GpuSupport(Protocol):
         """
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        """Return how many layers fit on all GPUs together, and how many the model has, both with the output layer.
+        """Return the number of layers that fit on all GPUs together, and the total, both including the output layer.
 
         free  free bytes on each GPU
         """
@@ -91,7 +91,7 @@ class BackendKind(Protocol):
         """The interface to the backend's GPUs, or None if the backend never uses GPUs."""
 
     def probe(self) -> Probe:
-        """Check whether the backend can run on this machine. The check takes milliseconds and imports little."""
+        """Check whether the backend can run on this machine. The check takes milliseconds and imports few modules."""
 
     def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
         """Open a model from a file that the GGUF reader has validated.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def open_backend(path: Path, options: OpenOptions) -> Backend:
     """Open a model file with the requested backend, or with the best backend if the options request "auto".
 
-    "auto" uses the first backend that can run layers of the model on a GPU. If no backend can, "auto" uses the first
-    backend that supports the model. Software drivers count as GPUs only if the options ask for GPU layers. RPC servers
+    "auto" uses the first backend that can run layers of the model on a GPU. Otherwise, "auto" uses the first backend
+    that supports the model. Software drivers count as GPUs only if the options ask for GPU layers. RPC servers
     select the backend that can use them. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed,
     NetworkError and UsageError.
     """

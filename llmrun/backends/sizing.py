@@ -115,7 +115,7 @@ def layers_run(file: GGUFFile) -> int:
     llama.cpp does not load the layers for multi-token prediction at the end, so these layers have no cache.
     """
     ahead = file.integer(f"{file.string('general.architecture')}.nextn_predict_layers", 0, minimum=0)
-    return max(0, layers_of(file) - ahead) or layers_of(file)  # all layers, if the file contains only such layers
+    return max(0, layers_of(file) - ahead) or layers_of(file)  # all layers, if the file has only MTP layers
 
 
 def storing_layers(file: GGUFFile) -> int:
@@ -166,7 +166,7 @@ def layer_memories(file: GGUFFile) -> list[LayerMemory]:
         # The convolution has more features than `rows` or `columns`. llama.cpp rejects files with other metadata.
         features = tensor.n_rows
         memories[int(found[1])] = LayerMemory(
-            attends=f"blk.{found[1]}.attn_output.weight" in file.tensors,  # Falcon-H1's layers attend, too
+            attends=f"blk.{found[1]}.attn_output.weight" in file.tensors,  # Falcon-H1's layers also use attention
             convolution=_FLOAT * (tensor.shape[0] - 1) * features,
             matrices=_FLOAT * min(rows, features) * min(columns, features),
         )
@@ -301,8 +301,8 @@ def context_for(
 ) -> int:
     """Return the context size to use, in tokens. Raises DoesNotFit if there is not enough memory.
 
-    The result is `asked` unless that is None. The default is the trained context, limited to `largest_default` and to
-    half of the memory that the weights leave free. The memory limit does not reduce the default below 512 tokens.
+    The result is `asked` unless `asked` is None. The default is the trained context, limited to `largest_default` and
+    to half of the memory that the weights leave free. The memory limit does not reduce the default below 512 tokens.
     """
     if asked is not None:
         context = asked
@@ -324,8 +324,8 @@ def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeed
     """Return the size of a cache that several sequences share, in tokens (`OpenOptions.kv_tokens`).
 
     The cache holds a full context for every sequence if that takes at most half of the memory that the model leaves
-    free. Otherwise, the cache takes half of the free memory, but always holds at least one context. `needs` are the
-    needs of `max_sequences` sequences.
+    free. Otherwise, the cache takes half of the free memory, but always holds at least one context. `needs` describes
+    the memory for `max_sequences` sequences.
     """
     each = context_size if needs.free is None else min(context_size, needs.comfortable)
     return max(context_size, max_sequences * each)
@@ -351,7 +351,7 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str, fla
 
 
 def _smaller_type(kv_type: str) -> str:
-    """Return the rest of a hint that recommends a smaller type of KV cache, or an empty string."""
+    """Return the end of a hint that recommends a smaller type of KV cache, or an empty string."""
     types = parse_kv_type(kv_type)
     if F16 in types:
         return f", or --kv-type {Q8_0.name}, which halves the KV cache"

@@ -48,7 +48,7 @@ def _pairs(adapter: AdapterFile, number: int) -> dict[str, LowRank]:
 def _floats(adapter: AdapterFile, tensor: TensorInfo, number: int) -> Matrix:
     """Return a matrix of an adapter as float32. The rows are dequantized and checked when read.
 
-    A value that is not finite would turn answers into nonsense, and nobody runs `llmrun verify` on adapters.
+    A value that is not finite would turn answers into nonsense, and `llmrun verify` is not run on adapters.
     """
     columns = tensor.shape[0]
     row_bytes = tensor.nbytes // tensor.n_rows

@@ -1,4 +1,4 @@
-"""Our own engine on the CPU. It turns a GGUF file into a plan, packed weights, a paged KV cache and threads."""
+"""Our own engine on the CPU. The engine turns a GGUF file into a plan, packed weights, a paged KV cache and threads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CpuBackend:
         head = architecture.draft_plan(file, config) if options.draft_head else None
         n_threads = options.threads or default_threads()
         max_sequences = options.max_sequences
-        if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs memory of its own
+        if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs its own memory
             max_sequences += options.cached_prefixes
         context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads)
         memory = _Memory.of(self.plan, n_blocks, max_sequences, options.kv_type)

@@ -232,7 +232,7 @@ class Lowering:
     def is_private_sum(self, value: Value) -> bool:
         """Return whether each thread has its own copy of a sum in a step of one row.
 
-        Private copies save barriers, but they are possible only if row-wise ops alone compute the value and add to it.
+        Private copies save barriers, but require that only row-wise ops compute the value and add to it.
         If matrix products are added to the value, the threads share it, because each thread computes a part of it.
         """
         return value not in self._sums_of_products
@@ -267,7 +267,7 @@ class Lowering:
         return record
 
     def note_reads(self, *addresses: int) -> None:
-        """Note what the last record reads if threads do not wait after this record in a step of one row."""
+        """Store what the last record reads, if threads do not wait after the record in a step of one row."""
         if self.records[-1].flags & records.FLAG_REPLICATED:
             self._read.update(addresses)
 

@@ -1,14 +1,14 @@
 """The paged KV cache, which maps the positions of each sequence to blocks in memory that the caller owns.
 
 Layers with the same sliding window share a pool of blocks. With a window, a sequence keeps its most recent blocks and
-releases older ones as it grows. A sequence can be truncated only to a position whose whole window is still cached. If
-the model has recurrent layers, their state at the position must be available, too (recurrent_states.py).
+releases older blocks as it grows. A sequence can be truncated only to a position whose whole window is still cached. If
+the model has recurrent layers, their state at that position must also be available (recurrent_states.py).
 
 Blocks are reference-counted. Sharing a prefix copies only part of a block table. A block that several sequences share
 is copied before one of them writes to it.
 
-A saved part contains one block of every pool. Pools of layers with a sliding window no longer hold the old blocks of a
-sequence, which are therefore missing from its parts. Bit i of `contents` is set if the part contains a block of pool i.
+A saved part contains one block of every pool. Pools of layers with a sliding window release the old blocks of a
+sequence, so its parts lack these blocks. Bit i of `contents` is set if the part contains a block of pool i.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def blocks_of_window(window: int, max_rows: int) -> int:
     """Return the number of blocks that a sequence keeps for a sliding window.
 
     The blocks hold all positions that the rows of a step (at most `max_rows`) attend to, and the older positions that
-    are needed again after a truncation. The result allows for the first of these positions being anywhere in its block.
+    are needed again after a truncation. The result allows the first of these positions to be anywhere in its block.
     """
     return blocks_in(window - 1 + max_rows + _CUT_BACK + BLOCK - 1)
 
@@ -84,7 +84,7 @@ class BlockPool:
         return len(self._free)
 
     def needed(self, seq: int, length: int, n: int) -> int:
-        """Return how many blocks a sequence of `length` positions needs to reach n, including the copy of a block."""
+        """Return how many blocks a sequence of `length` positions needs to grow to n, including a block to copy."""
         new = max(0, blocks_in(n) - blocks_in(length))
         return new + (n > length and self._shares_last_block(seq, length))
 
@@ -122,7 +122,7 @@ class BlockPool:
         return sum(memory.shape[0] * memory.shape[2] for memory in self._memory)
 
     def holds(self, seq: int, index: int) -> bool:
-        """Return whether a sequence still holds its block at this index, which must not be beyond its end."""
+        """Return whether a sequence still holds its block at this index, which must not exceed the sequence."""
         return index >= self._firsts[seq]
 
     def read_block(self, seq: int, index: int) -> NDArray[np.uint8]:
@@ -178,8 +178,8 @@ class BlockPool:
 
     def _blocks_wanted(self, growth: Mapping[int, int], lengths: Sequence[int]) -> int:
         new = sum(blocks_in(lengths[seq] + n) - blocks_in(lengths[seq]) for seq, n in growth.items())
-        # If all sequences that share a block write to it, the last one keeps the block and every other one needs a
-        # copy.
+        # If all sequences that share a block write to it, the last sequence keeps the block and every other sequence
+        # needs a copy.
         writers = Counter(
             int(self._table[seq, lengths[seq] // BLOCK]) for seq in growth if self._shares_last_block(seq, lengths[seq])
         )
@@ -242,7 +242,7 @@ def consecutive_blocks(parts: Iterable[SavedPart], context_size: int) -> list[Sa
 
 
 def load_block(pools: Sequence[BlockPool], seq: int, part: SavedPart, n: int) -> None:
-    """Append a block to a sequence of `part.start` positions, which will have n positions in the end.
+    """Append a block to a sequence of `part.start` positions, which grows to n positions.
 
     Raises IntegrityError if the part is damaged, or if its size or contents are impossible. An error leaves the pools
     unchanged.
@@ -326,7 +326,7 @@ class PagedKV:
 
         The result is n, or the sequence's length if that is smaller. If the recurrent state at this position is not
         available, the result is the position of an earlier checkpoint. A position counts only if the windows that end
-        there are still complete. Without such a position, the result is 0. `truncate` follows the same rules.
+        there are still complete. If no position counts, the result is 0. `truncate` follows the rules of `copy`.
         """
         if src == dst:
             return self.truncate(dst, n)

@@ -1,9 +1,9 @@
 """Chooses how the kernels prefetch weights: not at all, 4 KB ahead (linear), or the next chunk in four streams.
 
-All ways compute the same bits, so the fastest way is used. The fastest way depends on the processor, so the first
-single-row steps try all ways in turn, unless an earlier process has stored a result with the other speeds of this
-machine. Without a clear result, nothing is stored, and the next process tries again. The table shows how fast weights
-are read while a single row is multiplied, in GB/s:
+All methods compute the same bits, so the fastest method is used. The fastest method depends on the processor, so the
+first single-row steps try all methods in turn, unless an earlier process has stored a result with the other speeds of
+this machine. Without a clear result, nothing is stored, and the next process tries again. The table shows how fast
+weights are read while a single row is multiplied, in GB/s:
 
                                             Q4_0          Q4_K          Q6_K          Q8_0
   threads                                 1     2       1     2       1     2       1     2
@@ -40,17 +40,17 @@ _WORDS: Final = {
 _SUBJECT: Final = "prefetch"  # the key of the stored times
 _LEAST_BYTES: Final = 256 << 20  # smaller models may fit in a cache, where prefetching does not matter
 _ROUNDS: Final = 9
-_CLEAR_ROUNDS: Final = 8  # by chance alone, one of two equal ways wins at least 8 of 9 rounds in 4 % of all trials
+_CLEAR_ROUNDS: Final = 8  # by chance, one of two equal methods wins 8 of 9 rounds or more in 4 % of trials
 _CLEAR_RATIO: Final = 0.97
 
 
 def default_way() -> str:
-    """Return the way to use until a trial has a clear result, based on the table of this module."""
+    """Return the method to use until a trial has a clear result, based on this module's table."""
     return "none" if host_target().level.name == "avx512vnni" else "streams"
 
 
 def stored_times(n_threads: int) -> dict[str, float]:
-    """Return the stored step time of each way, divided by that of the default way, or {} if none are stored."""
+    """Return each method's stored step time divided by the default method's, or {} if no times are stored."""
     times = kept_speeds(n_threads).get(_SUBJECT, {})
     if times.keys() != WAYS.keys() or not all(isinstance(one, float) and 0 < one < math.inf for one in times.values()):
         return {}
@@ -58,7 +58,7 @@ def stored_times(n_threads: int) -> dict[str, float]:
 
 
 def chosen_way(n_threads: int) -> str:
-    """Return the way that an engine with `n_threads` threads uses."""
+    """Return the prefetching method that an engine with `n_threads` threads uses."""
     return _best_of(stored_times(n_threads))
 
 
@@ -67,7 +67,7 @@ def _best_of(times: dict[str, float]) -> str:
 
 
 def way_in_words(n_threads: int) -> str:
-    """Describe how weights are prefetched, and whether that was measured, for `doctor` and `bench -v`."""
+    """Describe how weights are prefetched, and whether the method was measured, for `doctor` and `bench -v`."""
     times = stored_times(n_threads)
     way = _best_of(times)
     words = f"weights are {_WORDS[way]}"
@@ -79,10 +79,10 @@ def way_in_words(n_threads: int) -> str:
 
 
 class Prefetching:
-    """The way in which a team prefetches weights, and the trial that chooses it."""
+    """The method by which a team prefetches weights, and the trial that chooses the method."""
 
     def __init__(self, n_threads: int, weight_bytes: int = 0) -> None:
-        """`weight_bytes` is the size of the model's weights, or 0 if no trial must use the model's steps."""
+        """`weight_bytes` is the size of the model's weights, or 0 if trials must not use the model's steps."""
         times = stored_times(n_threads)
         self._n_threads = n_threads
         self._way = WAYS[_best_of(times)]
@@ -103,12 +103,12 @@ class Prefetching:
             self._decide()
 
     def _next(self) -> str:
-        """Return the way to try in the next step. The order changes from round to round."""
+        """Return the method to try in the next step. The order of the methods changes from round to round."""
         done, place = divmod(len(self._seconds), len(WAYS))
         return _NAMES[(place + done) % len(WAYS)]
 
     def _decide(self) -> None:
-        """Compare all rounds except the first, which is a warm-up. Without a clear winner, keep the default way."""
+        """Compare all rounds except the first, which is a warm-up. Without a clear winner, keep the default."""
         rounds = []
         for done in range(1, 1 + _ROUNDS):
             taken = self._seconds[done * len(WAYS) : (done + 1) * len(WAYS)]
@@ -124,5 +124,5 @@ class Prefetching:
 
 
 def _is_clear(ratios: list[float]) -> bool:
-    """Return whether a way is faster, given the ratios of its times to another way's times."""
+    """Return whether a method is faster than another method, given the ratios of their times."""
     return median(ratios) < _CLEAR_RATIO and sum(ratio < 1 for ratio in ratios) >= _CLEAR_ROUNDS

@@ -2,7 +2,7 @@
 
 A sequence can be shortened to its base or any later position at no cost (layouts/kv.py). To shorten a sequence further,
 a checkpoint is restored, which is a copy of the state at an earlier position. Checkpoints are made near the end of each
-prompt and every 512 tokens, but besides its last checkpoint, a sequence keeps only one checkpoint within 512 tokens.
+prompt and every 512 tokens, but apart from its last checkpoint, a sequence keeps only one checkpoint within 512 tokens.
 All sequences share the memory for checkpoints. When this memory is full, the least recently used checkpoint is dropped.
 """
 
@@ -109,7 +109,7 @@ class RecurrentStates:
         return [each.position for each in reversed(owned[: self._count(seq, n)])] + [0]
 
     def cut(self, seq: int, n: int) -> None:
-        """Cut a sequence to a reachable position."""
+        """Truncate a sequence to a reachable position."""
         self._disown(seq, self._count(seq, n))
         base = self.bases[seq]
         if base is not None and base <= n and n:
@@ -119,7 +119,7 @@ class RecurrentStates:
             self._restore(self._owned[seq][-1], seq)
 
     def expect_prompt(self, seq: int) -> None:
-        """Note that the next rows of a sequence, up to the first one whose logits are wanted, are a prompt."""
+        """Record that a sequence's next rows, up to the first row whose logits are wanted, are a prompt."""
         self._reads_prompt[seq] = True
 
     def share(self, src: int, dst: int, n: int) -> None:
@@ -150,7 +150,7 @@ class RecurrentStates:
                 commit = max(base, run.end - REPLAY_ROWS)
             ends_prompt = reads_prompt and run.is_last
             if ends_prompt and commit > run.certain - REPLAY_ROWS:
-                # The step begins too near the end of the prompt. Save the state before the step instead.
+                # The step begins too close to the end of the prompt. Save the state before the step instead.
                 if base > self._newest(run.sequence):
                     self._save(run.sequence, base)
                 ends_prompt = False
@@ -195,7 +195,7 @@ class RecurrentStates:
     def load(self, seq: int, n: int, parts: Iterable[SavedPart]) -> None:
         """Load the last checkpoints up to position n of a sequence that has none. Damaged checkpoints are skipped.
 
-        The state of the sequence is lost, so the sequence must be cut before the next step.
+        The state of the sequence is lost, so the sequence must be truncated before the next step.
         """
         self.bases[seq] = None
         usable = [part for part in parts if part.kind == CHECKPOINT_PART and 0 < part.end <= n]
@@ -219,7 +219,7 @@ class RecurrentStates:
         return _joined(self._state_at(seq, base))
 
     def _newest(self, seq: int) -> int:
-        """Return the position of a sequence's last checkpoint, or 0 if there is none."""
+        """Return the position of a sequence's last checkpoint, or 0 if the sequence has no checkpoint."""
         return self._owned[seq][-1].position if self._owned[seq] else 0
 
     def _count(self, seq: int, n: int) -> int:
@@ -274,7 +274,7 @@ class RecurrentStates:
         del self._owned[seq][kept:]
 
     def _thin(self, seq: int) -> None:
-        """Make room for another checkpoint of a sequence: if its last two are close, keep only the later one.
+        """Make room for a sequence's next checkpoint: if the last two are close, keep only the later checkpoint.
 
         Otherwise, short turns of a chat would use more memory than `footprint` counts, and displace other checkpoints.
         """

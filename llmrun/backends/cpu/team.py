@@ -67,8 +67,8 @@ TEAM_KERNELS = (WORK, START, WAIT, SPIN)
 class Team:
     """A team of `n_threads` workers for one lowered plan.
 
-    The calling thread runs no ops. This thread sleeps until the step is done and wakes up for signals. `work` is the
-    kernel that every worker runs.
+    The calling thread runs no ops. The calling thread sleeps until the step is done and wakes up for signals. `work` is
+    the kernel that every worker runs.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #   two threads   13.8  17.4  18.7  17.0  15.8
 #
 # On a Zen 4 without software prefetching, chunks of 320 KB were 3 to 5 % faster than chunks of 80 KB. Chunks are laid
-# out before the way of prefetching is chosen, so all ways use the same size.
+# out before the prefetching method is chosen, so all methods use the same size.
 _CHUNK_BYTES = 24 << 10
 _LARGE_CHUNK_BYTES = 80 << 10
 _CHUNKS_PER_THREAD = 16  # the minimum number of large chunks per thread, which shortens the wait for the last chunk
@@ -190,7 +190,7 @@ class Filling:
                     progress(done, len(self._parts_of))
 
     def stop(self) -> None:
-        """Start no more parts. Parts that are already in progress are completed."""
+        """Stop starting new parts. Parts that are already in progress are completed."""
         self._waiting.clear()
 
     def work(self) -> None:
@@ -204,7 +204,7 @@ class Filling:
                     return
                 packer.pack(part)
                 self._ended.put(part)
-        except BaseException as error:  # noqa: BLE001  `finish` raises it in the caller's thread
+        except BaseException as error:  # noqa: BLE001  `finish` raises the error in the caller's thread
             self.stop()
             self._ended.put(error)
 
@@ -218,8 +218,8 @@ def filling(packed: Mapping[str, PackedMatrix], n_threads: int) -> Iterator[Fill
             weights.finish()
 
     Each thread reads and packs one part of a matrix at a time, so no complete matrix is ever in memory twice. After an
-    error or Ctrl-C in the block, parts already started are completed and no others are started. Raises the same errors
-    as `load_kernels`.
+    error or Ctrl-C in the block, parts already started are completed, but no new parts are started. Raises the same
+    errors as `load_kernels`.
     """
     weights = Filling(packed)
     with _switching_fast(), ThreadPoolExecutor(n_threads, thread_name_prefix="llmrun-packing") as pool:
@@ -239,7 +239,7 @@ def _part_groups(packed: PackedMatrix) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _MatrixPart:
-    """A part of a matrix that a thread reads and packs in one go. `first` is the index of the part's first group."""
+    """A part of a matrix that a thread reads and packs at once. `first` is the index of the part's first group."""
 
     packed: PackedMatrix
     kernel: Kernel

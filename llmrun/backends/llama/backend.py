@@ -142,7 +142,7 @@ class LlamaBackend:
         if answer["separate"] or not (answer["remembers"] or encodes):
             why = "has an encoder and a decoder" if answer["separate"] else "has no KV cache in llama.cpp"
             raise UnsupportedModel(f"model not supported: {self._path}: {shown(architecture)} {why}")
-        self._scales: Scales = (0.0,) * len(adapters)  # the scales that llama.cpp uses now
+        self._scales: Scales = (0.0,) * len(adapters)  # the scales that llama.cpp currently uses
         self._open_adapters(adapters)
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(

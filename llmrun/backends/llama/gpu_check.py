@@ -110,7 +110,7 @@ class LlamaTrial:
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
-    """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp are not raised."""
+    """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp do not raise errors."""
     if not is_installed():
         return None
     trial = LlamaTrial(installed_version())

@@ -133,7 +133,7 @@ _NO_VULKAN_GPU = GpuProblem(
 def why_no_gpu(log: str, vulkan: bool | None = None) -> GpuProblem:
     """Return why a build with GPU support found no GPU, given llama.cpp's log.
 
-    Without a driver, CUDA reports that the driver is too old. This misleading reason is not returned.
+    Without a driver, CUDA reports that the driver is too old. CUDA's misleading reason is not returned.
 
     vulkan  whether Vulkan started, or None if this build of llama.cpp does not use it
     """

@@ -69,8 +69,8 @@ def _split(want: NDArray[np.uint8], max_rows: int, max_wanted: int) -> Iterator[
     yield slice(start, len(want))
 
 
-# Any src/models/*.cpp of llama-cpp-python 0.3.36 multiplies by these tensors with ggml_mul_mat instead of
-# build_lora_mm, or reads rows of these tables without applying adapters.
+# Some src/models/*.cpp files of llama-cpp-python 0.3.36 multiply by these tensors with ggml_mul_mat instead of
+# build_lora_mm, or read rows of these tables without applying adapters.
 _NOT_APPLIED: Final = (
     *("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b"),
     *("ffn_latent_down", "ffn_latent_up", "per_layer_model_proj", "per_layer_token_embd"),

@@ -169,7 +169,7 @@ def cache_by_context(
 
 
 def _layer_caches(file: GGUFFile, cache_tokens: int, kv_type: str, max_sequences: int) -> list[int]:
-    """Return the size in bytes of each layer's part of the KV cache and of its recurrent states."""
+    """Return the size in bytes of each layer's KV cache and recurrent states."""
     windows = layer_windows(file, layers_of(file))
     tokens = [
         min(cache_tokens, _window_tokens(window, max_sequences)) if window else cache_tokens for window in windows
@@ -406,8 +406,8 @@ def _context_in_memory(
 
     layers  the number of layers in main memory if the others are on GPUs; `train_context` is then the largest default
 
-    llama.cpp fills its whole cache with zeros when it opens the model. If the system has overcommitted its memory, it
-    kills the process at that point, so this function checks the size beforehand.
+    llama.cpp fills its whole cache with zeros when it opens the model. A system that has overcommitted its memory would
+    then kill the process, so this function checks the size beforehand.
     """
     kv_type, max_sequences = options.kv_type, options.max_sequences
     cache = cache_by_context(file, kv_type, max_sequences=max_sequences, layers=layers)

@@ -158,7 +158,7 @@ def _gpu_devices() -> Iterator[str]:
 
 
 def _read_cached(path: Path) -> Gpus | None:
-    """Return the cached answer, or None if it is missing, invalid or expired. The caller then asks llama.cpp."""
+    """Return the cached answer, or None if the caller must ask llama.cpp because no valid answer is cached."""
     try:
         body: Any = json.loads(path.read_bytes())
         names, reason, until = body["names"], body["reason"], body["until"]
@@ -172,7 +172,7 @@ def _read_cached(path: Path) -> Gpus | None:
 
 
 def _write_cached(path: Path, known: Gpus, until: float | None) -> None:
-    """Write the answer to the cache atomically. If that fails, the next run asks llama.cpp again."""
+    """Write the answer to the cache atomically. If writing fails, the next run asks llama.cpp again."""
     body = {"names": known.names, "reason": known.reason, "until": until}
     with contextlib.suppress(OSError):
         write_whole(path, json.dumps(body).encode())

@@ -41,7 +41,7 @@ class LlamaProcess:
     """
 
     def __init__(self, worker: str = _WORKER) -> None:
-        """Start the process, which runs the module `llmrun.WORKER`. Raises LlmrunError if that fails."""
+        """Start the process, which runs the module `llmrun.WORKER`. Raises LlmrunError if the start fails."""
         self.memory = SharedMemory.create()
         self.transfers = MemorySender()
         self._flag = self.memory.map(FLAG_BYTES)
@@ -186,7 +186,7 @@ class LlamaProcess:
             self.transfers.close()
 
     def _wait_until_idle(self, doing: str) -> None:
-        """Stop the current work and wait until it has stopped. Kill the process if that takes longer than _STOP_S.
+        """Stop the current work and wait until it has stopped. Kill the process if stopping takes longer than _STOP_S.
 
         If the wait itself is interrupted, the stop flag stays set, so the pass still ends.
         """
@@ -220,8 +220,8 @@ class LlamaProcess:
     def _wait_for_servers(self, descriptor: int) -> None:
         """Wait until the process has answered or ended. Kill the process if it does not stop within _STOP_S of `stop`.
 
-        While llama.cpp waits for an RPC server, it does not look at the stop flag, and a server can be stuck forever.
-        On Windows, where waiting for a pipe has no time limit, this method does nothing.
+        While llama.cpp waits for an RPC server, it does not check the stop flag, and a server can hang forever.
+        On Windows, where a wait for a pipe cannot have a time limit, this method does nothing.
         """
         if sys.platform == "win32":
             return

@@ -27,10 +27,10 @@ _OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_
 
 
 def keep_connections_alive() -> None:
-    """Let the operating system check all open TCP connections of this process.
+    """Enable TCP keepalive for all open connections of this process.
 
-    If a machine vanishes, waiting for it then fails after about half a minute. A server that computes for a long time
-    is not affected, because its operating system answers.
+    If a server's machine vanishes, waiting for the server fails after about half a minute. A server that computes for a
+    long time is not affected, because its operating system answers.
     """
     try:
         descriptors = [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208
@@ -69,7 +69,7 @@ class BuildProblem:
 
 
 def build_problem(process: LlamaProcess | None = None) -> BuildProblem | None:
-    """Return why there is no llama.cpp that can use RPC servers, or None if there is one. Raises LlmrunError.
+    """Return why no installed llama.cpp can use RPC servers, or None if it can. Raises LlmrunError.
 
     process  llama.cpp's process, or None to start a temporary process
     """
@@ -135,7 +135,7 @@ def _add_server(process: LlamaProcess, server: RpcServer) -> None:
 
 
 def _ask(process: LlamaProcess, who: str, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-    """Send a request that idle servers answer at once. Raises NetworkError if there is no answer.
+    """Send a request that idle servers answer immediately. Raises NetworkError if there is no answer.
 
     who  the servers that llama.cpp will ask
     """
@@ -182,7 +182,7 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
 
     ggml  a ctypes library with ggml's functions
 
-    The list follows llama.cpp's rules: integrated GPUs are used only if there are no others, and a device that is
+    The list follows llama.cpp's rules: integrated GPUs are used only if there are no other GPUs, and a device that is
     listed by two ggml backends (such as CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus
     address. We compare descriptions instead, which is simpler, and at worst omits a device.
     """
@@ -234,7 +234,7 @@ def supports_gpus(ggml: Any) -> bool:
 
 
 def vulkan_starts(ggml: Any) -> bool | None:
-    """Return whether Vulkan works on this machine, or None if this build of llama.cpp does not use it.
+    """Return whether Vulkan works on this machine, or None if this build of llama.cpp does not use Vulkan.
 
     If there is no driver, llama.cpp does not list its Vulkan backend, but the library still has its functions.
     """

@@ -1,7 +1,7 @@
 """The child process that runs llama.cpp: `python -m llmrun.backends.llama.worker HANDLE HANDLE`.
 
 llama.cpp aborts its process when an assertion fails, and the system kills it when a mapped file is truncated. Running
-it in a child process limits the damage, and the parent can report what happened. Each request is a line on
+llama.cpp in a child process limits the damage, and the parent can report what happened. Each request is a line on
 standard input, and each answer is a line on the original standard output (messages.py). Tokens, logits and saved
 sequences (memory_transfers.py) are in shared memory.
 
@@ -195,7 +195,7 @@ class LlamaWorker:
         encodes: bool = False,
         ranks: bool = False,
     ) -> dict[str, Any]:
-        """Load a model and create a context. If that fails, the answer's `failed` is llama.cpp's error message.
+        """Load a model and create a context. If loading fails, the answer's `failed` is llama.cpp's error message.
 
         encodes  whether the model has no causal mask, so that a pass must contain all rows of a sequence
         ranks    whether the hidden state of a sequence's last row in a pass is the output of the classification head
@@ -245,7 +245,7 @@ class LlamaWorker:
         return {}
 
     def do_forward(self, rows: int, wanted: int, hidden: int) -> dict[str, Any]:
-        """Run the rows in shared memory, and write the logits of the `wanted` marked rows there.
+        """Run the rows in shared memory, and write the logits of the `wanted` marked rows to shared memory.
 
         If `hidden` is not 0, all rows are wanted, and their hidden states are written, too.
 

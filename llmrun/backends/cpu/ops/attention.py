@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.measured import AttentionSpeed, SpeedTable
     from llmrun.model.plan.ops.base import Op
 
-# The maximum memory for partial results, in bytes, unless a single row needs more. A step touches only the part that it
-# uses. In a 1.24B model with 32 heads of 64 features, this limit allows 8 rows at a depth of 50,000. Steps that need
-# more memory are not split over chunks.
+# The maximum memory for partial results, in bytes, unless a single row needs more. A step touches only the part of this
+# memory that it needs. In a 1.24B model with 32 heads of 64 features, this limit allows 8 rows at a depth of 50,000.
+# Steps that need more memory are not split over chunks.
 _MOST_PARTIALS = 32 << 20
 
 
@@ -97,7 +97,7 @@ def attention_shape(kv: LayerKV) -> AttentionShape:
 
 
 def attention_memory(work: Lowering, kv: LayerKV) -> AttentionMemory:
-    """Return the memory shared by all layers of the same shape. The first call allocates it."""
+    """Return the memory shared by all layers of the same shape. The first call allocates the memory."""
     key = f"attention {kv.group}"
     if key not in work.shared:
         shape = attention_shape(kv)

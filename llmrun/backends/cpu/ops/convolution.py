@@ -55,7 +55,7 @@ def _convolve(work: Lowering, op: Convolve) -> None:
 
 
 def _causal_convolution(work: Lowering, op: CausalConvolution) -> None:
-    """Emit a record in which the threads divide the features, because each feature has a state of its own."""
+    """Emit a record in which the threads divide the features, because each feature has its own state."""
     shape = op.state.shape
     assert isinstance(shape, ConvolutionState)
     assert all(out.width % LANES == 0 for out in op.outs)

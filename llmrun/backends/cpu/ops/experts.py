@@ -202,7 +202,7 @@ def _own_numbers(work: Lowering, routing: Routing) -> int:
 def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
     """Return the cost, including the weights of the experts that are likely to be active.
 
-    This assumes that rows choose all experts with the same probability.
+    The estimate assumes that rows choose all experts with the same probability.
     """
     rows, routing = step.of(op.out), op.routing
     missed: float = (1 - routing.used / routing.experts) ** step.rows

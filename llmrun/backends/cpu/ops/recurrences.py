@@ -40,7 +40,7 @@ def _ssd(work: Lowering, op: Ssd) -> None:
 
 
 def _selective_scan(work: Lowering, op: SelectiveScan) -> None:
-    """Emit the scan, with the rates in the order in which a part of the columns needs them."""
+    """Emit the scan, with the rates in the order in which a part of the columns reads the rates."""
     x, b, c, gate = (work.buffers[value] for value in op.inputs)
     rate = op.rate.reshape(-1, LANES, op.rate.shape[1]).transpose(0, 2, 1).reshape(-1)
     inputs = (c, b, x, gate, _NOTHING)

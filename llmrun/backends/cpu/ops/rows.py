@@ -76,7 +76,7 @@ def _multiply(work: Lowering, op: Multiply) -> None:
 
 
 def _scale(work: Lowering, op: Scale) -> None:
-    """Emit out = 0 + factor * x, so that the kernel for sums can compute it."""
+    """Emit out = 0 + factor * x, a form that the kernel for sums can compute."""
     x = work.buffers[op.x]
     _sum(work, op.x, x, work.same_row(np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
 

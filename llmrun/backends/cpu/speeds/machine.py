@@ -146,7 +146,7 @@ def _matrix(name: str, kind: str, rows: int, columns: int) -> Matrix:
 
 
 class _Trial:
-    """A plan whose weights are placed one after another in `region`, starting over when the region is full.
+    """A plan whose weights fill `region` in order, starting again at the beginning when the region is full.
 
     The embedding table "x" is filled with ones, because denormal activations would be slow.
     """

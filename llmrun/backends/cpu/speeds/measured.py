@@ -139,7 +139,7 @@ def kept_speeds(n_threads: int) -> Known:
 
 
 def keep_speeds(n_threads: int, known: Known) -> None:
-    """Store speeds for later processes, which measure the speeds again if that fails."""
+    """Store speeds for later processes, which measure the speeds again if storing fails."""
     body = {"measured": time.time(), "machine": _machine(n_threads), "speeds": known}
     with contextlib.suppress(OSError):
         folders.write_whole(_path(n_threads), json.dumps(body).encode())
