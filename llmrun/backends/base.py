@@ -33,7 +33,7 @@ SEQUENCE_PART: Final = "sequence"
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """A part of what a backend stores for a sequence.
+    """A part of the data that a backend stores for a sequence.
 
     kind      BLOCK_PART: keys and values of the positions from `start` to `end`. CHECKPOINT_PART: the recurrent state
               after the first `end` positions, with `start` equal to `end`. SEQUENCE_PART: everything about the first
@@ -153,7 +153,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
 
 AUTO: Final = "auto"  # the value that selects the best backend, or as many GPU layers as fit
 
-# The maximum number of rows that an answer has in a step: its last token and a draft. Every row can need logits.
+# The maximum number of rows that an answer has in a step: its last token and a draft. Every row may require logits.
 ROWS_PER_ANSWER: Final = 16
 
 Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
@@ -275,7 +275,7 @@ class KVCache(Protocol):
     def save(self, seq: int, n: int) -> list[SavedPart]:
         """Return parts from which the first n tokens of a sequence can be loaded later, in order of position.
 
-        The data of the parts is read only when needed, which must happen before the sequence changes. Some backends can
+        The data of the parts is read on demand, which must happen before the sequence changes. Some backends can
         only save all tokens of a sequence, even if n is smaller.
         """
 

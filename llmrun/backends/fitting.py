@@ -162,12 +162,12 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """True if the model can be opened. As in sizing.py, pages of a mapped file do not count."""
+        """True if the model can be opened. As in sizing.py, pages of a mapped file are not counted."""
         return self.memory is None or self.needed - round(self._share * self.footprint.mapped) <= self.memory
 
     @property
     def in_memory(self) -> bool:
-        """True if the whole model fits in memory. Otherwise, the rest is read from disk for each token."""
+        """True if the whole model fits in memory. If not, the rest of the model is read from disk for each token."""
         return self.memory is None or self.needed <= self.memory
 
     @property
@@ -226,7 +226,7 @@ def best_of(fits: Sequence[Fit]) -> int | None:
     If speeds are known, the best quantization is the one with the most bits that generates text at reading speed
     (FLUENT). If all quantizations are slower, the smallest quantization with at least 4 bits per weight is the best, or
     else the largest. If no speed is known, the quantization with the most bits that fits entirely on GPUs is the best,
-    or else the one closest to Q4_K_M. For encoders, which are small and read whole texts at once, more bits are better.
+    or else the closest to Q4_K_M. For encoders, which are small and read whole texts at once, more bits are better.
     """
     fitting = [index for index, one in enumerate(fits) if one.in_memory and one.bits <= _MOST_BITS]
     if not fitting:

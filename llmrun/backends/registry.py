@@ -28,12 +28,12 @@ _SOFTWARE_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")
 
 
 def is_software_device(name: str) -> bool:
-    """Return whether a device with this name computes on the processor. Vulkan lists such devices beside GPUs."""
+    """Return whether a device with this name computes on the processor. Vulkan lists such devices along with GPUs."""
     return any(driver in name for driver in _SOFTWARE_DRIVERS)
 
 
 class NoRoomOnGpu(DoesNotFit):
-    """Raised when no layer fits on a GPU. Callers that asked for "auto" layers continue without GPUs."""
+    """Raised when no layer fits on a GPU. Callers that requested "auto" layers continue without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ HIDDEN_CHOICES = tuple(entry.name for entry in STAND_INS)
 
 
 def backend_named(name: str) -> Entry | None:
-    """Return the backend with this name, or None for "auto", stand-ins and unknown names."""
+    """Return the backend with this name, or None for "auto", stand-ins, and unknown names."""
     return next((entry for entry in BACKENDS if entry.name == name), None)
 
 

@@ -1,8 +1,8 @@
 """A deterministic stand-in for a model, so that tests of the engine and the command line need no model file.
 
 The logits depend only on the tokens in the sequence and on their LoRA adapters. A `Voice` chooses the next token, and
-all other logits are noise. The vocabulary contains all bytes, a few control tokens, and made-up words. The backend
-checks that its caller follows the rules of `backends/base.py`, and raises SeamError otherwise.
+all logits of other tokens are noise. The vocabulary contains all bytes, a few control tokens, and made-up words. The
+backend checks that its caller follows the rules of `backends/base.py`, and raises SeamError otherwise.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MARK = "\ufdd0"  # a Unicode noncharacter, which does not occur in normal text
 class ScriptedTokenizer:
     """A tokenizer with a token for each byte.
 
-    Ids 0 to 255 are the bytes. The control tokens follow, and made-up words (" w0", " w1", ...) fill the rest of the
-    vocabulary. The model can generate these words, but `encode` never returns them.
+    Ids 0 to 255 represent the bytes. The control tokens follow, and made-up words (" w0", " w1", ...) fill the rest of
+    the vocabulary. The model can generate these words, but `encode` never returns them.
 
     more_control_tokens  tokens to add after CONTROL_TOKENS, for tests of templates that use other control tokens
     """

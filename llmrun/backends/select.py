@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def open_backend(path: Path, options: OpenOptions) -> Backend:
     """Open a model file with the requested backend, or with the best backend if the options request "auto".
 
-    "auto" uses the first backend that can run layers of the model on a GPU. Otherwise, "auto" uses the first backend
-    that supports the model. Software drivers count as GPUs only if the options ask for GPU layers. RPC servers
-    select the backend that can use them. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed,
-    NetworkError and UsageError.
+    "auto" uses the first backend that can run layers of the model on a GPU. If no backend can use a GPU, "auto" uses
+    the first backend that supports the model. Software drivers count as GPUs only if the options request GPU layers.
+    RPC servers select the backend that can use them. Raises ModelFileError, UnsupportedModel, DoesNotFit,
+    BackendCrashed, NetworkError and UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:
@@ -72,7 +72,7 @@ def _named(options: OpenOptions) -> Entry | None:
 
 
 def _with_rpc(options: OpenOptions) -> Entry:
-    """Return the backend that uses RPC servers. Raises UsageError if the options ask for another backend."""
+    """Return the backend that uses RPC servers. Raises UsageError if the options request another backend."""
     if options.gpu_layers == 0:
         raise UsageError("--rpc: cannot be combined with --gpu-layers 0, which leaves no layers for the servers")
     entry = next(entry for entry in BACKENDS if entry.rpc)
@@ -87,7 +87,7 @@ def _with_rpc(options: OpenOptions) -> Entry:
 def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
     """Open the model with this backend. Use only the CPU if `gpu_layers` is "auto" and no layer fits on a GPU.
 
-    Raises NoRoomOnGpu if no layer fits on any RPC server, because the user asked for the servers.
+    Raises NoRoomOnGpu if no layer fits on any RPC server, because the user requested the servers.
     """
     try:
         return entry.kind().open(file, options)

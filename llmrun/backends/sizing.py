@@ -1,7 +1,7 @@
 """Estimates the memory that a model needs from its header alone, and chooses its context size.
 
-The weights are neither loaded nor downloaded. The total is the combined peak memory of all processes, as the operating
-system counts it. The sizes of the weights, the KV cache and the activations are computed from the header. The sizes of
+Weights are neither loaded nor downloaded. The total is the combined peak memory of all processes, as counted by the
+operating system. The sizes of the weights, the KV cache and the activations are computed from the header. The sizes of
 the programs and vocabularies were measured.
 
 Head sizes, sliding windows and recurrent layers are read from the header because llama.cpp also runs architectures that
@@ -155,7 +155,7 @@ class LayerMemory:
 
 
 def layer_memories(file: GGUFFile) -> list[LayerMemory]:
-    """Return the memory of each layer. Raises BadGGUF if a size in the metadata is not a valid number."""
+    """Return the memory that each layer needs. Raises BadGGUF if a size in the metadata is not a valid number."""
     memories, run = [LayerMemory()] * layers_of(file), layers_run(file)
     ssm = f"{file.string('general.architecture')}.ssm"
     rows, columns = (file.integer(f"{ssm}.{key}", 0, minimum=0) for key in ("state_size", "inner_size"))
@@ -217,7 +217,7 @@ class Footprint:
 
     @property
     def pinned(self) -> int:
-        """The memory in bytes that must be free to open the model in a running program, excluding the KV cache."""
+        """The number of bytes that must be free to open the model in a running program, excluding the KV cache."""
         return self.weights - self.mapped + self.scratch + self.vocabulary
 
 

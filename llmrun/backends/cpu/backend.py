@@ -61,7 +61,7 @@ class CpuBackend:
     def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
         architecture = architecture_of(file)
         config = architecture.read_config(file)
-        vocabulary_kernels = tokenizer_kernels(file)  # checked before anything slow, because the file may be rejected
+        vocabulary_kernels = tokenizer_kernels(file)  # checked before any slow work, because the file may be rejected
         base = architecture.plan(file, config)
         self.plan = adapted(base, adapters)
         head = architecture.draft_plan(file, config) if options.draft_head else None
@@ -130,8 +130,8 @@ class CpuBackend:
         )
         self.draft_head: CpuDraftHead | None = None
         if head is not None:
-            # The head's cache has as many blocks as layers without a window. All sequences share these blocks, which
-            # may take less memory than a whole context for each sequence would.
+            # The head's cache has as many blocks as the cache of layers without a window. All sequences share these
+            # blocks, which may take less memory than a whole context for each sequence would.
             kv = memory.by_window(self.plan).get(0)
             blocks = full_blocks if kv is None else kv[0].shape[1]
             self.draft_head = CpuDraftHead(head, packed, blocks, kv_type=kv_type, n_threads=n_threads)
@@ -144,8 +144,8 @@ class CpuBackend:
     ) -> None:
         """Load all kernels in one call, so that the first run compiles them in parallel.
 
-        The sampling kernel is the first, because it takes long to compile. As the last kernel, it would keep one core
-        busy after all other cores have finished.
+        The sampling kernel is loaded first, because it takes long to compile. As the last kernel, it would keep one
+        core busy after all other cores have finished.
         """
         lowered = [self.lowered] if self.draft_head is None else [self.lowered, self.draft_head.lowered]
         kernels = [KernelName.of(*SAMPLING_KERNEL), *(kernel for part in lowered for kernel in part.kernels)]
@@ -218,7 +218,7 @@ class CpuBackend:
     def timed(self) -> Iterator[TimedTeam]:
         """Run the steps of the `with` block on a team that times every op (timed_team.py).
 
-        Other threads must not run steps during the block.
+        Other threads must not run steps within the block.
         """
         with self._replaced(TimedTeam(self.lowered, self.info.threads)) as timed:
             yield timed

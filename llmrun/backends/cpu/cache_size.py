@@ -105,7 +105,7 @@ def rows_of_step(plan: Plan, train_context: int, asked_context: int | None) -> i
 def cache_size(
     file: GGUFFile, plan: Plan, head: Plan | None, options: OpenOptions, train_context: int, n_threads: int
 ) -> tuple[int, list[int]]:
-    """Return the context size in tokens and the number of cache blocks for each window.
+    """Return the context size in tokens, and the number of cache blocks for each window.
 
     head  the plan of the draft head, or None if there is no draft head
 

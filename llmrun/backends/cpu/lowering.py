@@ -63,7 +63,7 @@ class Needs:
 class StepShape:
     """A step that runs `rows` tokens of one sequence from position `start`.
 
-    The step returns logits and hidden states for `wanted` of these tokens.
+    The step returns logits and hidden states for `wanted` of the tokens.
     """
 
     rows: int
@@ -147,7 +147,7 @@ class Lowered:
     plain: NDArray[np.int64] = field(init=False, repr=False)  # copies of the records without adapters, once linked
 
     def link(self) -> None:
-        """Load the kernels and write their addresses to the records. Call this before the first run."""
+        """Load the kernels and write their addresses to the records. Call this method before the first run."""
         loaded = load_kernels(self.kernels)
         self.records[:, records.OP_KERNEL // records.WORD] = [loaded[name].address for name in self.kernels]
         self.plain = self.records[~self.of_adapters]
@@ -267,7 +267,7 @@ class Lowering:
         return record
 
     def note_reads(self, *addresses: int) -> None:
-        """Store what the last record reads, if threads do not wait after the record in a step of one row."""
+        """Remember what the last record reads, if threads do not wait after the record in a step of one row."""
         if self.records[-1].flags & records.FLAG_REPLICATED:
             self._read.update(addresses)
 

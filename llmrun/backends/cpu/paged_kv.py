@@ -89,7 +89,7 @@ class BlockPool:
         return new + (n > length and self._shares_last_block(seq, length))
 
     def held(self, sequences: Sequence[int], lengths: Sequence[int]) -> int:
-        """Return how many blocks only these sequences hold."""
+        """Return the number of blocks that only these sequences hold."""
         tables = [self._table[seq, self._firsts[seq] : blocks_in(lengths[seq])] for seq in sequences]
         if not tables:
             return 0
@@ -122,7 +122,7 @@ class BlockPool:
         return sum(memory.shape[0] * memory.shape[2] for memory in self._memory)
 
     def holds(self, seq: int, index: int) -> bool:
-        """Return whether a sequence still holds its block at this index, which must not exceed the sequence."""
+        """Return whether a sequence still holds its block at this index. The index must be within the sequence."""
         return index >= self._firsts[seq]
 
     def read_block(self, seq: int, index: int) -> NDArray[np.uint8]:
@@ -133,8 +133,8 @@ class BlockPool:
     def load_block(self, seq: int, index: int, data: NDArray[np.uint8] | None, end: int) -> None:
         """Append a block, uint8[block_bytes], to a sequence of `index` blocks that will have `end` blocks.
 
-        Blocks outside the sliding window of the last position are not stored. Without data, the sequence forgets
-        everything up to this block. Call `require` first.
+        Blocks outside the sliding window of the last position are not stored. Without data, the sequence discards all
+        positions up to the end of this block. Call `require` first.
         """
         if data is None or index < end - self._share:
             self._drop(self._table[seq, self._firsts[seq] : index])
@@ -212,7 +212,7 @@ class BlockPool:
 
 
 def saved_blocks(pools: Sequence[BlockPool], seq: int, n: int) -> list[SavedPart]:
-    """Return the first n positions of a sequence as parts, whose data is read only when needed."""
+    """Return the first n positions of a sequence as parts, whose data is read on demand."""
     parts = []
     for index in range(blocks_in(n)):
         held = [number for number, pool in enumerate(pools) if pool.holds(seq, index)]

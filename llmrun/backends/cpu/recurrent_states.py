@@ -101,7 +101,7 @@ class RecurrentStates:
         self._pending: list[tuple[Run, int, bool]] = []
 
     def reachable(self, seq: int, n: int) -> list[int]:
-        """Return the positions up to n to which a sequence of at least n tokens can be cut, in descending order."""
+        """Return the positions <= n to which a sequence of at least n tokens can be truncated, in descending order."""
         base = self.bases[seq]
         if base is not None and base <= n:
             return [n]
@@ -137,7 +137,7 @@ class RecurrentStates:
             self._restore(self._owned[dst][-1], dst)
 
     def begin(self, runs: Sequence[Run]) -> StepRuns:
-        """Return a step's runs for the kernels. Call `finish` after the step, or `lose` if it failed."""
+        """Return a step's runs for the kernels. Call `finish` after the step, or `lose` if the step failed."""
         self._pending = []
         words = np.zeros((len(runs), RUN_WORDS), np.int64)
         first = 0

@@ -43,7 +43,7 @@ def steps_of(sequences: Sequence[int], most: int, *, whole: bool) -> Iterator[sl
 def check_whole(sequences: Sequence[int], positions: Sequence[int]) -> None:
     """Check that the rows of each sequence follow one another and begin at position 0. Raises ValueError.
 
-    Without a causal mask, earlier rows depend on later ones, so a sequence cannot be continued.
+    Without a causal mask, earlier rows depend on later rows, so a sequence cannot be continued.
     """
     beginnings = [row for row, seq in enumerate(sequences) if row == 0 or sequences[row - 1] != seq]
     if len(beginnings) > len(set(sequences)) or any(positions[row] for row in beginnings):
@@ -95,7 +95,7 @@ class Run:
         return self.start + self.lead + self.is_last
 
     def commit(self, *, reads_prompt: bool) -> int:
-        """Return the position at which the step commits the state. Rows from that position on can still be removed.
+        """Return the position at which the step commits the state. Rows from this position on can be removed later.
 
         Such rows are the rows of a draft or the last rows of a prompt, because the next turn of a chat often differs in
         the last tokens of the prompt, such as an opening thinking tag.

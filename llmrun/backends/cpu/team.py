@@ -1,9 +1,9 @@
 """Teams of threads that run a plan. Each worker makes a single kernel call, which lasts as long as the team.
 
-Some teams can stop between the ops of a step, when nothing is running and the values of the step are in memory.
+Some teams can stop between the ops of a step, when no kernel is running and the values of the step are in memory.
 WatchedTeam digests the output of each op, to find the first op that differs between two runs. SummingTeam sums the
-squares of the inputs of matrix products for importance matrices. Each sum is computed in float64, row by row, so that
-the sum does not depend on the number of threads.
+squares of the inputs of matrix products for importance matrices. Each sum is computed row by row in float64, so the sum
+does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering import Buffer, Lowered
     from llmrun.model.plan.plan import Plan
 
-# How long a waiting thread spins before it sleeps on the futex. A thread that spins for longer may occupy a core that
+# How long a waiting thread spins before it sleeps on the futex. A thread that spins longer may occupy a core that
 # another thread needs. The first two rows show the decode speed of SmolLM2 on a Xeon whose pause takes 45 ns, and the
 # third row shows the time of a step on a Xeon whose pause takes 11 ns (2 threads on 2 cores):
 #
@@ -67,7 +67,7 @@ TEAM_KERNELS = (WORK, START, WAIT, SPIN)
 class Team:
     """A team of `n_threads` workers for one lowered plan.
 
-    The calling thread runs no ops. The calling thread sleeps until the step is done and wakes up for signals. `work` is
+    The calling thread runs no ops, sleeps until the step is done, and wakes up for signals. `work` is
     the kernel that every worker runs.
     """
 
@@ -102,8 +102,8 @@ class Team:
 
     def _describe_system(self) -> None:
         libc = ctypes.CDLL(None) if sys.platform != "win32" else ctypes.CDLL("kernel32")
-        # Without a futex, threads wait by sleeping for 50 us, or for 1 ms on Windows (its minimum). Yielding instead
-        # would keep all cores busy while a chat is idle.
+        # Without a futex, threads wait by sleeping for 50 us, or for 1 ms on Windows, which is its minimum. If threads
+        # yielded instead of sleeping, all cores would be busy while a chat is idle.
         doze, doze_for = (libc.usleep, 50) if sys.platform != "win32" else (libc.Sleep, 1)
         futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
         self._set_sync(records.SYNC_DOZE, function_address(doze))
@@ -114,7 +114,7 @@ class Team:
     def _pause_seconds(self, spin: Kernel) -> float:
         """Measure one iteration of a spin loop, which takes 10 to 50 ns on x86-64.
 
-        The minimum of four measurements is returned, because other programs can only prolong a measurement. All four
+        Returns the minimum of four measurements, because other programs can only prolong a measurement. All four
         measurements take at most 0.2 ms.
         """
         measured = []
@@ -235,7 +235,7 @@ def function_address(function: object) -> int:
 
 def _run_worker(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
     if sys.platform != "win32":
-        # Signals must go to the main thread to interrupt its sleep.
+        # Signals must be delivered to the main thread to interrupt its sleep.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     work.run(0, address_of(step), thread, n_threads)
 
@@ -418,7 +418,7 @@ class SummingTeam(PausingTeam):
 
 
 def _readings(plan: Plan, lowered: Lowered, firsts: list[int], prefixes: tuple[str, ...]) -> Iterator[_Reading]:
-    """Yield one reading for each input, before the first product that reads it."""
+    """Yield one reading for each input, before the first product that reads the input."""
     buffers: dict[Value, Buffer] = {}
     known: dict[tuple[Value, Routing | None], InputSums] = {}
     for number, op in enumerate(plan.ops):

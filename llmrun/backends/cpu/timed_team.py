@@ -1,4 +1,4 @@
-"""A team that times every op, for profiles. The workers run a separate kernel, so normal teams have no overhead."""
+"""A team that times every op, for profiles. The workers run a separate kernel, so other teams have no overhead."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Clock:
 
     @classmethod
     def here(cls) -> _Clock:
-        """Return the clock of this system. On Linux, a call takes about 25 ns through the vDSO."""
+        """Return the clock function of this system. On Linux, a call takes about 25 ns through the vDSO."""
         if sys.platform == "win32":
             kernel32 = ctypes.CDLL("kernel32")
             frequency = ctypes.c_int64()

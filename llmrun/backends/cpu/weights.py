@@ -176,7 +176,7 @@ class Filling:
         self._ended: SimpleQueue[_MatrixPart | BaseException] = SimpleQueue()
 
     def finish(self, progress: Progress | None = None) -> None:
-        """Wait until everything is packed. Raises any error from reading."""
+        """Wait until all matrices are packed. Raises any error from reading."""
         done, left = 0, self._parts_of.copy()
         while done < len(self._parts_of):
             part = self._ended.get()
@@ -200,7 +200,7 @@ class Filling:
             while self._waiting:
                 try:
                     part = self._waiting.popleft()
-                except IndexError:  # another thread took the last part
+                except IndexError:  # another thread has taken the last part
                     return
                 packer.pack(part)
                 self._ended.put(part)
@@ -239,7 +239,7 @@ def _part_groups(packed: PackedMatrix) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _MatrixPart:
-    """A part of a matrix that a thread reads and packs at once. `first` is the index of the part's first group."""
+    """A part of a matrix that a thread reads and packs as a unit. `first` is the index of the part's first group."""
 
     packed: PackedMatrix
     kernel: Kernel
@@ -288,7 +288,7 @@ _usual_interval = 0.0
 
 @contextmanager
 def _switching_fast() -> Iterator[None]:
-    """Shorten the interpreter's switch interval so that packing threads get the GIL back soon."""
+    """Shorten the interpreter's switch interval so that packing threads reacquire the GIL quickly."""
     global _users, _usual_interval
     with _lock:
         if not _users:

@@ -1,6 +1,6 @@
 """A trial run with a tiny model that checks whether llama.cpp works on this machine.
 
-The trial loads llama.cpp, asks for its build information and multiplies matrices. The multiplication is necessary
+The trial loads llama.cpp, requests its build information and multiplies matrices. The multiplication is necessary
 because a broken build may start and load a model, and crash only when it computes. We saw a segmentation fault in an
 AMX build whose compiler had dropped the tile configuration. The trial runs in a child process because llama.cpp may
 crash or hang.

@@ -166,7 +166,7 @@ def _read_older(path: Path) -> Imatrix:
 
 
 def _count(path: Path, file: IO[bytes], size: int) -> int:
-    """Read a count, which must not be larger than the file."""
+    """Read a count, which must not exceed the size of the file."""
     (count,) = _INT.unpack(_exactly(path, file, _INT.size))
     at = file.tell() - _INT.size
     if not 0 < count <= size and at == 0:

@@ -1,6 +1,6 @@
 """Reads llama.cpp's log: why a model failed to load, where its layers run, and what is wrong with a GPU.
 
-The process that runs llama.cpp imports this module too, so this module imports little.
+The process that runs llama.cpp also imports this module, so the module has few imports of its own.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def gpu_error(output: str) -> GpuProblem:
 
 
 def advice_for(cause: str) -> str:
-    """Return what to do about an error of CUDA or a missing CUDA library, or "" for other errors."""
+    """Return advice about a CUDA error or a missing CUDA library, or "" for other errors."""
     return next((advice for pattern, advice in _ADVICE if re.search(pattern, cause)), "")
 
 

@@ -2,7 +2,7 @@
 
 A saved sequence can take gigabytes, so each transfer allocates its own memory. Unlike the memory of forward passes,
 this memory is freed as soon as neither process maps it. The memory is created after the child was started, so the child
-cannot inherit its file descriptor. A socket carries the descriptor instead. On Windows, memory is shared by name.
+cannot inherit its file descriptor. A socket transfers the descriptor instead. On Windows, memory is shared by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MemorySender:
         return (int(self.handle),) if self.handle else ()
 
     def child_started(self) -> None:
-        """Close the child's end in this process."""
+        """Close the child's end of the transfers in this process."""
         if sys.platform != "win32":
             self._theirs.close()
 
@@ -69,7 +69,7 @@ class MemorySender:
             import socket
 
             self._sent += 1
-            with contextlib.suppress(ConnectionError):  # The child has died; the next request will report it.
+            with contextlib.suppress(ConnectionError):  # The child has died; the next request will report the crash.
                 socket.send_fds(self._ours, [self._sent.to_bytes(_NUMBER_BYTES)], [descriptor])
             return str(self._sent)
 

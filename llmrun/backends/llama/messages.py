@@ -85,7 +85,7 @@ class SharedMemory:
     """An anonymous, growable file that a process and its child both map.
 
     The child attaches the file by its `handle`, which is an inherited file descriptor, or a name on Windows, where
-    descriptors are not inherited. Only pages that have been written to take up memory.
+    descriptors are not inherited. Only pages with written data use memory.
     """
 
     def __init__(self, handle: str) -> None:
@@ -94,7 +94,7 @@ class SharedMemory:
     @classmethod
     def create(cls) -> SharedMemory:
         if sys.platform == "win32":
-            import secrets  # Like tempfile below, secrets is imported late because the child does not need it.
+            import secrets  # Like tempfile below, secrets is imported late because the child does not need the module.
 
             return cls(f"llmrun-{os.getpid()}-{secrets.token_hex(8)}")
         if hasattr(os, "memfd_create"):

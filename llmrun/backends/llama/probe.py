@@ -1,7 +1,6 @@
-"""Finds the GPUs that llama.cpp can use on this machine.
-
-A child process asks llama.cpp, and the answer is cached on disk. Most commands only need to know whether there is a
-GPU, and without the cache, each command would spend 0.1 s on starting llama.cpp.
+"""Finds the GPUs that llama.cpp can use on this machine. A child process queries llama.cpp, and the answer is cached on
+disk. Most commands only need to know whether there is a GPU. Without the cache, each command would spend 0.1 s on
+starting llama.cpp.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # device names used by NVIDI
 
 
 def is_installed() -> bool:
-    """Return whether llama-cpp-python is installed, without importing it."""
+    """Return whether llama-cpp-python is installed, without importing the package."""
     return _package() is not None
 
 
@@ -66,7 +65,7 @@ def installed_version() -> str | None:
 def gpus(progress: Progress | None = None) -> Gpus:
     """Return the GPUs that llama.cpp can offload layers to. Failures are returned as the `reason`, not raised.
 
-    Calls `progress` if the answer is not cached, which usually happens only on the first run.
+    Calls `progress` if the answer is not cached, which is usually the case only on the first run.
     """
     package = _package()
     if package is None:
@@ -124,7 +123,7 @@ def _package() -> Path | None:
         found = importlib.util.find_spec("llama_cpp")
     except (ImportError, ValueError):
         return None
-    if found is None or found.origin is None:  # A spec without an origin is just a folder with that name.
+    if found is None or found.origin is None:  # A module spec without an origin is only a folder with that name.
         return None
     return Path(found.origin).parent
 

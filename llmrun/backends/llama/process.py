@@ -95,7 +95,7 @@ class LlamaProcess:
         """Wait until no request is running.
 
         A request may still be running if the user pressed Ctrl-C twice: during the request, and while `ask` waited for
-        the request to stop. `settle` never raises BackendCrashed, because the next request will.
+        the request to stop. `settle` never raises BackendCrashed, because the next request raises that error.
         """
         if not self._idle:
             with self._asking:
@@ -112,7 +112,7 @@ class LlamaProcess:
         number = self._requests
         line = b"\n" + request_line(operation, number, fields)
         descriptor = _pipe(self._process.stdin).fileno()
-        with contextlib.suppress(BrokenPipeError):  # The process has died; `answer` will report it.
+        with contextlib.suppress(BrokenPipeError):  # The process has died; `answer` will report the crash.
             written = 0
             while written < len(line):
                 written += os.write(descriptor, line[written : written + _PIECE_BYTES])
@@ -136,7 +136,7 @@ class LlamaProcess:
                 progress(answer["progress"])
 
     def stop(self) -> None:
-        """Stop the running forward pass, or else the next one. Any thread or signal handler can call `stop`."""
+        """Stop the running forward pass, or else the next pass. Any thread or signal handler can call `stop`."""
         self._flag[0] = 1
 
     @property
@@ -265,8 +265,8 @@ class LlamaProcess:
 def _start_worker(worker: str, memory: SharedMemory, transfers: MemorySender) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
-    The terminal sends Ctrl-C to all processes in the foreground group. If the worker were in that group, it could be
-    interrupted while it is starting.
+    The terminal sends Ctrl-C to all processes in the foreground group. If the worker were in the foreground group, it
+    could be interrupted while it is starting.
     """
     return subprocess.Popen(
         child_processes.command(worker, memory.handle, transfers.handle),

@@ -77,7 +77,7 @@ class _Quantizer:
 
     def _imatrix(self, measured: Imatrix) -> Any:
         llama, means = self._llama, measured.means()
-        entries = (llama.llama_model_imatrix_data * (len(means) + 1))()  # the last entry is empty
+        entries = (llama.llama_model_imatrix_data * (len(means) + 1))()  # an empty entry ends the array
         for entry, (name, values) in zip(entries, means.items(), strict=False):
             entry.name, entry.size = name.encode(errors="surrogateescape"), values.size
             entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

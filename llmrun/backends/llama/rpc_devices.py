@@ -30,7 +30,7 @@ def keep_connections_alive() -> None:
     """Enable TCP keepalive for all open connections of this process.
 
     If a server's machine vanishes, waiting for the server fails after about half a minute. A server that computes for a
-    long time is not affected, because its operating system answers.
+    long time is not affected, because its operating system answers the probes.
     """
     try:
         descriptors = [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208
@@ -69,7 +69,7 @@ class BuildProblem:
 
 
 def build_problem(process: LlamaProcess | None = None) -> BuildProblem | None:
-    """Return why no installed llama.cpp can use RPC servers, or None if it can. Raises LlmrunError.
+    """Return why llama.cpp cannot use RPC servers, or None if it can. Raises LlmrunError.
 
     process  llama.cpp's process, or None to start a temporary process
     """
@@ -217,7 +217,7 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
 
 
 def supports_gpus(ggml: Any) -> bool:
-    """Return whether this build of llama.cpp can use GPUs, even if this machine has no GPUs or hides them.
+    """Return whether this build of llama.cpp can use GPUs, even if this machine has none or hides its GPUs.
 
     llama.cpp's own answer, `llama_supports_gpu_offload`, is true only if a GPU is found or the build supports RPC.
     """
@@ -236,7 +236,7 @@ def supports_gpus(ggml: Any) -> bool:
 def vulkan_starts(ggml: Any) -> bool | None:
     """Return whether Vulkan works on this machine, or None if this build of llama.cpp does not use Vulkan.
 
-    If there is no driver, llama.cpp does not list its Vulkan backend, but the library still has its functions.
+    If there is no driver, llama.cpp does not list its Vulkan backend, but the library still contains the functions.
     """
     if not hasattr(ggml, "ggml_backend_vk_reg"):
         return None
@@ -251,7 +251,7 @@ def supports_rpc(ggml: Any) -> bool:
 
 
 def add_rpc_server(ggml: Any, address: str) -> int:
-    """Connect to an RPC server, and return the number of its devices, which llama.cpp will use from now on.
+    """Connect to an RPC server, and return the number of devices that llama.cpp will use there from now on.
 
     The process aborts if there is no server or if the server has another version. The wait has no time limit.
     """

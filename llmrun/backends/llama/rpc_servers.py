@@ -68,8 +68,8 @@ def find_servers(text: str, *, anyway: bool) -> list[RpcServer]:
 def lost_connection(servers: Sequence[RpcServer], reason: str) -> str:
     """Return which connection was lost, or "" if something else made llama.cpp crash.
 
-    Call this function only once after a crash. A server accepts the next connection only after noticing that its client
-    is gone, so a few attempts in a row fill the server's queue, and the server also seems to be gone.
+    Call this function only once after a crash. A server accepts the next connection only after detecting that its
+    client is gone, so a few attempts in a row fill the server's queue, and the server also seems to be gone.
 
     reason  the last fatal error that llama.cpp printed
     """

@@ -159,7 +159,7 @@ class LlamaWorker:
         self._llama.llama_backend_init()
 
     def do_devices(self) -> dict[str, Any]:
-        """Return the GPUs with their free memory, or why there are none, if known."""
+        """Return the GPUs with their free memory, or the reason why there are no GPUs, if known."""
         # ggml is called through the loaded llama.cpp library. A second copy of ggml would have its own list of devices.
         devices = usable_gpus(self._llama._lib)
         offloads = supports_gpus(self._llama._lib) or bool(devices)
@@ -217,7 +217,7 @@ class LlamaWorker:
             return self._failure("it could not create a context")
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
-        # The lengths are in shared memory so that the parent can read them even if it did not wait for an answer.
+        # The lengths are in shared memory, so the parent can read the lengths without waiting for an answer.
         self._lengths = (ctypes.c_int32 * max_sequences).from_address(_address(self._mapping) + self._layout.lengths)
         self._lengths[:] = [0] * max_sequences
         rope = llama.llama_model_rope_type(self._model)
@@ -323,7 +323,7 @@ class LlamaWorker:
     def do_special_tokens(self) -> dict[str, Any]:
         """Return the special tokens, each as [id, text, attributes, whether it ends generation], and tokens with roles.
 
-        "fill" contains the tokens of `FillTokens` after the BOS. Missing tokens are -1."""
+        "fill" contains the tokens of `FillTokens` after the BOS. Missing tokens are reported as -1."""
         llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
         special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         found = []

@@ -49,7 +49,7 @@ class Identity:
 
 
 class Admission:
-    """Opens workers, and refuses a worker whose answers may differ from those of the others.
+    """Opens workers, and refuses workers whose answers may differ from the answers of other workers.
 
     mixed     accept all workers
     is_alone  True if the run has only one worker
@@ -203,7 +203,7 @@ class Driver:
     async def _pause(self, failures: int, lost: WorkerLost) -> None:
         """Wait before the next attempt to open a worker, unless all work is done.
 
-        Raises the error that caused the loss after several attempts if no other worker is open.
+        If no other worker is open after several attempts, raises the error that caused the loss.
         """
         if failures >= _ATTEMPTS and not self._busy and not self._work.is_over:
             reason = lost.__cause__ if isinstance(lost.__cause__, LlmrunError) else lost
@@ -244,13 +244,13 @@ class Driver:
 
 
 def _named(worker: Worker, error: LlmrunError) -> str:
-    """Return the message of an error, which begins with the name of the worker."""
+    """Return an error's message, prefixed with the name of the worker."""
     words = str(error)
     return words if words.startswith(worker.name) else f"{worker.name}: {words}"
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error in nested groups. Errors that end a run take precedence over a lost worker."""
+    """Return the first error in nested exception groups. Errors that end a run take precedence over a lost worker."""
     found: list[BaseException] = []
     waiting: list[BaseException] = [errors]
     while waiting:

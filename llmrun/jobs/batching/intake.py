@@ -1,7 +1,7 @@
 """Reads the input in windows, finds equal calls and repeated IDs, and writes the lines of the output.
 
 The output has the format of OpenAI's Batch API. A record depends only on the run, its line and the answer, never on the
-time or on concurrent requests. Therefore, an interrupted run has the same output as an uninterrupted run.
+time or on concurrent requests. Therefore, an interrupted run produces the same output as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RecordWriter:
         return self._record(line, response, None, {} if fingerprint is None else {"fingerprint": fingerprint})
 
     def failed(self, line: LineId, code: str, message: str) -> bytes:
-        """Return the record of a line that received no answer at all."""
+        """Return the record of a line that received no answer."""
         return self._record(line, None, {"code": code, "message": message}, {})
 
     def bad(self, line: LineId, problem: BadLine) -> bytes:
@@ -114,7 +114,7 @@ _MOST_MODELS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """A line with either its call or its problem."""
+    """A line of the input, with either its call or its problem."""
 
     id: LineId
     call: Call | None

@@ -221,11 +221,11 @@ class Journal:
         return self._open_file.read(place.size)
 
     def drop(self, number: int) -> None:
-        """Forget a record, so that its line runs again. The line's next record replaces the old record in the file."""
+        """Discard a record, so that its line runs again. The line's next record replaces the old record in the file."""
         del self.places[number]
 
     def sync(self) -> None:
-        """Flush everything written so far to the disk, to survive a power failure. Any thread may call this method."""
+        """Flush all written data to disk, so that it survives a power failure. Any thread may call this method."""
         if self._is_dirty:
             self._is_dirty = False
             with writing(self.path):

@@ -1,7 +1,7 @@
 """Distributes the calls of a run to workers, writes the answers to the journal, and counts the lines.
 
 Calls with the same prefix run on one machine, one after another. Files are read in threads that can be stopped, so
-Ctrl-C never has to wait until a large file is read.
+Ctrl-C never has to wait for a large file to be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Stopped(Exception):
-    """Raised in a thread that is asked to stop."""
+    """Raised in a thread that must stop."""
 
 
 class Halt:
@@ -195,7 +195,7 @@ class WorkQueue:
         return own.popleft() if own else None
 
     def leave(self, owner: Hashable) -> None:
-        """Give the range of a lost worker to the other workers."""
+        """Assign the range of a lost worker to the other workers."""
         left = self._ranges.pop(owner, None)
         if left:
             self._unowned.append(left)
@@ -319,7 +319,7 @@ class Work:
         self._end(job, records, has_failed=True)
 
     def leave(self, owner: Hashable) -> None:
-        """Give the calls that were reserved for a lost worker to the other workers."""
+        """Assign the calls that were reserved for a lost worker to the other workers."""
         self._queue.leave(owner)
         self._news.set()
 
@@ -342,7 +342,7 @@ class Work:
         fresh = [line for line in window if not self._note_finished(line)]
         self._queue.add([job for line in fresh if (job := self._new_job(line)) is not None])
         self._is_read = not window
-        self._reading = None  # after an error, the task stays, so that the next caller raises the error
+        self._reading = None  # after an error, the task is kept, so that the next caller raises the error
         self._news.set()
 
     def _note_finished(self, line: ReadLine) -> bool:

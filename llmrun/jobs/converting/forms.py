@@ -224,7 +224,7 @@ class Module:
     heads: int = 0
 
     def rows(self) -> NDArray[np.int64]:
-        """Return the rows in the order of the GGUF file, int64[outputs].
+        """Return the indices of the rows in the order of the GGUF file, int64[outputs].
 
         transformers rotates feature i of a head together with feature i + size / 2, whereas GGUF's interleaved RoPE
         rotates features 2 i and 2 i + 1.

@@ -110,7 +110,7 @@ def scores_of(tokens: Sequence[str], merges: Sequence[Merge], mergeable: Sequenc
 
     mergeable  the tokens that may be the result or a part of a merge, in the order of their IDs
 
-    Scores express merges if all pairs that form the same token are listed one after another, no pair that forms a token
+    Scores express merges if all pairs that form the same token are listed consecutively, no pair that forms a token
     is missing, and all characters of the mergeable tokens are tokens. Tokens are much shorter than _MOST_CHARACTERS.
     """
     if any(len(token) > _MOST_CHARACTERS for token in mergeable):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.base.machine.gpus import Gpu
 
 OK = "ok"
-NOTE = "note"  # The finding is information that the user should know.
+NOTE = "note"  # The finding is information for the user.
 PROBLEM = "problem"  # llmrun does not work, at least with the current settings.
 
 

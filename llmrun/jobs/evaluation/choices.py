@@ -1,6 +1,6 @@
 """Scores the choices of questions by their probability, as lm-evaluation-harness does for multiple choice.
 
-Questions are read from JSON Lines. Any problem raises UsageError, which names the invalid line.
+Questions are read from JSON Lines. Any problem raises a UsageError that names the invalid line.
 
 A choice's score is the sum of the log probabilities of its tokens after the prompt. For the accuracy `acc`, the model's
 answer is the choice with the highest score. `acc_norm` first divides the score by the length of the choice in

@@ -115,7 +115,7 @@ def attention_memory(work: Lowering, kv: LayerKV) -> AttentionMemory:
 
 
 def _n_slots(n_chunks: int, max_rows: int, slot_bytes: int) -> int:
-    """Return the number of slots for partial results: enough for one row, and for more rows within _MOST_PARTIALS."""
+    """Return the number of slots for partial results: enough for one row, or more rows within _MOST_PARTIALS."""
     return max(n_chunks, min(n_chunks * min(SPLIT_ROWS, max_rows), _MOST_PARTIALS // slot_bytes))
 
 

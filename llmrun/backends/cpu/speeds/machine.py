@@ -62,7 +62,7 @@ _WARM_SECONDS, _SECONDS = 0.03, 0.08
 
 
 class OpSpeeds:
-    """A benchmark of ops with `n_threads` threads. The benchmark allocates more than 256 MiB."""
+    """A benchmark of ops with `n_threads` threads. The benchmark allocates more than 256 MiB of memory."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -234,8 +234,8 @@ class _RowTrial(_Trial):
 class _AttentionTrial(_Trial):
     """A trial of attention layers with matrix products between them.
 
-    Without these products, the threads would fall asleep and take 20 us to wake up. In a model, waking up takes 2 to
-    8 us.
+    Without these products, the threads would fall asleep, and waking up would take 20 us. In a model, waking up takes 2
+    to 8 us.
     """
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
@@ -279,7 +279,7 @@ class Speeds:
 
     @classmethod
     def of_this_machine(cls, n_threads: int, *, afresh: bool = False) -> Speeds:
-        """Load the stored speeds, or ignore them if `afresh` is true, so that all speeds are measured again."""
+        """Load the stored speeds. If `afresh` is true, ignore the stored speeds and measure all speeds again."""
         return cls(n_threads, {} if afresh else kept_speeds(n_threads))
 
     def linear(self, packed: str) -> LinearSpeed:

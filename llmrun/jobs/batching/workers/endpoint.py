@@ -210,7 +210,7 @@ def _error(message: str) -> dict[str, Any]:
 
 
 def _retry_after(headers: httpx2.Headers, pause: float) -> float:
-    """Return the seconds to wait: the server's value if it is sensible, otherwise `pause`."""
+    """Return the seconds to wait: the server's value if that is sensible, otherwise `pause`."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with contextlib.suppress(ValueError):
             said = float(headers.get(name, "")) * unit

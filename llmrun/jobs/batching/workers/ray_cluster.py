@@ -292,7 +292,7 @@ class RayCluster:
             return self._process
 
     async def node_of(self, name: str) -> Mapping[str, Any]:
-        """Return a worker's node, or a node with the same address that has joined later. Raises WorkerLost."""
+        """Return a worker's node, or a node with the same address that joined later. Raises WorkerLost."""
         nodes = await (await self.process()).call("nodes")
         self._in_use.add(name)
         mine = self._taken[name]

@@ -40,7 +40,7 @@ from llmrun.jobs.batching.workers.base import CONNECTED, FAILED, GONE, LOADING, 
 from llmrun.jobs.batching.workers.ray_actor import RayActor
 from llmrun.jobs.batching.workers.ray_address import host_of
 
-SILENCE_S: Final = 30.0  # the longest time that an actor may be silent
+SILENCE_S: Final = 30.0  # the longest time that an actor may go without responding
 _CHUNK_BYTES: Final = 8 << 20
 _BUSY_S: Final = 1.0  # The time between two checks whether another process has received the model.
 _MOST_CALLS: Final = 1000  # Concurrent calls of an actor; the batch itself limits their number.
@@ -48,7 +48,7 @@ _TOKEN: Final = "token"
 
 
 class RayNode:
-    """An actor on a node. If the actor dies or falls silent, all its calls raise WorkerLost."""
+    """An actor on a node. If the actor dies or stops responding, all its calls raise WorkerLost."""
 
     def __init__(self, name: str, tell: Callable[..., None]) -> None:
         """Create a node without starting an actor.
