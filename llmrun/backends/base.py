@@ -288,7 +288,7 @@ class KVCache(Protocol):
 
 
 class DraftHead(Protocol):
-    """The part of a model that predicts the token after the next one (multi-token prediction).
+    """The part of a model that predicts the token after the next token (multi-token prediction).
 
     A row is a token at its position, together with the model's hidden state at the position before. The head has its
     own cache, with the same capacity as the model's cache.

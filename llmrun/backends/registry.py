@@ -70,7 +70,7 @@ class GpuSupport(Protocol):
     def memory(self, options: OpenOptions) -> Sequence[dict[str, Any]]:
         """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU.
 
-        The devices of the RPC servers in `options.rpc` count as GPUs. Only unusable servers raise an error.
+        The devices of the RPC servers in `options.rpc` count as GPUs. Only unusable RPC servers raise an error.
         """
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:

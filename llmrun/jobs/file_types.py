@@ -39,7 +39,7 @@ def weight_type_named(text: str, flag: str) -> str:
 
 def weight_type_names() -> tuple[str, ...]:
     """Return the names of all weight types."""
-    from llmrun.formats.quants.registry import BY_NAME  # this module imports NumPy
+    from llmrun.formats.quants.registry import BY_NAME  # imported late, because this module imports NumPy
 
     return tuple(name for name in BY_NAME if name not in _NO_WEIGHTS)
 

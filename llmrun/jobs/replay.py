@@ -367,7 +367,7 @@ def _answer(engine: Engine, request: Request, beside: Sequence[Request]) -> tupl
 
 
 def _first_other_logits(engine: Engine, watched: WatchedBackend, recording: Recording, n_same: int) -> int | None:
-    """Return the index of the first recorded token whose logits differ before any tokens differ, or None.
+    """Return the index of the first recorded token whose logits differ while all tokens are equal, or None.
 
     Rows of rejected drafts have the same positions, so any row at the position may have the expected digest. Logits
     that the run did not compute, because a token was forced or the prompt was cached, are computed in this function.

@@ -179,7 +179,7 @@ class CpuBackend:
             # After several steps, the window at the former length may be incomplete, and `truncate` then keeps nothing.
             # A recurrent state may be past the former length, and `truncate` then restores a checkpoint.
             for seq, length in before.items():
-                if self.kv.lengths[seq] > length:  # false if the cache was full: truncating nothing means a new request
+                if self.kv.lengths[seq] > length:  # truncating nothing would indicate a new request
                     self.kv.truncate(seq, length)
             raise
         finally:

@@ -1,4 +1,4 @@
-"""A team that times every op, for profiles. The workers run a separate kernel, so other teams have no overhead."""
+"""A team that times every op, for profiles. The workers run a separate kernel, so untimed teams have no overhead."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ _ADVICE = (
 
 
 class GpuProblem(NamedTuple):
-    """The reason why llama.cpp cannot use a GPU, and advice for the user. Both fields are empty if unknown."""
+    """The reason why llama.cpp cannot use a GPU, and advice for the user. Fields with unknown values are empty."""
 
     cause: str = ""
     advice: str = ""

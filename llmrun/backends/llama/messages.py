@@ -111,7 +111,7 @@ class SharedMemory:
         return () if sys.platform == "win32" else (int(self.handle),)
 
     def map(self, n_bytes: int) -> mmap.mmap:
-        """Map the first n bytes. A mapping stays valid when a longer mapping is created later."""
+        """Map the first n bytes of the file. A mapping stays valid when a longer mapping is created later."""
         if sys.platform == "win32":
             # A shared memory region cannot grow on Windows, so each length has its own region.
             return mmap.mmap(-1, n_bytes, tagname=f"{self.handle}-{n_bytes}")

@@ -117,7 +117,7 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
 def resident_activations(file: GGUFFile) -> int:
     """Return how many bytes of activations llama.cpp touches in main memory for a long prompt.
 
-    On a GPU, by contrast, the whole reserved buffer counts.
+    On a GPU, by contrast, the whole reserved buffer is counted.
     """
     return _ROWS * row_bytes(file)
 
@@ -415,7 +415,7 @@ def _context_in_memory(
         n_bytes = cache_bytes(file, options.kv_tokens, kv_type, max_sequences=max_sequences, layers=layers)
         cache = KVBytes(0, ((1, n_bytes),))  # The cache size does not depend on the context size.
     footprint = footprint_on_llama(file, adapters, cache=cache, layers=layers)
-    # The number of parameters is for a hint about the whole model, so 0 is passed for a part of the model.
+    # The number of parameters only affects a hint about the whole model, so 0 is passed for a part of the model.
     return context_for(
         options.context_size,
         train_context=train_context,

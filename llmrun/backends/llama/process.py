@@ -72,7 +72,7 @@ class LlamaProcess:
         return self._stderr_tail.decode(errors="replace")
 
     def ask(self, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return its answer. Requests of other threads wait.
+        """Send a request and return its answer. Requests from other threads wait until the answer arrives.
 
         doing  a description of the work for error messages, such as "loading m.gguf"
 

@@ -53,7 +53,7 @@ class _Quantizer:
         only_copy: bool,
         dry_run: bool,
     ) -> dict[str, Any]:
-        """Quantize a model, or only choose the types of its tensors. The progress is the tensor's number.
+        """Quantize a model, or only choose the types of its tensors. The progress is reported as the tensor's number.
 
         Returns llama.cpp's log, and the reason for a failure or "".
         """

@@ -184,7 +184,7 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
 
     The list follows llama.cpp's rules: integrated GPUs are used only if there are no other GPUs, and a device that is
     listed by two ggml backends (such as CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus
-    address. We compare descriptions instead, which is simpler, and at worst omits a device.
+    address. We compare descriptions instead of bus addresses, which is simpler, but may omit a device.
     """
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):

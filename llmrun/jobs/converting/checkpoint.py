@@ -40,7 +40,7 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or f
 
 
 class JsonObject:
-    """An object of a JSON file.
+    """An object in a JSON file.
 
     path   the path of the file, for error messages
     where  the path of keys that leads to the object, with a dot after each key

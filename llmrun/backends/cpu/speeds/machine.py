@@ -301,7 +301,7 @@ class Speeds:
         return self._speed(name, AttentionSpeed, lambda ops: ops.attention(shape, kv_type))
 
     def read_bandwidth(self) -> float:
-        """Return the total memory bandwidth of all threads in bytes per second, which limits every backend."""
+        """Return the total memory bandwidth of all threads in bytes per second, a limit for every backend."""
         kept = self.known.get("limits", {})
         if kept.keys() != {"read"} or not _are_speeds(list(kept.values())):
             machine = MachineLimits(self.n_threads, _MACHINE_BYTES)

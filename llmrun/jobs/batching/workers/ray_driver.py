@@ -217,7 +217,7 @@ _MOST_WORDS: Final = 300
 
 
 class RayDriver:
-    """Handles the messages of the process that runs the batch."""
+    """Handles the messages from the process that runs the batch."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
         self._reader = reader
