@@ -65,7 +65,7 @@ class ScriptedTokenizer:
 
     @property
     def fill_tokens(self) -> FillTokens | None:
-        """The tokens for filling in the middle, if `more_control_tokens` contains them."""
+        """The tokens for fill-in-the-middle, if `more_control_tokens` contains these tokens."""
         ids = {text: 256 + number for number, text in enumerate(self._controls)}
         return fill_tokens(find_roles(ids, {}), BOS)
 

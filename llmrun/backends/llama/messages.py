@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 # This line wakes the reader shortly before the answer arrives. Otherwise, the reader would not be scheduled until the
-# writer goes to sleep. With one thread on each of 2 processors, waking the reader early reduced the time between two
+# writer goes to sleep. With one thread on each of two processors, waking the reader early reduced the time between two
 # forward passes from 690 us (568 to 719) to 485 us (462 to 529). With a single thread, the time did not change.
 NEARLY = b"nearly\n"
 _FORWARD = b"forward "

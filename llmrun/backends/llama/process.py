@@ -106,7 +106,7 @@ class LlamaProcess:
         """Send a request and return its number, which `answer` needs.
 
         KeyboardInterrupt can truncate a request at any point. Each request therefore starts with a newline, so that the
-        worker can skip an incomplete request before it. Answers that no caller is waiting for are skipped as well.
+        worker can skip an incomplete request before it. Answers that no caller is waiting for are also skipped.
         """
         self._requests += 1
         number = self._requests

@@ -1,7 +1,7 @@
 """The child process that runs llama.cpp's quantizer: `python -m llmrun.backends.llama.quantizer_worker`.
 
 llama.cpp can neither stop a quantization nor survive a failed assertion, so it runs in a separate process that the
-parent can kill. The protocol is the same as for models (messages.py), with a single operation.
+parent can kill. The protocol is that of the model worker (messages.py), but with a single operation.
 """
 
 from __future__ import annotations

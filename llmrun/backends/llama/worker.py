@@ -139,7 +139,7 @@ class LlamaWorker:
     """
 
     number = 0
-    _gives_hidden = 0  # whether the context computes hidden states
+    _gives_hidden = 0  # true if the context computes hidden states
 
     def __init__(self, memory: SharedMemory, transfers: MemoryReceiver, answers: int) -> None:
         self._answers = answers
@@ -426,7 +426,7 @@ class LlamaWorker:
     def _make_context(self, gpu_layers: int, cache_tokens: int, threads: int, kv_type: str) -> bool:
         llama, layout = self._llama, self._layout
         parameters = llama.llama_context_default_params()
-        # llama.cpp rounds up the context size too, but only after it has asserted that the largest batch fits.
+        # llama.cpp also rounds up the context size, but only after asserting that the largest batch fits.
         parameters.n_ctx = -(-cache_tokens // CONTEXT_STEP) * CONTEXT_STEP
         parameters.n_batch = layout.rows
         parameters.n_ubatch = layout.rows if layout.encodes else min(_UBATCH, cache_tokens)
@@ -434,7 +434,7 @@ class LlamaWorker:
         parameters.n_outputs_max = max(layout.most_wanted, layout.max_sequences)
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.offload_kqv = parameters.op_offload = gpu_layers != 0
-        # Hidden states are requested for each row, but llama.cpp applies a classification head only to pooled ones.
+        # Hidden states are requested for each row, but llama.cpp applies a classification head only to pooled states.
         parameters.pooling_type = llama.LLAMA_POOLING_TYPE_RANK if self._ranks else llama.LLAMA_POOLING_TYPE_NONE
         parameters.kv_unified = True  # With a separate cache per sequence, llama.cpp aborts on a partial copy.
         parameters.swa_full = False

@@ -145,7 +145,7 @@ def unsupported(path: Path, seen: str, hint: str = _ANOTHER) -> UnsupportedModel
 
 
 def read_json(path: Path) -> JsonObject:
-    """Read a file that contains one object. Raises ModelNotFound and ModelFileError."""
+    """Read a JSON file that contains a single object. Raises ModelNotFound and ModelFileError."""
     return parse_object(read_text(path), path)
 
 

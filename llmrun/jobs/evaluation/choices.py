@@ -171,7 +171,7 @@ class Accuracy:
 
 
 def accuracy_of(answers: Sequence[Answered]) -> Accuracy:
-    """Return the accuracy over a sequence of at least one answer."""
+    """Return the accuracy over a non-empty sequence of answers."""
     return Accuracy(
         proportion([answered.is_right for answered in answers], 1),
         proportion([answered.is_right_by_length for answered in answers], 1),

@@ -125,7 +125,7 @@ def _most_chunks(shape: AttentionShape, n_blocks: int) -> int:
     if not shape.window:
         return of_context
     # Blocks that have left the window are reused, so a sequence can be longer than n_blocks. A window that begins
-    # inside a chunk then extends into one more chunk.
+    # inside a chunk extends into one more chunk.
     return min(of_context, -(-(shape.window - 1) // CHUNK)) + 1
 
 

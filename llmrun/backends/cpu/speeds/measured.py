@@ -179,7 +179,7 @@ class MachineLimits:
         self._read, self._multiply = kernels[READ], kernels[MULTIPLY]
         self._n_threads = n_threads
         self._n_chunks = -(-memory_bytes // _CHUNK_BYTES)
-        # Weights use huge pages too. We measured 39.1 GB/s for reading from huge pages, and 37.6 GB/s from small pages
+        # Weights also use huge pages. We measured 39.1 GB/s for reading from huge pages, and 37.6 GB/s from small pages
         # (medians of 15 alternating runs).
         self._memory = allocate_huge(self._n_chunks * _CHUNK_BYTES, "memory to measure its speed")
         self._memory[:] = 1  # untouched pages would all map to the same zero page

@@ -43,7 +43,7 @@ from llmrun.jobs.batching.workers.ray_address import host_of
 SILENCE_S: Final = 30.0  # the longest time that an actor may go without responding
 _CHUNK_BYTES: Final = 8 << 20
 _BUSY_S: Final = 1.0  # The time between two checks whether another process has received the model.
-_MOST_CALLS: Final = 1000  # Concurrent calls of an actor; the batch itself limits their number.
+_MOST_CALLS: Final = 1000  # concurrent calls of an actor; the batch itself limits the number of calls
 _TOKEN: Final = "token"
 
 
