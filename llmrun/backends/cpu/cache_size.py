@@ -76,8 +76,8 @@ def footprint_on_cpu(
 def _recurrent_bytes(plan: Plan, max_sequences: int) -> tuple[int, tuple[int, int]]:
     """Return (bytes of recurrent states, size of checkpoints as an entry of KVBytes.windows).
 
-    Each sequence has a checkpoint near the end of its prompt, which is counted with the states. The other checkpoints,
-    which are made at regular distances until the memory for checkpoints is full, grow with the context like a window.
+    Each sequence has a checkpoint near the end of its prompt, which is counted with the states. The size of the other
+    checkpoints, which are made at regular intervals until their memory is full, grows with the context like a window.
     """
     each = checkpoint_bytes(plan.states)
     others = max(0, n_checkpoints(plan.states, max_sequences) // max_sequences - 1)

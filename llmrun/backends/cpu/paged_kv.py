@@ -228,7 +228,7 @@ def _read(pools: Sequence[BlockPool], seq: int, index: int) -> memoryview:
 
 
 def consecutive_blocks(parts: Iterable[SavedPart], context_size: int) -> list[SavedPart]:
-    """Return the leading parts, as long as each part continues the previous one and fits in the context."""
+    """Return the leading parts, as long as each part continues the previous part and fits in the context."""
     found: list[SavedPart] = []
     for part in parts:
         if part.kind != BLOCK_PART:

@@ -137,7 +137,7 @@ class Reporter(Protocol):
         """Show a line that the user should read."""
 
 
-_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # waits before attempts; the last value repeats
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # the wait before each attempt; the last value repeats
 _ATTEMPTS: Final = 5  # A run ends after this many failed attempts if no other worker is open.
 
 

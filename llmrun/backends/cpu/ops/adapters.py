@@ -1,7 +1,7 @@
 """LoRA adapters on the CPU.
 
-The ops of adapters are left out of steps in which no row uses an adapter (Lowered.plain), so they cost such steps
-nothing. Predictions and profiles describe steps without adapters and also leave out the ops of adapters.
+The ops of adapters are omitted from steps in which no row uses an adapter (Lowered.plain), so such steps have no
+overhead. Predictions and profiles describe steps without adapters and also leave out the ops of adapters.
 """
 
 from __future__ import annotations

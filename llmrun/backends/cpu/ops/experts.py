@@ -217,8 +217,8 @@ def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
 def _linear_seconds(op: ExpertLinear, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
     """Return the time to read the weights plus the time to multiply by them, in seconds.
 
-    Each expert has too few rows for the multiplication to hide the memory reads. With 719 MB of experts, 64, 128, 256
-    and 512 rows took 23, 35, 58 and 100 ms. This function estimates 29, 38, 56 and 92 ms.
+    Each expert processes too few rows for the multiplication to hide the memory reads. With 719 MB of experts, 64, 128,
+    256 and 512 rows took 23, 35, 58 and 100 ms. This function estimates 29, 38, 56 and 92 ms.
     """
     needs = _linear_needs(op, kv_type, step)
     speed = speeds.linear(op.weight.packed)

@@ -78,8 +78,8 @@ def product_words(
 ) -> IntegerWords | FloatWords:
     """Return the kernel arguments for a matrix product that writes to `out`.
 
-    If `weight` contains one matrix of `n_groups` groups per head, `part` is the index of the head, which selects the
-    head's matrix and part of the input row.
+    If `weight` contains one matrix of `n_groups` groups per head, `part` is the head's index, which selects the head's
+    matrix and its part of the input row.
     """
     packed = work.packed[weight.name]
     layout = packed.layout

@@ -113,7 +113,7 @@ class RayNode:
 
     def _new_actor(self, node: Mapping[str, Any]) -> Any:
         strategy = NodeAffinitySchedulingStrategy(node["id"], soft=False)
-        # An actor without the node's GPUs could not see them.
+        # An actor that does not request the node's GPUs could not see these GPUs.
         remote = ray.remote(RayActor).options(
             num_cpus=node["cpus"],
             num_gpus=node["gpus"],
