@@ -100,7 +100,7 @@ def absent_file(path: Path, n_bytes: int = 0) -> Iterator[FileIO]:
 
     n_bytes  the size of the complete file, if known
 
-    Raises UsageError if the file exists or its folder does not, and DoesNotFit if the disk is too small.
+    Raises UsageError if the file exists or its folder does not, DoesNotFit if the disk is too small, and LlmrunError.
     """
     check_absent(path)
     remove_leftovers(path)
