@@ -151,7 +151,7 @@ class Recording:
 
 
 def prompt_of(chat: Mapping[str, Any] | None, tokens: Sequence[int]) -> RecordedChat | TokenPrompt:
-    """Return the prompt of a recorded request. `chat` contains messages and template_kwargs, or is None."""
+    """Return the prompt of a recorded request. `chat` has messages and template_kwargs, or is None for raw text."""
     if chat is None:
         return TokenPrompt(tokens)
     return RecordedChat(chat["messages"], template_kwargs=chat["template_kwargs"], tokens=tokens)
