@@ -45,12 +45,6 @@ def test_both_backends_are_measured_judged_and_held_against_the_machine() -> Non
 
 
 @pytest.mark.night
-def test_a_verbose_table_says_how_weights_were_prefetched() -> None:
-    done = llmrun("bench", "-m", str(smollm2()), "--backend", "cpu", "-p", "8", "-n", "4", "-r", "1", "-t", "2", "-v")
-    assert "2 threads: weights are " in done.stdout.decode()
-
-
-@pytest.mark.night
 def test_conversations_are_measured() -> None:
     rows = rows_of("-m", str(smollm2()), "--backend", "cpu", "--chat", "-r", "1", "--seconds", "1")
     labels = {row["workload"] for row in rows}
