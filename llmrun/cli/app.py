@@ -99,7 +99,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _prepare_streams() -> bool:
-    """Make sure that all three streams are open. Return False if stdout was closed.
+    """Make sure that all three standard streams are open. Return False if stdout was closed.
 
     If a standard stream is closed, the next file that is opened reuses its descriptor, so the answer could be written
     to that file.

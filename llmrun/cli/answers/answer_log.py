@@ -51,7 +51,7 @@ class AnswerLog:
         self.path = path
 
     def append(self, entry: Entry) -> None:
-        """Append an entry and sync the file to disk. Raises OSError, after removing any partial line."""
+        """Append an entry and sync the file to disk. On failure, removes any partial line and raises OSError."""
         line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         self.path.parent.parent.mkdir(parents=True, exist_ok=True)
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -63,7 +63,7 @@ class AnswerLog:
                 os.close(descriptor)
 
     def last(self, count: int | None, words: Sequence[str] = ()) -> Logged:
-        """Return the last `count` entries that contain all words, ignoring case.
+        """Return the last `count` entries that contain all the given words, ignoring case.
 
         If `count` is None, the method returns all matching entries.
 
@@ -100,7 +100,7 @@ class AnswerLog:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock. Raises OSError, including filelock's Timeout, which is a subclass."""
+        """Hold the lock. Raises OSError, including its subclass Timeout from filelock."""
         import filelock
 
         with filelock.FileLock(self.path.with_name(".answers.lock"), mode=0o600, timeout=_PATIENCE_S):

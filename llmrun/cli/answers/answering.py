@@ -50,7 +50,7 @@ def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | Non
 
 
 def next_seed(engine: Answering, settings: Settings) -> int | None:
-    """Return the user's seed, or a random seed if none is set. Return None if the server chooses the seed."""
+    """Return the user's seed, or a random seed by default. Return None if the server chooses the seed."""
     if settings.seed is not None or is_remote(engine):
         return settings.seed
     return secrets.randbelow(_RANDOM_SEEDS)
@@ -92,19 +92,19 @@ class CollectedAnswer:
 class CollectedCalls:
     """The tool calls of an answer so far.
 
-    Some servers give several calls the same index, and some repeat the id and the name in every piece. A piece
-    with both a name and another id therefore begins a new call. A new id alone does not begin a new call, because some
-    servers send a new id with every piece.
+    Some servers give several calls the same index, and some repeat the id and the name in every piece. Therefore, only
+    a piece with both a name and a different id begins a new call. A new id alone does not begin a new call, because
+    some servers send a new id with every piece.
 
     problem  the reason why the most recently dropped call is invalid, or "" if no call was dropped
     """
 
     problem: str = ""
-    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and occurrence of the index
+    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # keyed by index and occurrence
     _counts: dict[int, int] = field(default_factory=dict)  # the number of earlier calls with the same index
 
     def take(self, deltas: Iterable[ToolCallDelta]) -> None:
-        """Add the next pieces of calls. A call with a problem is dropped."""
+        """Add the next pieces of tool calls. Calls with a problem are dropped."""
         for delta in deltas:
             self.problem = delta.problem or self.problem
             key = delta.index, self._counts.get(delta.index, 0)
@@ -120,7 +120,7 @@ class CollectedCalls:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls that have a name, in the order in which the calls began.
+        """The calls that have a name, in the order in which they began.
 
         Calls with missing or repeated ids receive new ids, because every result needs the id of its call.
         """
@@ -136,7 +136,7 @@ class CollectedCalls:
 
 
 def check_format(done: AnsweredRequest) -> None:
-    """Raise InvalidAnswer if an answer does not have the request's format, because it was cut off or is invalid.
+    """Raise InvalidAnswer if an answer is truncated or otherwise does not match the requested format.
 
     Print a note if the answer could not be validated. Answers that the user cancelled are not checked.
     """
@@ -176,7 +176,7 @@ def answer(
 
     If `stream` is false, the answer is printed when it is complete. Ctrl-C or SIGTERM stops the answer. The text
     generated so far is still printed, with the usual statistics. Raises LlmrunError at the end if the answer does not
-    have the request's format.
+    match the requested format.
     """
     collected = CollectedAnswer()
     thinking = ThinkingView(hidden=hide_thinking or as_json, stream=stream)

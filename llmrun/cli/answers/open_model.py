@@ -93,7 +93,7 @@ def _remembered(told: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """An open engine and the model's display name, which comes from the catalogue, the file or the server.
+    """An open engine and the model's display name, which is taken from the catalogue, the file or the server.
 
     `default_sampling` has no seed yet. `thinking_tags` are the model's tags in the catalogue, if any.
     `preset` is the name of the preset that the user named, or "".
@@ -227,7 +227,7 @@ def fetch_model(settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The file of a model, the file of any draft model, and the options from the settings."""
+    """A model's file, the draft model's file if there is one, and the options from the settings."""
 
     found: ResolvedModel
     draft: Path | None
@@ -236,7 +236,7 @@ class ModelFiles:
 
 @contextmanager
 def model_files(settings: Settings) -> Iterator[ModelFiles]:
-    """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` until the end.
+    """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` in the context.
 
     May raise any LlmrunError from the hub, and errors about RPC servers that cannot be used.
     """
@@ -286,7 +286,7 @@ def _tell_of_unused_gpu_flags(settings: Settings) -> None:
 
 
 def tell_of_too_many_threads(settings: Settings) -> None:
-    """Print a note if --threads exceeds the number of threads that this machine can run at the same time."""
+    """Print a note if --threads exceeds the number of threads that this machine can run concurrently."""
     from llmrun.base.machine.cpu_count import most_threads
 
     if settings.threads is None or is_stand_in(settings.backend):

@@ -42,7 +42,7 @@ _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "accepted", "t
 def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
     """Print the statistics line.
 
-    The line has all statistics with --verbose or in a log file, but only the most important statistics on a terminal.
+    The line contains all statistics with --verbose or in a log file, but only the most important ones on a terminal.
 
     with_context  True to show how much of the context is used
     """

@@ -1,4 +1,4 @@
-"""Runs the server of `llmrun serve`: finds model files, opens the models in processes, and prints how to use them."""
+"""Runs the server of `llmrun serve`: finds model files, opens models in processes, and prints how to use the server."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def serve_models(
 
 
 class _Opener:
-    """Creates the processes that run models. A chat template and adapters apply only to models that are given at start.
+    """Creates processes that run models. --chat-template and --lora apply only to models on the command line.
 
     given  the models that are given at start
     """
@@ -153,7 +153,7 @@ class _Opener:
 
 
 def _without_prompt(preset: Preset) -> Preset:
-    """Return a preset for requests, which contain their own prompts.
+    """Return a preset without its prompt, because requests contain their own prompts.
 
     The variables of the system prompt receive their default values. Raises UsageError for a variable without a default.
     """
@@ -224,7 +224,7 @@ async def _serve(
     url = _url(flags.host, listening.getsockname()[1], tls is not None)
 
     def ready() -> None:
-        gc.freeze()  # otherwise, each full collection traverses all modules and delays the answers
+        gc.freeze()  # otherwise, each full garbage collection traverses all modules and delays the answers
         out.clear_progress()
         for line in _banner(models, given_upstreams, url, flags.parallel, bool(options.keys)):
             out.fields([line])
@@ -253,7 +253,7 @@ def _url(host: str, port: int, is_tls: bool) -> str:
 
 
 def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: int, needs_key: bool) -> Iterator[str]:
-    """Yield the lines that name the models and show how to use the server. Scripts read the last line."""
+    """Yield the lines that name the models and show how to use the server. Scripts parse the last line."""
     shown = [known for known in models.known.given if not known.parent]
     opened = [(known.name, process) for known in shown if (process := models.process_of(known))]
     loaded = [(name, process.facts) for name, process in opened if process.facts is not None]
@@ -281,7 +281,7 @@ def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: i
 
 
 def example_for(facts: ModelFacts | None) -> tuple[str, str]:
-    """Return the route and fields of a request that a model can answer. `facts` is None before a model is loaded."""
+    """Return the route and fields of an example request for a model. `facts` is None before a model is loaded."""
     chat = '"messages": [{"role": "user", "content": "Hello"}]'
     if facts is None:
         return "chat/completions", f'"model": "NAME", {chat}'

@@ -68,7 +68,7 @@ class CertainAnswer:
         return "" if delta.tentative and self._waits else self.rest()
 
     def rest(self) -> str:
-        """Return and clear the buffer. Call this method when the answer ends or the text proves to be thinking."""
+        """Clear the buffer and return its text. Call this method when the answer ends or the text is thinking."""
         held, self._held = self._held, ""
         return held
 

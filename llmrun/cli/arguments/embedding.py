@@ -20,7 +20,7 @@ _POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """The values of the flags about the model, in the order of --help. None or False means "not given"."""
+    """The values of the model flags, in the order of --help. None or False means "not given"."""
 
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Leave out the end of texts that are too long.  [default: fail]")

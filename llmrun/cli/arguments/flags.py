@@ -1,7 +1,7 @@
 """The flags shared by all commands that generate answers, declared in one dataclass.
 
-The formats of an answer (JSON, a regular expression, a grammar or a choice) are both flags and chat settings, under the
-same names. An answer can have only one format.
+Each format of an answer (JSON, a regular expression, a grammar or a choice) is both a flag and a chat setting with the
+same name. An answer can have only one format.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class AnswerFlags:
         return values
 
     def response_format(self) -> ResponseFormat | None:
-        """Return the answer's format, or None. Raises UsageError for an invalid format and for several formats."""
+        """Return the answer's format, or None. Raises UsageError for an invalid format or more than one format."""
         values = {name: getattr(self, name) for name in NAMES} | {JSON_OBJECT: ON if self.json_object else None}
         given = {"--" + name.replace("_", "-"): name for name, value in values.items() if value is not None}
         if len(given) > 1:

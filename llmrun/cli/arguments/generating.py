@@ -1,4 +1,4 @@
-"""Flags and checks of `generate`: filling in the middle, several samples, --prompt-cache and --record."""
+"""Contains flags and checks of `generate`: fill-in-the-middle, several samples, --prompt-cache and --record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SuffixFile = Annotated[
 
 
 def read_suffix(text: str | None, file: Path | None) -> str | None:
-    """Return the text after the gap, or None if there is no gap to fill. Raises UsageError."""
+    """Return the text after the gap, or None without fill-in-the-middle. Raises UsageError."""
     if text is not None and file is not None:
         raise UsageError("--suffix: cannot be combined with --suffix-file")
     if file is not None:
@@ -59,7 +59,7 @@ Null = Annotated[bool, typer.Option("-0", "--null", help="End each sample with a
 
 @dataclass(frozen=True, slots=True)
 class SamplesWanted:
-    """The samples that the user asked for.
+    """The requested samples.
 
     best_of  the rule that chooses the sample to print, or None to print all samples
     null     whether samples end with a NUL byte instead of being separated by headings

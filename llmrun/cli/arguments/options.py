@@ -35,7 +35,7 @@ def one_of(*choices: str) -> Callable[[], list[str]]:
 
 
 def files() -> list[str]:
-    """Return FILES, for a file name whose type is text for Typer."""
+    """Return FILES, for a file name that Typer treats as text."""
     return [FILES]
 
 
@@ -60,7 +60,7 @@ def described_presets() -> dict[str, str]:
 
 
 def drafts() -> list[tuple[str, str] | str]:
-    """Return the values of --speculate: auto, off and the names of models."""
+    """Return the possible values of --speculate: auto, off and model names."""
     return [("auto", "drafts by lookup"), ("off", "no drafts"), *models()]
 
 

@@ -36,8 +36,8 @@ def read_prompt(words: Sequence[str], option: str | None, file: Path | None, *, 
     If there are no words, no option and no file, the prompt is read from standard input, unless standard input is a
     terminal. Otherwise, standard input is read only if `-` is given.
 
-    Raises UsageError if the prompt is missing, given twice, or empty and not `exact`, if a file cannot be read, or if
-    the text is not UTF-8.
+    Raises UsageError if the prompt is missing, given twice, or empty (unless `exact` is True), if a file cannot be
+    read, or if the text is not UTF-8.
     """
     if words and option is not None:
         raise UsageError(
@@ -65,7 +65,7 @@ def _checked(prompt: str, exact: bool) -> str:
 
 
 def checked_text(text: str, name: str) -> str:
-    """Return an argument's text. Raises UsageError if its bytes were not UTF-8.
+    """Return an argument's text. Raises UsageError if the argument is not valid UTF-8.
 
     name  the argument's name in the error message
     """

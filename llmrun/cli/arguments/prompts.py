@@ -45,7 +45,7 @@ def check_params(params: Iterable[str], preset: Preset | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Templates for a prompt and a system prompt, with values for their variables. Values are not expanded again.
+    """Templates for a prompt and a system prompt, with values for their variables. Values are inserted verbatim.
 
     name  the name of the preset, for error messages
     """
@@ -77,7 +77,7 @@ class Prompts:
         return INPUT in variables_in(self.prompt, self.system)
 
     def check_complete(self) -> None:
-        """Raise UsageError if a variable has no value. The message lists all such variables."""
+        """Raise UsageError if a variable has no value. The message lists all variables without a value."""
         names = variables_in(self.prompt, self.system)
         if missing := [name for name in names if name not in {INPUT, *self.values}]:
             raise UsageError(
@@ -97,7 +97,7 @@ class Prompts:
 
 
 def filled_system(settings: Settings, params: Mapping[str, str]) -> str | None:
-    """Return the system prompt for a chat or a server, in which `$input` has no value. Raises UsageError."""
+    """Return the system prompt for a chat or a server. Raises UsageError for `$input`, which has no value there."""
     prompts = replace(Prompts.of(settings, params), prompt="")
     if prompts.needs_input:
         raise UsageError(f"preset {prompts.name}: system: ${INPUT} works only in generate and batch")

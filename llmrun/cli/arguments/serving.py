@@ -251,7 +251,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _checked_origin(origin: str) -> str:
-    """Return an origin as browsers write it. Raises UsageError."""
+    """Return an origin in the form that browsers send. Raises UsageError."""
     scheme, _, rest = origin.removesuffix("/").lower().partition("://")
     if origin != "*" and (not scheme or not rest or "/" in rest):
         raise UsageError(f"--cors: {origin!r} is not an origin", hint="example: --cors https://app.example:8443")

@@ -27,7 +27,7 @@ class _InOurWords:
     extra_hint = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Convert errors here, because the parser's errors do not include the command."""
+        """Parse the arguments. Convert errors here, because the parser's errors do not name the command."""
         try:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # Typer's class is next in the MRO
         except TyperException as error:
@@ -81,7 +81,7 @@ class CommandGroup(_InOurWords, TyperGroup):
 
 
 def command_group() -> typer.Typer:
-    """Return a command group that has no subcommands yet, set up like every llmrun command."""
+    """Return a command group without subcommands, configured like every llmrun command."""
     return typer.Typer(
         cls=CommandGroup,
         add_completion=False,
@@ -91,7 +91,7 @@ def command_group() -> typer.Typer:
 
 
 def refuse_early_flags(context: typer.Context) -> None:
-    """Raise UsageError for a flag before the subcommand, which would ignore the flag. `--debug` is always allowed."""
+    """Raise UsageError for a flag (except `--debug`) before the subcommand, because the flag would be ignored."""
     name = context.invoked_subcommand
     group: Any = context.command
     accepted = {flag for each in group.commands[name].params for flag in each.opts}
@@ -157,7 +157,7 @@ def _in_words(sentence: str, wanted: Any) -> str:
 
 
 def _nearest(option: str, parameters: Any) -> list[str]:
-    """Return the options that start with the given text, or else options with similar spelling, the best match first.
+    """Return the options that start with the given text, or else the options with a similar spelling, best match first.
 
     For an option with several names, only one name is returned. Typer's own suggestions are not used, because they
     include options that merely share some letters, and do not include --max-tokens for --max.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.options.settings import Settings
 
 _HOUR_S: Final = 3600.0
-_LONG_S: Final = 2 * _HOUR_S  # longer times are shown in hours
+_LONG_S: Final = 2 * _HOUR_S  # longer durations are shown in hours
 
 
 def report_lines(estimate: Estimate) -> list[str]:
@@ -91,7 +91,7 @@ def report_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def dry_run(source: Path, calls: CallOptions, wanted: WorkersWanted, settings: Settings, *, as_json: bool) -> int:
-    """Count and measure a batch, print the report, and return the exit code 0.
+    """Count a batch's tokens, measure the speed, print the report, and return the exit code 0.
 
     Raises UsageError for an input without lines and for workers on other machines, LlmrunError if no line can be
     answered, and any error from opening the model.
@@ -143,7 +143,7 @@ def _measuring(done: int, seconds: float) -> str:
 
 
 def _check(source: Path, counts: Counts) -> None:
-    """Raise an error if there is nothing to answer."""
+    """Raise an error if there is no line to answer."""
     if not counts.lines:
         raise UsageError(f"{source}: the file has no lines")
     if counts.first_problem is not None and not counts.calls:
@@ -153,7 +153,7 @@ def _check(source: Path, counts: Counts) -> None:
 
 @contextmanager
 def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
-    """Open the model in this process, with the same options as a worker opens it in another process."""
+    """Open the model in this process with the options that a worker would use in another process."""
     from llmrun.base.errors import kernel_warnings_told
     from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads, to_open
     from llmrun.engine.child.opening import describe, open_engine

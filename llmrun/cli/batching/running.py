@@ -48,7 +48,7 @@ def call_options(
     variables: Mapping[str, Any],
     response_format: ResponseFormat | None,
 ) -> CallOptions:
-    """Return the options of a batch's calls. A line's own fields take precedence.
+    """Return the options of a batch's calls. The fields of a line take precedence over these options.
 
     variables  variables for the chat template
     """
@@ -77,7 +77,7 @@ def _others(flags: AnswerFlags, settings: Settings, variables: Mapping[str, Any]
     if flags.stop:
         yield Default(("stop",), [*parse_stops(flags.stop)])
     think = False if settings.think_budget == 0 else settings.think
-    switches = {} if think is None else {"enable_thinking": think, "thinking": think}  # templates use either name
+    switches = {} if think is None else {"enable_thinking": think, "thinking": think}  # chat templates use either name
     if switches or variables:
         yield Default(_VARIABLES, {**switches, **variables})
     if settings.think_budget:
@@ -85,7 +85,7 @@ def _others(flags: AnswerFlags, settings: Settings, variables: Mapping[str, Any]
 
 
 def _format(wanted: ResponseFormat) -> Default:
-    """Return the request field for a format. Only llmrun and vLLM support the formats other than JSON."""
+    """Return the request field for a format. Only llmrun and vLLM support formats other than JSON."""
     kind = wanted.kind.value
     if kind == JSON_OBJECT:
         return Default(_FORMATS, {"type": "json_object"})

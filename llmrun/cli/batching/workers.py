@@ -27,7 +27,7 @@ _KINDS: Final = "use local, URLs of servers, ray or ray:HOST:PORT, separated by 
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted:
-    """The workers that the user asked for.
+    """The requested workers.
 
     names      local, URLs of servers, or a Ray cluster
     parallel   the maximum number of answers that a worker generates at a time

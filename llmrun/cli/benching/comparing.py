@@ -36,7 +36,7 @@ _CAVEAT = (
 
 
 def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bool) -> int:
-    """Print the ratios, and return 1 if a test slowed down beyond `fail_above`, or else 0. Raises UsageError."""
+    """Print the ratios. Return 1 if a test slowed down by more than `fail_above`, or else 0. Raises UsageError."""
     limit = None if fail_above is None else parse_limit(fail_above)
     found = compare(_series(before), _series(after))
     if not found.comparisons:

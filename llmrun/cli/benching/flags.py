@@ -163,7 +163,7 @@ class BenchFlags:
     json_output: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts.")] = None
     save: Annotated[bool, typer.Option("--save", help="Save the run for `bench history` and `bench compare`.")] = False
-    workload: Annotated[str | None, typer.Option("--workload", hidden=True)] = None  # hidden flags no longer exist
+    workload: Annotated[str | None, typer.Option("--workload", hidden=True)] = None  # hidden flags were removed
     same: Annotated[bool, typer.Option("--same", hidden=True)] = False
     price_kwh: Annotated[str | None, typer.Option("--price-kwh", hidden=True)] = None
     compare_price: Annotated[str | None, typer.Option("--compare-price", hidden=True)] = None

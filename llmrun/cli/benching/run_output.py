@@ -1,7 +1,7 @@
 """Prints the results of a benchmark as terminal tables, Markdown, CSV or JSON, or writes them as an HTML page.
 
-The tables show the metrics, the shares of the machine's limits and the verdicts. The Markdown is meant for issues and
-READMEs.
+The tables show the metrics, the shares of the machine's limits and the verdicts. The Markdown is intended for issues
+and READMEs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def head_words(name: str) -> str:
 
 
 def figure_words(result: Result, name: str) -> str:
-    """Format the median of a metric, with the unit of a time. Returns "" if there is no median."""
+    """Format the median of a metric, with a unit if the metric is a time. Returns "" if there is no median."""
     return metric_number(name, result.figures[name].median) if name in result.figures else ""
 
 
