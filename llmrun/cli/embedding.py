@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
 
 _JSON_LINES: Final = (".jsonl", ".ndjson")
-# The text of a JSON line is in one of these fields: ours, OpenAI's, or the fields of common data sets.
+# The text of a JSON line is in llmrun's field, in OpenAI's field, or in a field that is common in data sets.
 _FIELDS: Final = ("text", "input", "content", "document")
 
 
@@ -55,9 +55,9 @@ class Input(NamedTuple):
 
 
 def read_texts(words: Sequence[str], file: Path | None) -> list[Input]:
-    """Return the texts in arguments or, without arguments, the lines of a file or of standard input (also as `-`).
+    """Return the texts in arguments or, without arguments, the lines of a file or of standard input (`-`).
 
-    Raises UsageError if texts are given both ways or not at all, or if a file cannot be read.
+    Raises UsageError if there are both arguments and a file, if there is no text, or if a file cannot be read.
     """
     if words and file is not None:
         raise UsageError("the texts were given twice: as arguments and with --file")

@@ -1,4 +1,4 @@
-"""The registry of commands. Each file in `commands/` is a command that has the same name as the file.
+"""The registry of commands. Each file in `commands/` defines the command with the same name.
 
 A command's module is imported only when the command runs. `llmrun list` does not have to import `bench`, and `--help`
 imports no commands at all, which saves 30 of 160 ms. The help texts are therefore read from the files' source code,

@@ -130,7 +130,7 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
 
 
 def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
-    """Yield the purpose of a file that is not a model, and the facts about an adapter."""
+    """Yield the purpose of a file that is not a model, and the details of an adapter."""
     purpose = purpose_of(file)
     if not purpose:
         return

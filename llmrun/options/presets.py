@@ -62,7 +62,7 @@ def _parsed(data: bytes, path: Path, role: str) -> dict[str, Any]:
 
 TABLE = "presets"  # the name of the table in models.toml
 THINKING = ("think", "think_budget")
-SETTINGS = ("system", *SAMPLING, "seed", "max_tokens", *THINKING, "hide_thinking")  # the settings a preset may have
+SETTINGS = ("system", *SAMPLING, "seed", "max_tokens", *THINKING, "hide_thinking")  # the settings of a preset
 _MODEL, _PROMPT, _DEFAULTS, _VARIABLES, _LORA = "model", "prompt", "defaults", "variables", "lora"
 _OWN = (_MODEL, _PROMPT, _DEFAULTS, _VARIABLES, _LORA)  # the keys that are not settings
 KEYS = (_MODEL, _PROMPT, _DEFAULTS, _VARIABLES, *SETTINGS, _LORA)
@@ -80,7 +80,7 @@ Check = Callable[[str, str, object], object]
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model under another name, or prompts for any model, with settings for answers.
+    """A named model, or prompts for any model, with settings for answers.
 
     name       as written in models.toml; case does not matter
     model      the name of the model, which is not another preset; "" if the preset has none, until it is loaded
@@ -134,9 +134,9 @@ def _parts(template: str) -> Iterator[re.Match[str]]:
 
 
 def read_presets(path: Path, check: Check) -> dict[str, Preset]:
-    """Return the presets in a models.toml file, keyed by their names in lower case. A missing file has no presets.
+    """Return the presets in a models.toml file, keyed by their names in lower case. A missing file contains no presets.
 
-    Raises UsageError with the file, the preset and the key.
+    Raises UsageError, whose message names the file, the preset and the key.
     """
     try:
         tables = read_toml(path, "catalogue").get(TABLE, {})
@@ -173,7 +173,7 @@ def template_files(folder: Path) -> dict[str, Path]:
 
 
 def read_template(path: Path, check: Check, others: Mapping[str, Preset]) -> Preset:
-    """Return the preset in a prompt template's file. Raises UsageError with the file and the key.
+    """Return the preset in a prompt template's file. Raises UsageError, which names the file and the key.
 
     others  the presets in models.toml
     """
@@ -259,7 +259,7 @@ def _values(where: str, table: Mapping[str, object], check: Check) -> Iterator[t
 
 
 def _loras(where: str, value: object, folder: Path) -> Iterator[str]:
-    """Yield the adapters of a preset. Relative paths are relative to `folder`, and `~` is the home folder."""
+    """Yield the adapters of a preset. Relative paths are resolved against `folder`, and `~` is the home folder."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text.isprintable() for text in texts):
         raise UsageError(f"{where}: {_LORA}: {value!r:.60} is not a file, as in {_LORA} = 'pirate.gguf', nor a list")

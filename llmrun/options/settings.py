@@ -31,7 +31,7 @@ PREFIX = "LLMRUN_"
 # These values of `speculate` are not names of draft models.
 SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
 
-Refuse = Callable[[UsageError], None]  # is called with the error for an invalid setting, and may raise that error
+Refuse = Callable[[UsageError], None]  # called with the error for an invalid setting; may raise this error
 
 # Environment variables that are not settings: folders, an API key and switches for a single run.
 NOT_SETTINGS = frozenset(
@@ -177,7 +177,7 @@ class Settings:
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     tensor_split: str | None = _setting(None, str, texts=TENSOR_SPLIT)  # the proportion of the layers on each device
     split_mode: str = _setting("layer", str, choices=SPLIT_MODES)
-    main_gpu: int | None = _setting(None, int, minimum=0, maximum=MOST_DEVICES - 1)  # used if split_mode is "none"
+    main_gpu: int | None = _setting(None, int, minimum=0, maximum=MOST_DEVICES - 1)  # effective if split_mode is "none"
     rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers, or off
     rpc_anyway: bool = _setting(False, bool)  # whether RPC servers may have public addresses
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
@@ -266,7 +266,7 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
     if preset is None:
         return settings
     own = dict(preset.values)
-    if stronger.keys() & set(THINKING):  # these two settings depend on each other
+    if stronger.keys() & set(THINKING):  # the two thinking settings depend on each other
         own = {key: value for key, value in own.items() if key not in THINKING}
     return replace(with_values(Settings(), config | own | stronger | {"model": preset.model}), preset=preset)
 
@@ -289,7 +289,7 @@ def templates_folder() -> Path:
 def load_presets() -> Mapping[str, Preset]:
     """Return the user's presets, keyed by their names in lower case. Raises UsageError.
 
-    A preset in models.toml takes precedence over a file in the folder for templates.
+    A preset in models.toml takes precedence over a template file with the same name.
     """
     own = _own_presets()
     files = template_files(templates_folder())
@@ -439,7 +439,7 @@ def _unknown(where: str, name: str, value: object = None, known: Collection[str]
 
 
 def _meant(name: str, known: Collection[str]) -> str:
-    """Return the key that a misspelled name, a flag or another program's name refers to, or "" if none is close."""
+    """Return the key that a misspelled name, a flag or another program's name refers to, or "" if no key is similar."""
     import difflib
 
     flags = {flag.lstrip("-").replace("-", "_"): key for key, declared in SAMPLING.items() for flag in declared.flags}

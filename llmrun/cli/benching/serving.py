@@ -28,7 +28,7 @@ INTERRUPTED = 130  # 128 + SIGINT
 def measure_servers(plans: Sequence[ServingPlan], endpoints: Sequence[str], kind: str, *, offline: bool) -> int:
     """Run each plan on each endpoint and print the results in the format `kind`. Return the exit code.
 
-    Raises the errors of `measure_serving`. Results of earlier runs have been printed by then, unless `kind` is "json".
+    Raises the errors of `measure_serving`. Earlier results are printed before the error, unless `kind` is "json".
     """
     results = []
     for plan, endpoint in product(plans, endpoints):

@@ -56,7 +56,7 @@ _DROPPABLE = (("MODEL",), ("FIRST WORDS",), ("TURNS",))
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A conversation in the list.
+    """An entry in the list of conversations.
 
     conversation  the conversation, or None if the file cannot be read; `problem` then contains the reason
     changed       modification time in seconds since the epoch
@@ -200,7 +200,7 @@ def _thinking(text: str) -> list[str]:
 
 
 def _calls(one: ToolRound) -> Iterator[str]:
-    """Yield the calls of an answer and their results as code blocks, whose text is not read as Markdown."""
+    """Yield the calls of an answer and their results as code blocks, whose text is not parsed as Markdown."""
     for call in one.calls:
         name = visible_line(call.name).replace("`", "'")
         yield f"Tool call: `{name}`"

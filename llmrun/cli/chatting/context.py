@@ -313,7 +313,7 @@ def check_past_calls(engine: Answering, name: str, conversation: Conversation) -
 
 
 def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation: Conversation) -> None:
-    """Offer the tools of a chat to another model if the model supports tools. Print a note about missing support."""
+    """Offer the tools of a chat to another model if the model supports tools. Otherwise, print a note."""
     prompting.offers_tools = prompting.toolbox is None or _can_use_tools(engine)
     if prompting.toolbox is not None:
         prompting.toolbox.limit_results(longest_result(engine))

@@ -1,6 +1,6 @@
-"""Reads turns at a terminal with prompt_toolkit, which provides history, multi-line editing and completion.
+"""Reads turns from a terminal with prompt_toolkit, which provides history, multi-line editing and completion.
 
-Cursor position requests (CPR) are disabled, because the terminal's reply could get mixed up with what the user types,
+Cursor position requests (CPR) are disabled, because the terminal's reply could be mixed up with the user's input,
 and because prompt_toolkit prints a warning if the terminal does not reply within two seconds. Features that need CPR,
 such as toolbars, are not used.
 

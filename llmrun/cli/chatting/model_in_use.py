@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ModelOpener(Protocol):
-    """Opens models by name. Both methods may raise any LlmrunError from the hub or the engine."""
+    """Opens models by name. `fetch` and `open` may raise any LlmrunError from the hub or the engine."""
 
     def fetch(self, name: str) -> str:
         """Download the model if necessary, and return a name for it that works from any folder."""

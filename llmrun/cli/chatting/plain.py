@@ -44,7 +44,7 @@ def _closes(block: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """The state of a conversation, which a prompt may show.
+    """The parts of a conversation's state that a prompt may show.
 
     context_used  tokens in the context at the end of the last answer
     context_size  tokens that fit in the context, or 0 if the server has not reported it
@@ -56,7 +56,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion, which replaces the `replaces` characters before the cursor with `text`.
+    """A completion that replaces the last `replaces` characters before the cursor with `text`.
 
     `about` is a short description. `text` and `about` may be untrusted, such as the title of a saved conversation.
     """
@@ -70,7 +70,7 @@ Completions = Callable[[str], Sequence[Completion]]  # the argument is the text 
 
 
 class Turns:
-    """The source of the user's turns. The default methods are for sources that do not change the terminal.
+    """The source of the user's turns. The default implementations suit sources that do not change the terminal.
 
     interactive  True if a person types the turns. The chat then shows errors and continues. If False, the input is a
                  pipe, and the first error ends the chat with the error's exit code
@@ -81,7 +81,7 @@ class Turns:
     def read(self, meter: Meter, draft: str = "") -> str | None:
         '''Read the next turn, without its final newline. Returns None at the end of input.
 
-        A turn may have several lines. A block that begins with `"""` is returned as one turn, including the quotes. Use
+        A turn may span several lines. A block that begins with `"""` is returned as one turn, including the quotes. Use
         `is_unfinished(text)` to check whether the block has more lines.
 
         `draft` is text that the user can send or edit. The draft is selected at first, so typing replaces it. Sources
@@ -107,7 +107,7 @@ class Turns:
         """
 
     def close(self) -> None:
-        """Release the input. No turns can be read afterwards. This method is idempotent."""
+        """Release the input. After this call, no turns can be read. This method is idempotent."""
 
 
 class AnswerView(Protocol):

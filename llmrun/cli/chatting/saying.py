@@ -211,7 +211,7 @@ class Saying:
         self._thinking.text(piece)
 
     def call(self, pieces: Sequence[ToolCallDelta]) -> None:
-        """Collect pieces of tool calls, which are shown when they are complete."""
+        """Collect the pieces of tool calls. Only complete calls are shown."""
         self._begin()
         self.calls.take(pieces)
         self._show(self._certain.rest())

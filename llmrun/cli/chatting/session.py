@@ -319,7 +319,7 @@ class Chat:
         return calls
 
     def _request(self, seed: int | None) -> Request:
-        """Return the request for the next answer, with all turns that have not been left out already."""
+        """Return the request for the next answer, without the turns that were already left out."""
         settings, preferences = self._now_set, self.conversation.preferences
         wish = wanted_thinking(self.engine, settings, preferences)
         stops = preferences.get(STOP, [])

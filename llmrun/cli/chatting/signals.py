@@ -27,8 +27,8 @@ class Signals:
     cancel   a function that stops the engine
     restore  a function that restores the terminal
 
-    The signal handler calls both functions. If the engine has not stopped within STUCK_S seconds, a second Ctrl-C
-    during the same answer restores the terminal and exits immediately. An earlier second Ctrl-C has no effect.
+    The signal handler calls `cancel` and `restore`. If the engine has not stopped within STUCK_S seconds, a second
+    Ctrl-C during the same answer restores the terminal and exits immediately. An earlier second Ctrl-C has no effect.
     """
 
     def __init__(self, cancel: Callable[[], None], restore: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class Signals:
 
     @property
     def end_wanted(self) -> bool:
-        """True if SIGTERM or SIGHUP has arrived, each of which ends the chat at any time."""
+        """True if SIGTERM or SIGHUP has arrived. Either signal ends the chat at any time."""
         return any(number != signal.SIGINT for number in self._received)
 
     @contextmanager

@@ -410,7 +410,7 @@ def _continue_with(pieces: _Content, conversation: Conversation, after: int, pat
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """The content of a file. The first `whole` bytes are complete lines."""
+    """The content of a file. The first `whole` bytes consist of complete lines."""
 
     data: bytes
     whole: int
@@ -507,7 +507,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_whole(path: Path, conversation: Conversation) -> None:
-    """Replace a file atomically. Readers see either the old file or the complete new one."""
+    """Replace a file atomically. Readers see either the old file or the complete new file."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o600)
     try:

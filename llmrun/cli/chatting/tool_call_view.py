@@ -1,4 +1,4 @@
-"""Shows tool calls as rows of text, which contain everything that a tool receives or state that text is left out.
+"""Shows tool calls as rows of text that contain everything that a tool receives, or else state that text is left out.
 
 Names, arguments, descriptions and results are untrusted. Characters that a terminal does not show, such as zero-width
 spaces, are written as escapes, because they could hide a part of a call from the user.
@@ -36,7 +36,7 @@ _MOST_SUMMARIZED = 10_000  # characters of a text that a summary considers
 
 
 def call_rows(info: ToolInfo, arguments: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """Return the rows that show a call, and True if the rows show the whole call."""
+    """Return the rows that show a call, and whether the rows show the whole call."""
     rows, complete = _argument_rows(arguments), True
     if len(rows) > _MOST_ROWS:
         rows = [*rows[:_MOST_ROWS], f"… {len(rows) - _MOST_ROWS:,} more lines"]

@@ -29,9 +29,9 @@ _LONGEST_LINE = 1000  # maximum length of a line in bytes
 def ask(question: str, stream: BinaryIO | None = None) -> str | None:
     """Show a question and return the line that the user types, or None at the end of input.
 
-    Keys that were typed before the question are discarded, so that they cannot answer it by mistake. The terminal must
-    be in its original modes (`Turns.lent`). If the user cannot see the question, because stderr is redirected, the
-    result is also None.
+    Keys that were typed before the question are discarded, so that stray keys do not answer the question. The terminal
+    must be in its original modes (`Turns.lent`). Return None, too, if the user cannot see the question because stderr
+    is redirected.
 
     stream  the stream to read from, or None for standard input
     """

@@ -184,7 +184,7 @@ def _with_system(settings: Settings, flags: AnswerFlags, *, strict: bool) -> Set
 
 
 def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
-    """Yield the events that apply the flags to a conversation, which stores the events. Raises UsageError."""
+    """Yield the events that apply the flags to a conversation and are stored in it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import NAMES, STOP, THINK_BUDGET, PreferenceSet, SystemSet, checked_value
 

@@ -24,7 +24,7 @@ from llmrun.cli.console.output import out
 
 LISTING = {"place": 160}
 
-# Each command makes new shells load the script.
+# Each of these commands configures new shells to load the completion script.
 _STEPS = {
     "bash": "echo 'eval \"$(llmrun completion bash)\"' >> ~/.bashrc",
     "zsh": "echo 'eval \"$(llmrun completion zsh)\"' >> ~/.zshrc",
@@ -43,7 +43,7 @@ def command(
             autocompletion=one_of(*_SHELLS),
         ),
     ] = None,
-    complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # called by the scripts
+    complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # called by the completion scripts
 ) -> int:
     words = words or []
     if complete:

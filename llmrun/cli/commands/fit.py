@@ -122,7 +122,7 @@ class _Named(NamedTuple):
 
 
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
-    """Show one model or all its quantizations. Return the model's entry for --json."""
+    """Show one model or all of its quantizations. Return the model's entry for --json."""
     from llmrun.backends.fitting import best_of
     from llmrun.hub.names import quantization_of
 

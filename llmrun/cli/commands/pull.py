@@ -222,7 +222,7 @@ class _Pulling:
 
 
 def _memory_checked(planned: Pull) -> Pull:
-    """Return the pull unchanged. Raises DoesNotFit if the model cannot run on this machine."""
+    """Raise DoesNotFit if the model cannot run on this machine. Otherwise, return the pull unchanged."""
     from llmrun.hub.resolve.memory_check import require_memory
 
     if planned.pinned is not None and planned.wanted is not None:

@@ -86,7 +86,7 @@ def _model(name: str, found: list[Model]) -> Model:
 
 
 def _exit_code(verdict: VerificationResult) -> int:
-    """Return the exit code for a model. Damage has the highest exit code."""
+    """Return the exit code for a model. The exit code for damage is the highest."""
     if verdict.problems:
         return IntegrityError.exit_code
     if verdict.missing:

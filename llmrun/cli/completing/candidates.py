@@ -1,6 +1,6 @@
 """Finds completion candidates for the last word of a command line.
 
-The candidates come from the command definitions, so new commands and flags require no changes in this module.
+The candidates are derived from the command definitions, so new commands and flags require no changes in this module.
 """
 
 from __future__ import annotations

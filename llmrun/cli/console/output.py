@@ -77,7 +77,7 @@ def hanging(line: str, most: int) -> list[str]:
     if width(line) <= most:
         return [line]
     label = re.match(r" {0,16}(?:\S.{0,20}? {2,}(?=\S))?", line)
-    assert label is not None  # both parts are optional
+    assert label is not None  # the pattern matches any line, because both of its parts are optional
     return beside(label[0], line[label.end() :], most)
 
 
@@ -121,7 +121,7 @@ MarkedLine = Sequence[tuple[str, bool]]  # the pieces of a line; True means high
 
 _COMMAND = re.compile(r"(?:llmrun|\S*/\S+) ")
 
-_SHOW_AFTER_S = 0.15  # delay of the progress line, because a line that flashes briefly is distracting
+_SHOW_AFTER_S = 0.15  # delay before the progress line appears, because a brief flash is distracting
 _REDRAW_S = 0.05
 _PLAIN_LINE_S = 10.0  # interval between progress lines in a log file
 
@@ -166,7 +166,7 @@ class Output:
         self._write_stdout(self._answer_rest() + end)
 
     def _answer_rest(self) -> str:
-        """Close the answer and return its unwritten text."""
+        """Close the answer and return the text that has not been written."""
         rest = self._answer.rest() if self._answer else ""
         self._answer = None
         return rest
@@ -327,7 +327,7 @@ class Output:
             self._write("\r" + self._styled(line, DIM) + rest)
 
     def clear_progress(self) -> None:
-        """End the display of thinking, and erase the progress line if there is one.
+        """End the display of thinking, and erase the progress line if one is shown.
 
         The line is overwritten with spaces, because not every terminal supports escape sequences.
         """

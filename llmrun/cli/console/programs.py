@@ -27,7 +27,7 @@ _PATIENCE_S = 5.0
 
 
 def copy_text(text: str) -> str:
-    """Copy text to the clipboard. Return a phrase that describes where the text is now. Raises UsageError.
+    """Copy text to the clipboard. Return a phrase that names the destination. Raises UsageError.
 
     In an SSH session, the text is sent to the terminal on the user's machine. A clipboard program would set only
     the clipboard of the remote machine.

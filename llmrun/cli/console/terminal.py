@@ -1,6 +1,6 @@
 """Detects the capabilities of terminals, makes untrusted text safe to print, and handles the display of Ctrl-C.
 
-At Ctrl-C, terminals by default show `^C` in the middle of an answer and discard output that is not yet on the screen.
+On Ctrl-C, terminals by default show `^C` in the middle of an answer and discard output that is not yet on the screen.
 This module changes the terminal modes to prevent the echo and the loss of output.
 """
 

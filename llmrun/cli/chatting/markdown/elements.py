@@ -245,7 +245,7 @@ class Renderer:
 
 
 _TAB = 4
-_BREAKS = ("softbreak", "hardbreak")  # both kinds become line breaks, because models break lines intentionally
+_BREAKS = ("softbreak", "hardbreak")  # both become line breaks, because models break lines intentionally
 _EMPHASIS = ("strong", "em", "s")
 
 

@@ -162,7 +162,7 @@ def _is_decided(text: Token) -> bool:
 def _without_growing_word(row: Row, limit: int) -> Row:
     """Drop the last word if it is so close to the end of the row that it may soon wrap to the next row.
 
-    Rows therefore only grow, which causes the least confusion when the terminal is resized.
+    Rows therefore only grow, which causes the fewest display errors when the terminal is resized.
     """
     limit = min(limit, WIDEST_TEXT)
     shorter = without_last_word(row)
