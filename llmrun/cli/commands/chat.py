@@ -171,7 +171,7 @@ def _with_system(settings: Settings, flags: AnswerFlags, *, strict: bool) -> Set
     """Return the settings with the variables of the system prompt filled in.
 
     A conversation keeps its system prompt, so a variable without a value is an error only when a system prompt is
-    chosen. In all other cases, the system prompt is left out.
+    chosen. Without `strict`, a system prompt with such a variable is left out.
 
     strict  whether to raise UsageError for a variable without a value
     """
