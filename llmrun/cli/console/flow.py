@@ -125,7 +125,7 @@ class WordWrap:
         return column
 
 
-Flow = WholeLines | WordWrap  # a flow decides when to write the pieces of a streamed text
+Flow = WholeLines | WordWrap  # a flow decides when to write the pieces of streamed text
 
 
 def flow_to(stream: TextIO) -> Flow:

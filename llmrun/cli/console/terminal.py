@@ -178,7 +178,7 @@ def discard_typed_input() -> None:
 def _owns_terminal() -> bool:
     """Return whether stdin is a terminal and this process is in its foreground.
 
-    A process in the background would be stopped if it changed the terminal.
+    A background process would be stopped if it changed the terminal's settings.
     """
     if sys.platform == "win32" or sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
         return False

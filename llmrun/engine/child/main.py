@@ -128,7 +128,7 @@ def _read(received: Iterator[ToChild], opened: Future[EngineServing], connection
 
 
 def _as_llmrun_error(error: Exception) -> LlmrunError:
-    """Return an LlmrunError unchanged. For a bug, print the traceback and return an LlmrunError with its message."""
+    """Return an LlmrunError unchanged. For a bug, print the traceback and return a matching LlmrunError."""
     if isinstance(error, LlmrunError):
         return error
     traceback.print_exception(error)

@@ -258,7 +258,7 @@ class Embedding:
 
 
 _Prepared = Ask | Tokenize | Detokenize | CountPrompt | Embed
-_SAVE_S = 2.0  # how long prefixes are saved before the process ends
+_SAVE_S = 2.0  # the time limit for saving prefixes before the process ends
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 
 

@@ -110,7 +110,7 @@ class AnswerConstraint:
         return self._constraint.forced() if self._stage is _Stage.ANSWER else ()
 
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
-        """Return True if the answer is complete after the given tokens, which must come next."""
+        """Return True if the given tokens, which must be valid continuations, complete the answer."""
         if self._stage is not _Stage.ANSWER:
             return False
         for token in tokens:

@@ -401,7 +401,7 @@ class ItemGrammar:
         return self._rules.rule(some if any(needed) else f'"{{}}" | {some}')
 
     def _free_mapping(self, schema: Mapping[str, Any], depth: int) -> str:
-        """Return the expression for an object with at most one entry, whose name is arbitrary."""
+        """Return the expression for an object with at most one property, which may have any name."""
         given = schema.get("additionalProperties")
         value = self._written(given if isinstance(given, Mapping) else self._anything(), depth + 1)
         name = self._rules.terminal("/[A-Za-z_][A-Za-z0-9_]{0,30}/")

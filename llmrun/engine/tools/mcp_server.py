@@ -189,7 +189,7 @@ class Connection:
             return
         try:
             value = decode_json(line, self._limits.depth)
-        except RefusedJson as error:  # the line is probably an answer
+        except RefusedJson as error:  # the line is probably a response
             self._fail_pending(f"the answer cannot be used: {shown(str(error))}")
             return
         except ValueError as error:  # a library has probably written a message to standard output

@@ -328,7 +328,7 @@ def remote_file(source: UrlSource, file: RemoteFile) -> Remote:
     return Remote(file, address)
 
 
-TRIES = 6  # the consecutive attempts before any byte arrives; users should not wait long for a dead server
+TRIES = 6  # the maximum of attempts without a single byte; users should not wait long for a dead server
 # The consecutive attempts without progress once bytes have arrived take at least 84 s, enough for a router restart.
 TRIES_ON_THE_WAY = 16
 PROGRESS = 64 << 10  # bytes that must arrive to reset the failure count

@@ -83,7 +83,7 @@ def _priorities(scores: NDArray[np.float32]) -> NDArray[np.int32]:
 def _byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     """Return int32[256]: the token of each byte, or NOT_FOUND if the token is a control token.
 
-    A byte's token has a text such as `<0x41>`. If no such token exists, the token whose text is the byte is used.
+    A byte's token has a text such as `<0x41>`. If no such token exists, use the token whose text is the byte itself.
     """
     named = vocabulary.tables.find([b"<0x%02X>" % byte for byte in range(256)])
     plain = vocabulary.tables.find([bytes([byte]) for byte in range(256)])

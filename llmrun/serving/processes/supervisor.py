@@ -90,7 +90,7 @@ _BEFORE_FIRST_STEP: Final = 6  # a multiple of `stuck_s`; the first step may hav
 
 
 class RestartPauses:
-    """The pauses before restarts: no pause before the first restart, then growing pauses."""
+    """The backoff between restarts: no delay before the first restart, then increasing delays."""
 
     def __init__(self, limits: ServingLimits) -> None:
         self._limits = limits

@@ -65,7 +65,7 @@ def timestamp(seconds: float) -> str:
 
 
 class OllamaAnswer:
-    """The answer to one call, which converts the answer of a chat completion to Ollama's form.
+    """The answer to one call. The class converts a chat completion to Ollama's format.
 
     Calls that only load a model have no request and no events.
     """
