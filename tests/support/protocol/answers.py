@@ -19,7 +19,7 @@ from llmrun.serving.protocol.errors import parse_json
 from llmrun.serving.protocol.infill import InfillAnswer, ParsedInfill, parse_infill
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswer
-from llmrun.serving.protocol.parsed import Answer
+from llmrun.serving.protocol.parsed import ApiAnswer
 from tests.support.serving.fake_model import FACTS as FAKE
 
 FACTS = replace(
@@ -84,7 +84,7 @@ def chosen(text: bytes, logprob: float = -0.5, *others: tuple[bytes, float]) -> 
     return TokenLogprobs(TokenLogprob(0, text, logprob), top)
 
 
-def run(answer: Answer, events: Sequence[tuple[int, Event]]) -> list[dict[str, Any]]:
+def run(answer: ApiAnswer, events: Sequence[tuple[int, Event]]) -> list[dict[str, Any]]:
     """Feed the events, and return all chunks of the stream after their way through JSON."""
     chunks = [chunk for choice, event in events for chunk in answer.feed(choice, event)]
     return [as_json(chunk) for chunk in [*chunks, *answer.finish()]]

@@ -10,7 +10,7 @@ from llmrun.serving.protocol.ollama.answers import OllamaAnswer, chat_fields, ge
 from llmrun.serving.protocol.ollama.requests import parse_generate, parse_ollama_chat
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openapi import MISSING
-from llmrun.serving.protocol.parsed import Answer
+from llmrun.serving.protocol.parsed import ApiAnswer
 from tests.support.protocol.answers import FACTS, SEED, USER, as_json, sent
 
 OLLAMA_ROUTES = {
@@ -37,21 +37,21 @@ def generate(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedCompletion:
     return parse_generate(sent({**GENERATE, **fields}), facts, SEED)
 
 
-def chat_answer(**fields: Any) -> Answer:
+def chat_answer(**fields: Any) -> ApiAnswer:
     return OllamaAnswer(chat_fields, chat(**fields), FACTS, "1", CREATED)
 
 
-def generate_answer(**fields: Any) -> Answer:
+def generate_answer(**fields: Any) -> ApiAnswer:
     return OllamaAnswer(generate_fields, generate(**fields), FACTS, "1", CREATED)
 
 
-def streamed(answer: Answer, events: Sequence[Event]) -> list[dict[str, Any]]:
+def streamed(answer: ApiAnswer, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Feed the events, and return the chunks after their way through JSON."""
     chunks = [chunk for event in events for chunk in answer.feed(0, event)]
     return [as_json(chunk) for chunk in [*chunks, *answer.finish()]]
 
 
-def whole(answer: Answer, events: Sequence[Event]) -> dict[str, Any]:
+def whole(answer: ApiAnswer, events: Sequence[Event]) -> dict[str, Any]:
     """Feed the events, and return the body after its way through JSON."""
     for event in events:
         answer.feed(0, event)
