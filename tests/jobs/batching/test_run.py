@@ -493,7 +493,7 @@ def test_a_foreign_server_needs_mixed(files: Files) -> None:
 
 
 def test_a_backend_whose_answers_depend_on_company_works_only_alone(files: Files) -> None:
-    with pytest.raises(RefusedWorker, match="depend on which other requests run at the same time"):
+    with pytest.raises(RefusedWorker, match="depend on concurrent requests"):
         files.run(FakeWorker("one", card=INVARIANT_NOT), FakeWorker("two", card=INVARIANT_NOT))
     assert files.run(FakeWorker(card=INVARIANT_NOT)).is_complete
 

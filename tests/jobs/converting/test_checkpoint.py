@@ -61,7 +61,7 @@ def test_several_files_need_an_index(folder: Path) -> None:
 
 def test_a_missing_config_is_named(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert "there is no config.json in it" in refusal(folder, ModelNotFound)
+    assert "the folder contains no config.json" in refusal(folder, ModelNotFound)
 
 
 def test_files_and_missing_folders_are_refused(folder: Path) -> None:
