@@ -43,11 +43,12 @@ def test_dry_penalizes_the_same_tokens() -> None:
         assert list(compare_dry(Case(2, number), ["smollm2"])) == [EQUAL]
 
 
+_SOFTMAX = samplers.softmax  # the original, because a test replaces the name in the module
 # What to replace by a wrong function, which is only slightly wrong.
 MISTAKES: dict[str, tuple[object, str, object]] = {
     "dry": (samplers, "integer_power", lambda base, n: 1.001 * base**n),
     "top_n_sigma": (samplers, "ordered_sum", lambda x: 1.005 * float(x.sum())),
-    "typ_p": (samplers, "softmax", lambda logits: samplers.softmax(1.003 * logits)),
+    "typ_p": (samplers, "softmax", lambda logits: _SOFTMAX(1.003 * logits)),
     "xtc": (samplers, "ordered_sum", lambda x: 1.01 * float(x.sum())),
     "temperature": (samplers, "log", lambda x: 1.001 * math.log(x)),
     "mirostat 1": (samplers, "LN2", 0.69),

@@ -70,7 +70,9 @@ def test_a_node_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_version_of_llmrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"ray:10\.0\.0\.6: the node has llmrun 0\.0\.1, but this machine has ") as raised:
+    with pytest.raises(
+        UsageError, match=r"ray:10\.0\.0\.6: the node has llmrun 0\.0\.1, but this machine has "
+    ) as raised:
         opened({"hello": (OK, {**GREETING, "version": "0.0.1"})}, monkeypatch)
     assert "same version" in raised.value.hint
 
