@@ -149,8 +149,8 @@ class StepCosts:
     weights dominates; in large steps, the time is proportional to the rows. The time of each kind of step is nearly
     linear.
 
-    Other threads may ask for predictions while one thread calls `observe`. A call of `observe` takes 2 us, or about 20
-    us for steps with prompts or drafts and for every eighth other step.
+    Other threads may ask for predictions while one thread calls `observe`. A call of `observe` takes 2 us, or 30 to
+    70 us for steps with prompts or drafts and for every eighth other step (on a slow Zen 3).
 
     most_drafted  the largest number of draft tokens in a step whose time is estimated
     """
