@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Required, TypedDict
+from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
 from llmrun.base.types import LARGEST_SCALE
 from llmrun.engine.requests import LONGEST_TOOL_NAME
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter
 from llmrun.serving.protocol.declarations import (
+    KEPT,
     MOST_INTEGER,
     Expected,
     Inline,
@@ -31,7 +32,7 @@ MOST_BIAS: Final = 100.0
 NO_LIMIT: Final = -1
 
 Count = Annotated[int, Limits(0)]
-Tokens = Annotated[list[Count], Expected("a list of token IDs")]
+Tokens = Annotated[list[Count], Limits(1, noun="token ID"), Expected("a list of token IDs")]
 JsonSchema = Annotated[dict[str, Any] | bool | str, Expected("a JSON schema")]
 Unused = Annotated[str, "Accepted for compatibility, without effect on the answer."]
 Fingerprint = Annotated[str, "Identifies everything that can change the bytes of an answer."]
@@ -91,7 +92,9 @@ class Sampling(TypedDict, total=False):
     ignore_eos: Annotated[bool, "Ban the tokens that end an answer."]
 
 
-class _Adapter(TypedDict, total=False):
+class ChosenAdapter(TypedDict, total=False):
+    """A LoRA adapter that a request uses."""
+
     id: Annotated[int, Limits(0), "The number of an adapter in /lora-adapters."]
     name: str
     scale: Required[Annotated[float, Limits(-LARGEST_SCALE, LARGEST_SCALE)]]
@@ -113,7 +116,7 @@ class Shared(Sampling, total=False):
     model: Annotated[str, "The name of a model or preset. A missing or empty name selects the default model."]
     stream: Annotated[bool, "Send the answer as server-sent events while it is generated."]
     lora: Annotated[
-        list[_Adapter], "The LoRA adapters to use. By default, the adapters and scales of `--lora` are used."
+        list[ChosenAdapter], "The LoRA adapters to use. By default, the adapters and scales of `--lora` are used."
     ]
     stop: Stops
     json_schema: Annotated[JsonSchema, "A JSON schema for the answer, as in llama-server."]
@@ -190,17 +193,440 @@ class Thinking(TypedDict, total=False):
     chat_template_kwargs: Annotated[dict[str, Any], "Variables for the model's chat template."]
 
 
-class _TextPart(TypedDict, total=False):
+class ChatThinking(Thinking, total=False):
+    """The thinking options of chat completions."""
+
+    reasoning_effort: Effort
+
+
+class TextPart(TypedDict, total=False):
+    """A part of a message. The Responses API calls texts input_text and output_text."""
+
     type: Required[Literal["text", "input_text", "output_text"]]
     text: Required[str]
-    annotations: Annotated[list[Any], Usual(([],)), "Every answer of the Responses API contains this field."]
+    # Every answer of the Responses API contains these fields.
+    annotations: Annotated[list[Any], Usual(([],))]
     logprobs: Annotated[list[Any], Usual(([],))]
 
 
-class _RefusalPart(TypedDict, total=False):
+class RefusalPart(TypedDict, total=False):
+    """A part of a past answer."""
+
     type: Required[Literal["refusal"]]
     refusal: Required[str]
+    annotations: Annotated[list[Any], Usual(([],))]
+    logprobs: Annotated[list[Any], Usual(([],))]
 
 
 PARTS: Final = Tagged("type", unknown="parts of the type {} are not supported", advice="send text only")
-TextParts = Annotated[str | list[_TextPart], Expected("a string or a list of parts")]
+
+
+Texts = Annotated[
+    str | list[TextPart],
+    Expected("a string or a list of parts"),
+    "The text of the message. The texts of several parts are joined by newlines.",
+]
+AnswerTexts = Annotated[
+    str | list[Annotated[TextPart | RefusalPart, PARTS]],
+    Expected("a string or a list of parts"),
+    "The text of the message. The texts of several parts are joined by newlines.",
+]
+
+
+class _AnyMessage(TypedDict, total=False):
+    name: str
+    function_call: Annotated[Any, Refused((), "send `tool_calls` instead")]
+    audio: Annotated[Any, Refused((), "send text instead")]
+
+
+class SystemMessage(_AnyMessage, total=False):
+    """Instructions for the model."""
+
+    role: Required[Annotated[Literal["system", "developer"], "developer means the same as system."]]
+    content: Required[Texts]
+
+
+class UserMessage(_AnyMessage, total=False):
+    """A message of the user."""
+
+    role: Required[Literal["user"]]
+    content: Required[Texts]
+
+
+class CalledFunction(TypedDict, total=False):
+    """The function that a tool call names."""
+
+    name: Required[Annotated[str, Limits(1)]]
+    arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), "A JSON object."]
+
+
+FUNCTIONS_ONLY: Final = Refused(("function",), "only functions are supported")
+
+
+class ToolCall(TypedDict, total=False):
+    """A call of a tool."""
+
+    id: str
+    type: Annotated[Literal["function"], FUNCTIONS_ONLY]
+    function: Required[CalledFunction]
+
+
+class AssistantMessage(_AnyMessage, total=False):
+    """A past answer."""
+
+    role: Required[Literal["assistant"]]
+    content: AnswerTexts
+    refusal: str
+    reasoning_content: Annotated[str, "The thinking before a past answer."]
+    reasoning: Annotated[str, "Another name for `reasoning_content`."]
+    tool_calls: list[ToolCall]
+    # Every answer of OpenAI's API contains this field.
+    annotations: Annotated[list[Any], Usual(([],))]
+
+
+class ToolMessage(_AnyMessage, total=False):
+    """The result of a tool call."""
+
+    role: Required[Literal["tool"]]
+    content: Texts
+    tool_call_id: Annotated[str, "The ID of the call that this message answers."]
+
+
+class _FunctionMessage(TypedDict):
+    role: Annotated[Literal["function"], Refused((), "send results with the role tool")]
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage | _FunctionMessage, Tagged("role")]
+
+
+class Function(TypedDict, total=False):
+    """A function that the model may call. Templates also receive undeclared fields."""
+
+    name: Required[ToolName]
+    description: str
+    parameters: Annotated[dict[str, Any], "The JSON schema of the arguments."]
+    strict: Strict
+
+
+class Tool(TypedDict, total=False):
+    """A tool that the model may call."""
+
+    type: Annotated[Literal["function"], FUNCTIONS_ONLY]
+    function: Required[Annotated[Function, KEPT]]
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class FunctionChoice(TypedDict, total=False):
+    """The function that the model must call."""
+
+    type: Required[Literal["function"]]
+    function: Required[_Named]
+
+
+class _Reference(TypedDict, total=False):
+    type: Literal["function"]
+    function: Required[_Named]
+
+
+class _Allowed(TypedDict, total=False):
+    mode: Literal["auto", "required"]
+    tools: Required[Annotated[list[_Reference], Limits(1, noun="tool")]]
+
+
+class AllowedTools(TypedDict, total=False):
+    """The tools that the model may call."""
+
+    type: Required[Literal["allowed_tools"]]
+    allowed_tools: Required[_Allowed]
+
+
+CHOICES_OF: Final = Tagged(
+    "type", unknown="choices of the type {} are not supported", advice="only functions are supported"
+)
+
+
+class ToolFields(TypedDict, total=False):
+    """The fields for tools."""
+
+    tools: Annotated[list[Tool], Limits(0, MOST_TOOLS, "tool")]
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | FunctionChoice | AllowedTools,
+        CHOICES_OF,
+        Expected("one of none, auto, required, or an object"),
+    ]
+    parallel_tool_calls: Annotated[bool, "Allow several tool calls in one answer. The default is true."]
+
+
+class _RefusedInCompletions(TypedDict, total=False):
+    min_tokens: Annotated[Any, Refused((0,), "ban the end tokens with `ignore_eos`, and set `max_tokens`")]
+    use_beam_search: Annotated[Any, Refused((False,), "use `n` for several answers")]
+
+
+_TO_LEGACY: Final = "use `tools` and `tool_choice` instead"
+
+
+class ChatRequest(_RefusedInCompletions, Common, ToolFields, ChatThinking, total=False):
+    """The body of /v1/chat/completions."""
+
+    functions: Annotated[Any, Refused(([],), _TO_LEGACY)]
+    function_call: Annotated[Any, Refused(("none",), _TO_LEGACY)]
+    audio: Annotated[Any, Refused((), "this server answers with text only")]
+    modalities: Annotated[Any, Refused((["text"],), "this server answers with text only")]
+    moderation: Annotated[Any, Refused()]
+    verbosity: Annotated[Any, Refused(("medium",), "ask for a short or a long answer in a message")]
+    web_search_options: Annotated[Any, Refused((), "define a tool that searches")]
+    messages: Required[Annotated[list[Message], Limits(1, noun="message")]]
+    logprobs: Annotated[bool, "Return the log-probability of every generated token, including thinking and tool calls."]
+    top_logprobs: TopLogprobs
+    continue_final_message: Annotated[bool, "Continue the last message, whose role must be assistant, as in vLLM."]
+    add_generation_prompt: Annotated[bool, "The opposite of `continue_final_message`, as in vLLM."]
+
+
+Prompts = Annotated[
+    str | Annotated[list[str | Tokens], Limits(1, noun="prompt")] | Tokens,
+    Expected("a string, a list of strings, a list of token IDs, or a list of such lists"),
+]
+
+
+class CompletionRequest(_RefusedInCompletions, Common, total=False):
+    """The body of /v1/completions."""
+
+    prompt: Required[Annotated[Prompts, "One or more prompts. Control strings in a text become control tokens."]]
+    suffix: Annotated[
+        str,
+        "The text after the answer, which then fills the gap after the prompt. A suffix requires text prompts and a "
+        "model that can fill in the middle, and cannot be combined with `echo`. Control strings in both texts remain "
+        "text.",
+    ]
+    logprobs: Annotated[
+        int,
+        Limits(0, MOST_LOGPROBS),
+        "Return the log-probability of every token and of this many likeliest tokens at each position.",
+    ]
+    echo: Annotated[
+        bool, "Return the prompt before the answer. Requires text prompts, and cannot be combined with `logprobs`."
+    ]
+    best_of: Annotated[int, Limits(1, MOST_CHOICES), "The only supported value is the value of `n`."]
+
+
+class _CachedTokens(TypedDict):
+    cached_tokens: Count
+
+
+class _ReasoningTokens(TypedDict):
+    reasoning_tokens: Count
+
+
+class Usage(TypedDict):
+    """The number of tokens of an answer."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: _CachedTokens
+    completion_tokens_details: _ReasoningTokens
+
+
+class Timings(TypedDict):
+    """Times and speeds, as in llama-server."""
+
+    cache_n: Count
+    prompt_n: Count
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: Count
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: NotRequired[Count]
+    draft_n_accepted: NotRequired[Count]
+
+
+class _Head(TypedDict):
+    id: str
+    created: Count
+    model: str
+    system_fingerprint: Fingerprint
+    seed: Annotated[Count, "The seed of choice 0. Send it again to get the same answer."]
+
+
+class _Counts(TypedDict):
+    usage: Usage
+    timings: Timings
+
+
+class _Progress(TypedDict, total=False):
+    usage: Annotated[
+        Usage | None,
+        "Present only with stream_options.include_usage, and null in all chunks except the last.",
+    ]
+    timings: Annotated[Timings, "The timings of one choice, in the chunk with the choice's finish reason."]
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class TokenEntry(TypedDict):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class TokenLogprobs(TokenEntry):
+    """A token of an answer, with the likeliest tokens at its position."""
+
+    top_logprobs: list[TokenEntry]
+
+
+class ChatLogprobs(TypedDict):
+    """The log-probabilities of a choice."""
+
+    content: list[TokenLogprobs]
+    refusal: None
+
+
+class _AnswerMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[Annotated[str, "The thinking before the answer, if there is any."]]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class _ChatChoice(TypedDict):
+    index: Count
+    message: _AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(_Head, _Counts):
+    """The answer of /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[_ChatChoice]
+
+
+class _FunctionPiece(TypedDict, total=False):
+    name: str
+    arguments: str
+
+
+class ToolCallPiece(TypedDict):
+    """A piece of a tool call in a stream."""
+
+    index: Count
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: _FunctionPiece
+
+
+class Delta(TypedDict, total=False):
+    """A piece of an answer in a stream."""
+
+    role: Literal["assistant"]
+    content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallPiece]
+
+
+class _ChunkChoice(TypedDict):
+    index: Count
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(_Head, _Progress):
+    """An event of a stream of /v1/chat/completions."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[_ChunkChoice]
+
+
+class TextLogprobs(TypedDict):
+    """The log-probabilities of a choice of a completion."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[Count]
+
+
+class _TextChoice(TypedDict):
+    index: Count
+    text: str
+    logprobs: TextLogprobs | None
+
+
+class _EndedTextChoice(_TextChoice):
+    finish_reason: FinishReason
+
+
+class _OpenTextChoice(_TextChoice):
+    finish_reason: FinishReason | None
+
+
+class Completion(_Head, _Counts):
+    """The answer of /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[_EndedTextChoice]
+
+
+class CompletionChunk(_Head, _Progress):
+    """An event of a stream of /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[_OpenTextChoice]
+
+
+class Model(TypedDict):
+    """A model that requests may name."""
+
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    parent: NotRequired[Annotated[str, "The name of the base model, if `id` is the name of a LoRA adapter."]]
+    max_model_len: NotRequired[Count]
+    system_fingerprint: NotRequired[Fingerprint]
+    default_sampling: NotRequired[Annotated[dict[str, Any], "The sampling parameters of requests that set none."]]
+    batch_invariant: NotRequired[Annotated[bool, "True if answers do not depend on the other requests in the batch."]]
+
+
+class Models(TypedDict):
+    """The models that requests may name."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Adapter(TypedDict):
+    """A LoRA adapter that requests may use."""
+
+    id: Count
+    name: str
+    scale: float
+    alora_invocation_tokens: NotRequired[
+        Annotated[list[Count], "The tokens that activate the adapter, for adapters with such tokens."]
+    ]
+
+
+class _Problem(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    """An error."""
+
+    error: _Problem

@@ -6,23 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Request, TextPrompt
+from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
+from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.openai.messages import ToolOptions, read_messages, read_prompts, read_tools
+from llmrun.serving.protocol.openai.messages import ToolOptions, check_lengths, filled, message_of, prompts_of, tools_of
+from llmrun.serving.protocol.openai.objects import MOST_CHOICES, ChatRequest, CompletionRequest
 from llmrun.serving.protocol.openai.options import (
-    MOST_CHOICES,
-    MOST_LOGPROBS,
-    REFUSED_IN_CHATS,
-    REFUSED_IN_COMPLETIONS,
     Options,
     ThinkingOptions,
     choice_seed,
-    read_format,
-    read_options,
-    read_thinking,
-    refuse_values,
+    format_of,
+    options_of,
     require_chats,
+    thinking_of,
 )
 from llmrun.serving.protocol.parsed import Parsed
 
@@ -43,16 +39,16 @@ class ParsedCompletion(Parsed):
 
 def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
     """Convert the body of a chat completion. `seed` is the default seed. Raises InvalidField."""
-    fields = Fields(body)
-    options = read_options(fields, facts, seed)
+    given, ignored = read(ChatRequest, body)
+    options = options_of(given, facts, seed)
     require_chats(facts)
-    refuse_values(fields, REFUSED_IN_CHATS)
-    messages = read_messages(fields)
-    tools = read_tools(fields, facts)
-    thinking = read_thinking(fields, facts)
-    options = replace(options, response_format=read_format(fields), logprobs=read_chat_logprobs(fields))
-    request = chat_request(messages, tools, thinking, options, continues=_continues(fields, messages, tools))
-    return parsed_completion([request], options, (*thinking.without_effect, *fields.unread()))
+    messages = [*map(message_of, given["messages"])]
+    tools = tools_of(given, facts)
+    thinking = thinking_of(given, facts, given.get("reasoning_effort"), "reasoning_effort")
+    logprobs = chat_logprobs(given.get("logprobs", False), given.get("top_logprobs"))
+    options = replace(options, response_format=format_of(given), logprobs=logprobs)
+    request = chat_request(messages, tools, thinking, options, continues=_continues(given, messages, tools))
+    return parsed_completion([request], options, (*thinking.without_effect, *ignored))
 
 
 def chat_request(
@@ -79,27 +75,31 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
 
     `seed` is the default seed.
     """
-    fields = Fields(body)
-    options = read_options(fields, facts, seed)
-    refuse_values(fields, REFUSED_IN_COMPLETIONS)
-    prompts = read_prompts(fields, facts)
+    given, ignored = read(CompletionRequest, body)
+    options = options_of(given, facts, seed)
+    texts = prompts_of(given["prompt"], "prompt", facts)
+    check_lengths(texts, facts)
+    suffix = given.get("suffix")
+    prompts = [filled(prompt, suffix, facts) for prompt in texts] if suffix else texts
     if len(prompts) * options.n > MOST_CHOICES:
         raise InvalidField("prompt", f"{len(prompts):,} prompts with n={options.n} exceed {MOST_CHOICES} choices")
-    best_of = fields.integer("best_of", 1, MOST_CHOICES)
-    if best_of not in (None, options.n):
+    if given.get("best_of", options.n) != options.n:
         raise unsupported("best_of", "supported only if it equals n")
-    logprobs = fields.integer("logprobs", 0, MOST_LOGPROBS)
-    options = replace(options, logprobs=logprobs, response_format=read_format(fields))
-    echoed: tuple[str, ...] = ()
-    if fields.boolean("echo"):
-        if logprobs is not None:
-            raise unsupported("echo", "cannot be combined with logprobs", hint="prompts have no log-probabilities")
-        if isinstance(prompts[0], FillPrompt):
-            raise unsupported("echo", "cannot be combined with suffix")
-        echoed = tuple(prompt.text for prompt in prompts if isinstance(prompt, TextPrompt))
-        if len(echoed) < len(prompts):
-            raise unsupported("echo", "supported only for prompts that are text")
-    return parsed_completion([*map(options.request, prompts)], options, fields.unread(), echoed)
+    options = replace(options, logprobs=given.get("logprobs"), response_format=format_of(given))
+    echoed = _echoed(prompts, options) if given.get("echo") else ()
+    return parsed_completion([*map(options.request, prompts)], options, ignored, echoed)
+
+
+def _echoed(prompts: Sequence[Prompt], options: Options) -> tuple[str, ...]:
+    """Return the texts of prompts that the answers repeat. Raises InvalidField."""
+    if options.logprobs is not None:
+        raise unsupported("echo", "cannot be combined with logprobs", hint="prompts have no log-probabilities")
+    if isinstance(prompts[0], FillPrompt):
+        raise unsupported("echo", "cannot be combined with suffix")
+    texts = tuple(prompt.text for prompt in prompts if isinstance(prompt, TextPrompt))
+    if len(texts) < len(prompts):
+        raise unsupported("echo", "supported only for prompts that are text")
+    return texts
 
 
 def parsed_completion(
@@ -124,20 +124,20 @@ def choices_of(request: Request, options: Options) -> Iterator[Request]:
         yield replace(request, sampling=replace(request.sampling, seed=seed))
 
 
-def read_chat_logprobs(fields: Fields) -> int | None:
-    """Return the requested number of likeliest tokens at each position, or None without log-probabilities."""
-    wanted = fields.boolean("logprobs")
-    most = fields.integer("top_logprobs", 0, MOST_LOGPROBS)
+def chat_logprobs(wanted: bool, most: int | None) -> int | None:
+    """Return the number of likeliest tokens at each position, or None without log-probabilities. Raises InvalidField.
+
+    wanted, most  the fields `logprobs` and `top_logprobs`
+    """
     if most and not wanted:
         raise InvalidField("top_logprobs", "needs logprobs to be true")
     return most or 0 if wanted else None
 
 
-def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], tools: ToolOptions) -> bool:
+def _continues(given: ChatRequest, messages: Sequence[Mapping[str, Any]], tools: ToolOptions) -> bool:
     """Return whether the model should continue the last message, according to vLLM's fields."""
-    name = "continue_final_message"
-    continues = bool(fields.boolean(name))
-    if fields.boolean("add_generation_prompt") not in (None, not continues):
+    name, continues = "continue_final_message", given.get("continue_final_message", False)
+    if given.get("add_generation_prompt", not continues) == continues:
         raise InvalidField("add_generation_prompt", f"expected the opposite of {name}")
     if continues and messages[-1]["role"] != "assistant":
         raise InvalidField(name, 'the last message must have the role "assistant"')
