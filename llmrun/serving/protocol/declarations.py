@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 import types
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -200,7 +201,7 @@ class _Plain:
         return is_integers and self.low <= min(values) and max(values) <= self.high
 
     def _check_text(self, text: str, place: str) -> None:
-        if not text and self.low == 1:
+        if not text and (self.low, self.high) == (1, math.inf):
             raise wrong(place, "a text that is not empty", text)
         if not self.low <= len(text) <= self.high:
             limits = (
@@ -291,6 +292,10 @@ class _Field:
     usual: tuple[Any, ...] | None = None
     refused: Refused | None = None
 
+    def uses(self, value: Any) -> bool:
+        """Return False if a value has no effect although the field is known."""
+        return self.usual is None or any(type(value) is type(each) and value == each for each in self.usual)
+
     @property
     def is_hidden(self) -> bool:
         return self.refused is not None and self.kind.fits(None)
@@ -315,6 +320,11 @@ class _Object:
     kept: bool = False
     words: str = "an object"
 
+    @property
+    def all_fields(self) -> Mapping[str, _Field]:
+        """The declared fields, including the fields that other code declares."""
+        return ChainMap(self.fields, *self.inline.values())
+
     def fits(self, value: Any) -> bool:
         return type(value) is dict
 
@@ -323,12 +333,12 @@ class _Object:
             raise wrong_type(place, self.words, value)
         found = {name: each for name, each in value.items() if each is not None} if self.kept else {}
         found |= _read_fields(self.fields, value, place, ignored)
-        known = set(self.fields)
         for name, fields in self.inline.items():
             found[name] = _read_fields(fields, value, place, ignored)
-            known |= fields.keys()
-        if not self.kept and not value.keys() <= known:
-            ignored += [_path(place, name) for name in value if name not in known and value[name] is not None]
+        if not self.kept:
+            known = self.all_fields
+            unused = (name for name in value if name not in known or not known[name].uses(value[name]))
+            ignored += [_path(place, name) for name in unused if value[name] is not None]
         return found
 
     def schema(self, found: dict[str, Schema]) -> Schema:
@@ -339,9 +349,7 @@ class _Object:
         return {"$ref": f"#/components/schemas/{self.name}"}
 
     def _whole(self, found: dict[str, Schema]) -> Schema:
-        fields = dict(self.fields)
-        for inline in self.inline.values():
-            fields |= inline
+        fields = self.all_fields
         whole: Schema = {"type": "object"}
         if self.description:
             whole["description"] = self.description
@@ -360,11 +368,10 @@ def _read_fields(
         if given is None:
             if each.required:
                 raise missing(_path(place, name))
-        elif each.usual is not None and given not in each.usual:
-            ignored.append(_path(place, name))
         elif each.refused is not None and given not in each.refused.accepted:
-            raise unsupported(_path(place, name), f"{seen(given)} is not supported", hint=each.refused.advice)
-        else:
+            problem = f"{seen(given)} is not supported" if each.refused.accepted else "not supported"
+            raise unsupported(_path(place, name), problem, hint=each.refused.advice)
+        elif each.uses(given):
             found[name] = each.kind.read(given, _path(place, name), ignored)
     return found
 
@@ -384,13 +391,15 @@ class _AnyOf:
         kinds = [kind for kind in self.kinds if kind.fits(value)]
         if not kinds:
             raise wrong_type(place, self.words, value)
-        if len(kinds) > 1 and self.tag is not None:
+        if isinstance(kinds[0], _Object) and self.tag is not None:
             return self._tagged(self.tag, value, place).read(value, place, ignored)
         if len(kinds) > 1 and value:  # the first item tells lists apart
             items = [kind.item for kind in kinds if isinstance(kind, _List)]
             kinds = [kind for kind, item in zip(kinds, items, strict=True) if item.fits(value[0])]
             if not kinds:
                 raise wrong_type(f"{place}[0]", _either([item.words for item in items]), value[0])
+        if isinstance(kinds[0], _Choice) and value not in kinds[0].values:
+            raise wrong(place, self.words, value)
         return kinds[0].read(value, place, ignored)
 
     def _tagged(self, tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
@@ -410,7 +419,8 @@ class _AnyOf:
         raise wrong(path, f"one of {', '.join(supported)}", given)
 
     def schema(self, found: dict[str, Schema]) -> Schema:
-        return {"anyOf": [kind.schema(found) for kind in self.kinds]}
+        schemas = [kind.schema(found) for kind in self.kinds]
+        return {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
 
 
 class _Null:
@@ -463,9 +473,9 @@ def _kind_of(declared: Any, marks: tuple[Any, ...]) -> Kind:
         return _List(kind_of(arguments[0]), limits)
     if origin in (dict, Mapping):
         return _Map(kind_of(arguments[1]))
-    if origin in (Union, types.UnionType):
-        kinds = tuple(map(kind_of, arguments))
-        tag = next((mark for mark in marks if isinstance(mark, Tagged)), None)
+    tag = next((mark for mark in marks if isinstance(mark, Tagged)), None)
+    if origin in (Union, types.UnionType) or tag is not None:
+        kinds = tuple(map(kind_of, arguments or [declared]))
         return _AnyOf(kinds, _either([kind.words for kind in kinds if not isinstance(kind, _Null)]), tag)
     if is_typeddict(declared):
         return _object(declared, kept=KEPT in marks)

@@ -32,7 +32,8 @@ MOST_BIAS: Final = 100.0
 NO_LIMIT: Final = -1
 
 Count = Annotated[int, Limits(0)]
-Tokens = Annotated[list[Count], Limits(1, noun="token ID"), Expected("a list of token IDs")]
+Token = Annotated[int, Limits(0), Expected("a token ID")]
+Tokens = Annotated[list[Token], Limits(1, noun="token ID"), Expected("a list of token IDs")]
 JsonSchema = Annotated[dict[str, Any] | bool | str, Expected("a JSON schema")]
 Unused = Annotated[str, "Accepted for compatibility, without effect on the answer."]
 Fingerprint = Annotated[str, "Identifies everything that can change the bytes of an answer."]
@@ -222,7 +223,7 @@ PARTS: Final = Tagged("type", unknown="parts of the type {} are not supported", 
 
 
 Texts = Annotated[
-    str | list[TextPart],
+    str | list[Annotated[TextPart, PARTS]],
     Expected("a string or a list of parts"),
     "The text of the message. The texts of several parts are joined by newlines.",
 ]
