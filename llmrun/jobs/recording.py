@@ -11,20 +11,19 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import UsageError, shown
-from llmrun.base.types import FinishReason
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.strict_json import parse_unique
 from llmrun.engine.requests import ChatPrompt, RecordedChat, Request, TokenPrompt
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.options.settings import RULES
+from llmrun.serving.protocol.declarations import Expected, Limits, Matching, read, wrong
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields, missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,7 +173,6 @@ _MOST_BYTES: Final = 32 << 20  # A recording of a million tokens is 16 MB in siz
 _MOST_TOKEN: Final = 1 << 24
 _MOST_LOGITS: Final = 64
 _MOST_BIAS: Final = 1e30
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 
 
@@ -200,7 +198,7 @@ def parse_recording(data: bytes) -> Recording:
         if type(body) is not dict:
             raise UsageError("expected a JSON object")
         json.dumps(body, ensure_ascii=False).encode()  # raises an error for unpaired surrogates
-        return _recording(Fields(body))
+        return _recording(body)
     except json.JSONDecodeError as error:
         raise UsageError(f"invalid JSON: {error.msg}: line {error.lineno}, column {error.colno}") from None
     except UnicodeError:
@@ -213,128 +211,136 @@ def parse_recording(data: bytes) -> Recording:
         raise UsageError(shown(str(error), 200)) from None
 
 
-def _recording(fields: Fields) -> Recording:
-    if fields.text("format") != FORMAT:
-        raise fields.wrong("format", f'"{FORMAT}"')
-    version = _integer(fields, "version", 1)
-    if version != VERSION:
-        raise UsageError(
-            f"the format has version {version}, but this llmrun reads version {VERSION}", hint="update llmrun"
-        )
-    prompt_tokens = _tokens(fields, "prompt_tokens")
-    if not prompt_tokens:
-        raise fields.wrong("prompt_tokens", "at least one token")
-    tokens = _tokens(fields, "tokens")
-    if _items(fields, "token_digests") != [*token_digests(tokens)]:
-        raise InvalidField("token_digests", "the digests do not match the tokens, so the file is damaged or was edited")
-    recording = Recording(
-        numerics=_integer(fields, "numerics", 1),
-        llmrun=fields.needed_text("llmrun"),
-        model=fields.needed_text("model"),
-        files=_files(fields),
-        opening=_opening(fields),
-        prompt_tokens=prompt_tokens,
-        request=_request(fields, prompt_tokens),
-        output=Output(
-            tokens,
-            _needed(fields, "finish", fields.word("finish", [*FinishReason])),
-            {_index(fields, key, len(tokens)): digest for key, digest in _digests(fields, "logits").items()},
-        ),
-        ops=_ops(fields),
-        machine=_machine(fields),
-        adapters=_adapters(fields),
-    )
-    if unknown := fields.unread():
+_Sha256 = Annotated[str, Matching("[0-9a-f]{64}", "64 hexadecimal digits")]
+_Digest = Annotated[str, Matching("[0-9a-f]{16}", "a digest of 16 hexadecimal digits")]
+_TokenId = Annotated[int, Limits(0, _MOST_TOKEN - 1), Expected(f"a token id from 0 to {_MOST_TOKEN - 1}")]
+_AtLeastOne = Annotated[int, Limits(1)]
+
+
+class _File(TypedDict):
+    name: str
+    sha256: _Sha256
+
+
+class _Adapter(_File):
+    path: str
+    scale: Annotated[float, Expected("a number")]
+
+
+class _ChatMessage(TypedDict):
+    role: str
+    content: str
+
+
+class _Chat(TypedDict):
+    messages: list[_ChatMessage]
+    template_kwargs: NotRequired[dict[str, Any]]
+
+
+class _Format(TypedDict):
+    kind: FormatKind
+    choices: list[str]
+    text: NotRequired[str]
+    origin: NotRequired[str]
+
+
+class _RecordedRun(TypedDict):
+    format: Literal["llmrun-run"]
+    version: _AtLeastOne
+    numerics: _AtLeastOne
+    llmrun: str
+    model: str
+    files: Annotated[list[_File], Limits(1, noun="file")]
+    kv_type: Annotated[str, Matching("[a-z0-9_:]{1,40}", "the name of a type")]
+    context_size: _AtLeastOne
+    template: NotRequired[_Sha256]
+    chat_template: NotRequired[str]
+    thinking_tags: NotRequired[list[str]]
+    adapters: NotRequired[list[_Adapter]]
+    chat: NotRequired[_Chat]
+    prompt_tokens: Annotated[list[_TokenId], Limits(1, noun="token")]
+    max_tokens: NotRequired[_AtLeastOne]
+    stop: list[Annotated[str, Limits(1)]]
+    think: NotRequired[bool]
+    think_budget: NotRequired[Annotated[int, Limits(0)]]
+    response_format: NotRequired[_Format]
+    sampling: dict[str, Any]
+    logit_bias: NotRequired[dict[str, float | None]]
+    seed: Any
+    tokens: list[_TokenId]
+    token_digests: list[str]
+    finish: FinishReason
+    logits: dict[str, _Digest]
+    ops: list[list[str]]
+    machine: NotRequired[dict[str, str]]
+
+
+def _recording(body: dict[str, Any]) -> Recording:
+    if body.get("format") == FORMAT and body.get("version") != VERSION and type(body.get("version")) is int:
+        words = f"the format has version {body['version']}, but this llmrun reads version {VERSION}"
+        raise UsageError(words, hint="update llmrun")
+    given, unknown = read(_RecordedRun, body)
+    if unknown:
         raise InvalidField(unknown[0], "this field is unknown")
-    return recording
+    tokens = tuple(given["tokens"])
+    if given["token_digests"] != [*token_digests(tokens)]:
+        raise InvalidField("token_digests", "the digests do not match the tokens, so the file is damaged or was edited")
+    return Recording(
+        numerics=given["numerics"],
+        llmrun=given["llmrun"],
+        model=given["model"],
+        files=tuple(ModelFile(**file) for file in given["files"]),
+        opening=_opening(given),
+        prompt_tokens=tuple(given["prompt_tokens"]),
+        request=_request(given),
+        output=Output(tokens, given["finish"].value, _logits(given, len(tokens))),
+        ops=_ops(given),
+        machine=given.get("machine", {}),
+        adapters=tuple(RecordedAdapter(**adapter) for adapter in given.get("adapters", ())),
+    )
 
 
-def _files(fields: Fields) -> tuple[ModelFile, ...]:
-    items: list[Fields] = _needed(fields, "files", fields.item_fields("files"))
-    found = [ModelFile(item.needed_text("name"), _sha256(item)) for item in items]
-    if not found:
-        raise fields.wrong("files", "at least one file")
-    return tuple(found)
-
-
-def _adapters(fields: Fields) -> tuple[RecordedAdapter, ...]:
-    found = []
-    for item in fields.item_fields("adapters") or []:
-        scale = item.number("scale", -math.inf, math.inf)
-        if scale is None:
-            raise item.wrong("scale", "a number")
-        found.append(RecordedAdapter(item.needed_text("name"), item.needed_text("path"), _sha256(item), scale))
-    return tuple(found)
-
-
-def _sha256(item: Fields) -> str:
-    digest = item.needed_text("sha256")
-    if not _SHA256.fullmatch(digest):
-        raise item.wrong("sha256", "64 hexadecimal digits")
-    return digest
-
-
-def _opening(fields: Fields) -> Opening:
-    template = fields.text("template")
-    if template is not None and not _SHA256.fullmatch(template):
-        raise fields.wrong("template", "64 hexadecimal digits")
-    tags = fields.items("thinking_tags")
-    if tags is not None and not (len(tags) in (0, 2) and all(type(tag) is str for tag in tags)):
-        raise fields.wrong("thinking_tags", "two strings or none")
+def _opening(given: _RecordedRun) -> Opening:
+    """Return the settings of the opened model. Opening the model later checks whether this version supports them."""
+    tags = given.get("thinking_tags")
+    if tags is not None and len(tags) not in (0, 2):
+        raise wrong("thinking_tags", "two strings or none", tags)
     return Opening(
-        kv_type=_kv_type(fields),
-        context_size=_integer(fields, "context_size", 1),
-        template=template,
-        chat_template=fields.text("chat_template"),
+        kv_type=given["kv_type"],
+        context_size=given["context_size"],
+        template=given.get("template"),
+        chat_template=given.get("chat_template"),
         thinking_tags=None if tags is None else tuple(tags),
     )
 
 
-def _kv_type(fields: Fields) -> str:
-    """Return the type of the KV cache. Opening the model later checks whether this version supports the type."""
-    found = fields.needed_text("kv_type")
-    if not re.fullmatch(r"[a-z0-9_:]{1,40}", found):
-        raise fields.wrong("kv_type", "the name of a type")
-    return found
-
-
-def _request(fields: Fields, prompt_tokens: tuple[int, ...]) -> Request:
-    chat = fields.fields("chat")
-    seen = None
-    if chat is not None:
-        messages = [
-            {"role": item.needed_text("role"), "content": item.needed_text("content")}
-            for item in _needed(chat, "messages", chat.item_fields("messages"))
-        ]
-        seen = {"messages": messages, "template_kwargs": chat.object("template_kwargs") or {}}
-    stops = _items(fields, "stop")
-    if not all(type(stop) is str and stop for stop in stops):
-        raise fields.wrong("stop", "non-empty strings")
+def _request(given: _RecordedRun) -> Request:
+    chat, wanted = given.get("chat"), given.get("response_format")
+    recorded = None if chat is None else {"template_kwargs": {}, **chat}
     return Request(
-        prompt_of(seen, prompt_tokens),
-        max_tokens=fields.integer("max_tokens", 1),
-        stop=tuple(stops),
-        sampling=_sampling(fields),
-        think=fields.boolean("think"),
-        think_budget=fields.integer("think_budget", 0),
-        response_format=_format(fields.fields("response_format")),
+        prompt_of(recorded, tuple(given["prompt_tokens"])),
+        max_tokens=given.get("max_tokens"),
+        stop=tuple(given["stop"]),
+        sampling=_sampling(given),
+        think=given.get("think"),
+        think_budget=given.get("think_budget"),
+        response_format=None if wanted is None else _format(wanted),
     )
 
 
-def _sampling(fields: Fields) -> SamplingParams:
-    given = _needed(fields, "sampling", fields.fields("sampling"))
-    values = {name: _parameter(given, name, given.value(name)) for name in SAMPLING}
-    seed = _parameter(fields, "seed", fields.value("seed"))
+def _sampling(given: _RecordedRun) -> SamplingParams:
+    if unknown := given["sampling"].keys() - SAMPLING.keys():
+        raise InvalidField(f"sampling.{min(unknown)}", "this field is unknown")
+    values = {name: _parameter(name, f"sampling.{name}", given["sampling"].get(name)) for name in SAMPLING}
     biases = {}
-    for token, bias in (fields.object("logit_bias") or {}).items():
-        is_number = type(bias) in (int, float) and abs(bias) < _MOST_BIAS
-        if not (re.fullmatch(r"\d{1,8}", token) and (bias is None or is_number)):
-            raise fields.wrong("logit_bias", "token ids with numbers or null")
-        biases[int(token)] = -math.inf if bias is None else float(bias)
-    return SamplingParams(**values, logit_bias=biases, seed=seed)
+    for token, bias in given.get("logit_bias", {}).items():
+        if not re.fullmatch(r"\d{1,8}", token) or (bias is not None and abs(bias) >= _MOST_BIAS):
+            raise wrong("logit_bias", "token ids with numbers or null", {token: bias})
+        biases[int(token)] = -math.inf if bias is None else bias
+    return SamplingParams(**values, logit_bias=biases, seed=_parameter("seed", "seed", given["seed"]))
 
 
-def _parameter(fields: Fields, name: str, value: Any) -> Any:
+def _parameter(name: str, path: str, value: Any) -> Any:
     """Return a sampling parameter, or the seed. Raises InvalidField."""
     kind = SAMPLING[name].kind if name in SAMPLING else int
     accepted = (int, float) if kind is float else (kind,)
@@ -343,70 +349,27 @@ def _parameter(fields: Fields, name: str, value: Any) -> Any:
             raise ValueError
         RULES[name].check(value)
     except (ValueError, OverflowError):
-        raise fields.wrong(name, RULES[name].words) from None
+        raise wrong(path, RULES[name].words, value) from None
     return kind(value)
 
 
-def _format(fields: Fields | None) -> ResponseFormat | None:
-    if fields is None:
-        return None
-    choices = _items(fields, "choices")
-    if not all(type(choice) is str for choice in choices):
-        raise fields.wrong("choices", "strings")
-    kind = _needed(fields, "kind", fields.word("kind", [*FormatKind]))
-    return ResponseFormat(FormatKind(kind), fields.text("text") or "", tuple(choices), fields.text("origin") or kind)
+def _format(given: _Format) -> ResponseFormat:
+    origin = given.get("origin", given["kind"].value)
+    return ResponseFormat(given["kind"], given.get("text", ""), tuple(given["choices"]), origin)
 
 
-def _ops(fields: Fields) -> tuple[tuple[str, str], ...]:
-    found = _items(fields, "ops")
-    for op in found:
-        if not (type(op) is list and [type(part) for part in op] == [str, str] and _DIGEST.fullmatch(op[1])):
-            raise fields.wrong("ops", "names with digests")
-    return tuple((name, digest) for name, digest in found)
+def _ops(given: _RecordedRun) -> tuple[tuple[str, str], ...]:
+    for op in given["ops"]:
+        if len(op) != 2 or not _DIGEST.fullmatch(op[1]):
+            raise wrong("ops", "names with digests", op)
+    return tuple((name, digest) for name, digest in given["ops"])
 
 
-def _machine(fields: Fields) -> Mapping[str, str]:
-    found: Mapping[str, str] = fields.object("machine") or {}
-    if not all(type(value) is str for value in found.values()):
-        raise fields.wrong("machine", "strings")
-    return found
-
-
-def _digests(fields: Fields, name: str) -> Mapping[str, str]:
-    found: Mapping[str, str] = _needed(fields, name, fields.object(name))
-    if len(found) > _MOST_LOGITS or not all(
-        type(value) is str and _DIGEST.fullmatch(value) for value in found.values()
-    ):
-        raise fields.wrong(name, "digests of 16 hexadecimal digits")
-    return found
-
-
-def _index(fields: Fields, key: str, n_tokens: int) -> int:
-    """Return the index of a token. The index after the last token belongs to an end-of-generation token."""
-    if not re.fullmatch(r"0|[1-9]\d{0,8}", key) or int(key) > n_tokens:
-        raise fields.wrong("logits", f"indexes of tokens from 0 to {n_tokens}")
-    return int(key)
-
-
-def _tokens(fields: Fields, name: str) -> tuple[int, ...]:
-    found = _items(fields, name)
-    for number, token in enumerate(found):
-        if type(token) is not int or not 0 <= token < _MOST_TOKEN:
-            raise InvalidField(f"{name}[{number}]", f"expected a token id from 0 to {_MOST_TOKEN - 1}")
-    return tuple(found)
-
-
-def _items(fields: Fields, name: str) -> list[Any]:
-    found: list[Any] = _needed(fields, name, fields.items(name))
-    return found
-
-
-def _integer(fields: Fields, name: str, minimum: int) -> int:
-    found: int = _needed(fields, name, fields.integer(name, minimum))
-    return found
-
-
-def _needed(fields: Fields, name: str, value: Any) -> Any:
-    if value is None:
-        raise missing(fields.path(name))
-    return value
+def _logits(given: _RecordedRun, n_tokens: int) -> dict[int, str]:
+    """Return the digests by the index of the token. The index after the last token belongs to an end token."""
+    keys = given["logits"].keys()
+    if len(keys) > _MOST_LOGITS or not all(re.fullmatch(r"0|[1-9]\d{0,8}", key) for key in keys):
+        raise wrong("logits", f"up to {_MOST_LOGITS} indexes of tokens", given["logits"])
+    if any(int(key) > n_tokens for key in keys):
+        raise wrong("logits", f"indexes of tokens from 0 to {n_tokens}", given["logits"])
+    return {int(key): digest for key, digest in given["logits"].items()}

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypedDict
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
-from llmrun.jobs.batching.workers.base import CHAT, COMPLETION
+from llmrun.jobs.batching.workers.base import CHAT
+from llmrun.serving.protocol.declarations import Limits, missing, read, wrong_type
 from llmrun.serving.protocol.errors import parse_json
-from llmrun.serving.protocol.fields import Fields, missing
 
 LONGEST_LINE: Final = 16 << 20  # bytes, the same limit as for the body of a request to the server
 _CHUNK: Final = 1 << 20
@@ -256,6 +256,13 @@ class BadLine(LlmrunError):
         self.custom_id = custom_id
 
 
+class _BatchLine(TypedDict, total=False):
+    custom_id: Annotated[str, Limits(1, _LONGEST_ID)]
+    method: Literal["POST"]
+    url: Literal["/v1/chat/completions", "/v1/completions"]
+    body: dict[str, Any]
+
+
 def read_request(line: Line, options: CallOptions) -> Asked:
     """Read a line as a request. Raises BadLine if the line is not a request.
 
@@ -267,48 +274,37 @@ def read_request(line: Line, options: CallOptions) -> Asked:
         raise BadLine(line.problem, "invalid_line")
     custom_id: str | None = None
     try:
-        fields = Fields(parse_json(line.data))
-        custom_id = _read_id(fields, line.number)
+        given = {name: value for name, value in parse_json(line.data).items() if value is not None}
+        head, _ = read(_BatchLine, {"custom_id": given.get("custom_id")})
+        custom_id = head.get("custom_id", f"line-{line.number}")
         if options.fill is not None:
-            values = {"custom_id": custom_id, **fields.rest()}
+            values = {**given, "custom_id": custom_id}
             return _asked(custom_id, CHAT, {"messages": _messages(*options.fill(values))}, options)
-        if fields.peek("body") is not None:
-            return _openai_line(fields, custom_id, options)
-        return _plain_line(fields, custom_id, options)
+        if "body" in given:
+            return _openai_line(given, options)
+        return _plain_line(given, custom_id, options)
     except LlmrunError as error:
         words = str(error).replace("the request body", "the line")
         raise BadLine(f"{words}; {error.hint}" if error.hint else words, "invalid_request", custom_id) from None
 
 
-def _read_id(fields: Fields, number: int) -> str:
-    custom_id = fields.text("custom_id")
-    if custom_id is None:
-        if fields.peek("body") is not None:
-            raise missing("custom_id")
-        return f"line-{number}"
-    if not 1 <= len(custom_id) <= _LONGEST_ID:
-        raise fields.wrong("custom_id", f"1 to {_LONGEST_ID} characters")
-    return custom_id
-
-
-def _openai_line(fields: Fields, custom_id: str, options: CallOptions) -> Asked:
-    fields.word("method", ("POST",))
-    url = fields.word("url", (CHAT, COMPLETION))
-    if url is None:
-        raise missing("url")
-    body = fields.object("body")
-    assert body is not None
-    if unknown := fields.unread():
+def _openai_line(given: Mapping[str, Any], options: CallOptions) -> Asked:
+    line, unknown = read(_BatchLine, given)
+    if "custom_id" not in line or "url" not in line:
+        raise missing("custom_id" if "custom_id" not in line else "url")
+    if unknown:
         raise LlmrunError(f"{unknown[0]}: unknown field next to body", hint="move the field into the body")
-    return _asked(custom_id, url, body, options)
+    return _asked(line["custom_id"], line["url"], line["body"], options)
 
 
-def _plain_line(fields: Fields, custom_id: str, options: CallOptions) -> Asked:
-    prompt = fields.text("prompt")
-    if (prompt is None) == (fields.peek("messages") is None):
+def _plain_line(given: Mapping[str, Any], custom_id: str, options: CallOptions) -> Asked:
+    prompt = given.get("prompt")
+    if (prompt is None) == ("messages" not in given):
         raise LlmrunError("the line must have exactly one of prompt and messages")
-    body = dict(fields.rest())
+    body = {name: value for name, value in given.items() if name not in ("custom_id", "prompt")}
     if prompt is not None:
+        if type(prompt) is not str:
+            raise wrong_type("prompt", "a string", prompt)
         body["messages"] = _messages(prompt, options.system)
     return _asked(custom_id, CHAT, body, options)
 

@@ -18,8 +18,9 @@ import math
 import re
 import types
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache
 from typing import (
     Annotated,
@@ -217,10 +218,11 @@ class _Plain:
 
 @dataclass(slots=True)
 class _Choice:
-    """One of several literal values."""
+    """One of several literal values, or of the values of an enumeration, which `read` returns as a member."""
 
     words: str
     values: tuple[Any, ...]
+    member: Callable[[Any], Any] = lambda value: value
 
     def fits(self, value: Any) -> bool:
         return type(value) in {type(each) for each in self.values}
@@ -230,7 +232,7 @@ class _Choice:
             raise wrong_type(place, "a string" if type(self.values[0]) is str else self.words, value)
         if value not in self.values:
             raise wrong(place, self.words, value)
-        return value
+        return self.member(value)
 
     def schema(self, found: dict[str, Schema]) -> Schema:
         return {"const": self.values[0]} if len(self.values) == 1 else {"enum": [*self.values]}
@@ -467,8 +469,10 @@ def _kind_of(declared: Any, marks: tuple[Any, ...]) -> Kind:
     if declared is type(None):
         return _Null()
     if origin is Literal:
-        words = ", ".join(each if type(each) is str else seen(each) for each in arguments)
-        return _Choice(f"one of {words}" if len(arguments) > 1 else words, arguments)
+        return _Choice(_one_of(arguments), arguments)
+    if isinstance(declared, type) and issubclass(declared, Enum):
+        values = tuple(member.value for member in declared)
+        return _Choice(_one_of(values), values, declared)
     if origin is list:
         return _List(kind_of(arguments[0]), limits)
     if origin in (dict, Mapping):
@@ -480,6 +484,11 @@ def _kind_of(declared: Any, marks: tuple[Any, ...]) -> Kind:
     if is_typeddict(declared):
         return _object(declared, kept=KEPT in marks)
     raise TypeError(f"no kind for {declared}")
+
+
+def _one_of(values: Sequence[Any]) -> str:
+    words = ", ".join(each if type(each) is str else seen(each) for each in values)
+    return f"one of {words}" if len(values) > 1 else words
 
 
 def _number(declared: type, limits: Limits, without: float | None) -> _Plain:
