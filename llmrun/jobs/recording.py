@@ -17,6 +17,7 @@ import numpy as np
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import UsageError, shown
+from llmrun.base.types import FinishReason
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.strict_json import parse_unique
 from llmrun.engine.requests import ChatPrompt, RecordedChat, Request, TokenPrompt
