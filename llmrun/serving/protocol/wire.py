@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from llmrun.serving.protocol.errors import ApiError, llama_server_body, openai_body
 
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 PING: Final = b": ping\n\n"  # a comment, which clients of server-sent events ignore
 
@@ -35,8 +36,11 @@ class WireFormat:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Encode JSON for a response. Lone surrogates, which a request can contain, become question marks."""
-    return _ENCODER.encode(value).encode("utf-8", "replace")
+    """Encode JSON for a response. Unpaired surrogates, which names of files can contain, become question marks."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def data_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
