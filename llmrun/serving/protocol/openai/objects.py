@@ -492,17 +492,32 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class _AnswerMessage(TypedDict):
+class _WrittenFunction(TypedDict):
+    name: str
+    arguments: Annotated[str, "A JSON object."]
+
+
+class AnswerCall(TypedDict):
+    """A call of a tool in an answer."""
+
+    id: str
+    type: Literal["function"]
+    function: _WrittenFunction
+
+
+class AnswerMessage(TypedDict):
+    """The message of a chat completion."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning_content: NotRequired[Annotated[str, "The thinking before the answer, if there is any."]]
-    tool_calls: NotRequired[list[ToolCall]]
+    tool_calls: NotRequired[list[AnswerCall]]
 
 
 class _ChatChoice(TypedDict):
     index: Count
-    message: _AnswerMessage
+    message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
@@ -514,7 +529,9 @@ class ChatCompletion(_Head, _Counts):
     choices: list[_ChatChoice]
 
 
-class _FunctionPiece(TypedDict, total=False):
+class FunctionPiece(TypedDict, total=False):
+    """A piece of a called function in a stream."""
+
     name: str
     arguments: str
 
@@ -525,7 +542,7 @@ class ToolCallPiece(TypedDict):
     index: Count
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
-    function: _FunctionPiece
+    function: FunctionPiece
 
 
 class Delta(TypedDict, total=False):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from llmrun.base.types import Timings, TokenLogprob
+from llmrun.base.types import TokenLogprob
 from llmrun.engine.remote.client import OWNER
 from llmrun.engine.requests import (
     ChatPrompt,
@@ -29,7 +29,9 @@ from llmrun.engine.requests import (
 )
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.openai import objects
 from llmrun.serving.protocol.openai.messages import call_ids
+from llmrun.serving.protocol.openai.objects import Delta
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.parsed import checked
 
@@ -37,9 +39,11 @@ _MOST: Final = 2_000_000  # log-probabilities of one answer, 150 bytes each
 _NEVER: Final = -9999.0  # OpenAI's value for very unlikely tokens; JSON has no infinity
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> objects.ChatLogprobs:
     """Return the `logprobs` of a chat completion's choice for tokens in the order of the answer."""
-    content = [{**token_entry(token.chosen), "top_logprobs": [*map(token_entry, token.top)]} for token in tokens]
+    content: list[objects.TokenLogprobs] = [
+        {**token_entry(token.chosen), "top_logprobs": [*map(token_entry, token.top)]} for token in tokens
+    ]
     return {"content": content, "refusal": None}
 
 
@@ -68,7 +72,7 @@ class CompletionLogprobs:
         self._offset = 0  # characters
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def written(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def written(self, tokens: Sequence[TokenLogprobs]) -> objects.TextLogprobs:
         """Return the `logprobs` of the next tokens."""
         offsets = []
         for token in tokens:
@@ -82,7 +86,7 @@ class CompletionLogprobs:
         }
 
 
-def token_entry(token: TokenLogprob) -> dict[str, Any]:
+def token_entry(token: TokenLogprob) -> objects.TokenEntry:
     """Return a token with its log-probability."""
     text = token.text.decode("utf-8", "replace")
     return {"token": text, "logprob": _finite(token.logprob), "bytes": [*token.text]}
@@ -111,7 +115,7 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _NEVER
 
 
-def usage(finished: Sequence[Finished], n: int) -> dict[str, Any]:
+def usage(finished: Sequence[Finished], n: int) -> objects.Usage:
     """Return `usage` for the choices of a call. Each prompt has `n` consecutive choices.
 
     A prompt counts once, regardless of its number of choices. The number of cached tokens is the smallest number among
@@ -130,7 +134,7 @@ def usage(finished: Sequence[Finished], n: int) -> dict[str, Any]:
     }
 
 
-def timings(finished: Sequence[Finished]) -> dict[str, Any]:
+def timings(finished: Sequence[Finished]) -> objects.Timings:
     """Return `timings` in llama-server's form. For several choices, token counts are summed, and times are maxima."""
     each = [one.timings for one in finished]
     prompt_n = sum(one.prompt_tokens - one.cached_tokens for one in each)
@@ -138,7 +142,7 @@ def timings(finished: Sequence[Finished]) -> dict[str, Any]:
     later_n = sum(max(0, one.generated_tokens - 1) for one in each)  # the prompt time includes the first tokens
     prompt_s = max((one.prefill_s for one in each), default=0.0)
     predicted_s = max((one.decode_s for one in each), default=0.0)
-    return {
+    found: objects.Timings = {
         "cache_n": sum(one.cached_tokens for one in each),
         "prompt_n": prompt_n,
         "prompt_ms": _ms(prompt_s),
@@ -148,14 +152,11 @@ def timings(finished: Sequence[Finished]) -> dict[str, Any]:
         "predicted_ms": _ms(predicted_s),
         "predicted_per_token_ms": _ms(predicted_s / later_n) if later_n else 0.0,
         "predicted_per_second": _rate(later_n, predicted_s),
-        **_drafts(each),
     }
-
-
-def _drafts(timings: Sequence[Timings]) -> dict[str, int]:
-    """Return the counts of drafted and accepted tokens, or an empty dictionary without drafts."""
-    drafted = sum(one.drafted_tokens for one in timings)
-    return {"draft_n": drafted, "draft_n_accepted": sum(one.accepted_tokens for one in timings)} if drafted else {}
+    if drafted := sum(one.drafted_tokens for one in each):
+        found["draft_n"] = drafted
+        found["draft_n_accepted"] = sum(one.accepted_tokens for one in each)
+    return found
 
 
 def _ms(seconds: float) -> float:
@@ -167,8 +168,6 @@ def _rate(tokens: int, seconds: float) -> float:
 
 
 _ID_LETTERS: Final = 24  # the length of OpenAI's IDs without the prefix
-
-Delta = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -199,7 +198,7 @@ class ChatChoice:
         if delta.unopened:
             thought = "".join(self._held) + thought
             self._held = []
-        deltas = []
+        deltas: list[Delta] = []
         if thought:
             self._thoughts.append(thought)
             deltas.append({"reasoning_content": thought})
@@ -219,10 +218,10 @@ class ChatChoice:
         self._answer.append(text)
         return [{"content": text}]
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> objects.AnswerMessage:
         """Return the complete message."""
         content = "".join(self._answer)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message: objects.AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
@@ -238,7 +237,8 @@ class ChatChoice:
         if call is None:
             call = _Call(len(self._calls), self._unused_id(piece.id), piece.name, [piece.arguments])
             self._calls[piece.index] = call
-            return [{"tool_calls": [{"index": call.index, **_written_call(call.id, call.name, piece.arguments)}]}]
+            begun: objects.FunctionPiece = {"name": call.name, "arguments": piece.arguments}
+            return [{"tool_calls": [{"index": call.index, "id": call.id, "type": "function", "function": begun}]}]
         if not piece.arguments:
             return []
         call.arguments.append(piece.arguments)
@@ -260,7 +260,7 @@ class ChatChoice:
         return found
 
 
-def _written_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def _written_call(call_id: str, name: str, arguments: str) -> objects.AnswerCall:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -386,7 +386,7 @@ class _Answer(ABC):
         """Return the complete part of a choice."""
 
     @abstractmethod
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
+    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> Mapping[str, Any]:
         """Return the `logprobs` of the next tokens in a choice's stream, or of all tokens."""
 
 
@@ -416,7 +416,7 @@ class ChatAnswer(_Answer):
     def _written(self, choice: int) -> Part:
         return {"message": self._choices[choice].message()}
 
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
+    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> Mapping[str, Any]:
         return chat_logprobs(tokens)
 
 
@@ -450,7 +450,7 @@ class CompletionAnswer(_Answer):
     def _written(self, choice: int) -> Part:
         return {"text": "".join(self._texts[choice])}
 
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> dict[str, Any]:
+    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> Mapping[str, Any]:
         return (CompletionLogprobs() if choice is None else self._writers[choice]).written(tokens)
 
 
@@ -464,17 +464,17 @@ def created_of(model: Mapping[str, Any]) -> int:
     return created if type(created) is int and 0 <= created < FOREVER_S else 0
 
 
-def models_body(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def models_body(models: Sequence[objects.Model]) -> objects.Models:
     """Return the body of /v1/models that lists the bodies of the models."""
     return {"object": "list", "data": [*models]}
 
 
-def unloaded_model_body(name: str, created: int) -> dict[str, Any]:
+def unloaded_model_body(name: str, created: int) -> objects.Model:
     """Return the body of /v1/models/{id} for a model that is not loaded. `created` is a Unix time in seconds."""
     return {"id": name, "object": "model", "created": created, "owned_by": OWNER}
 
 
-def model_body(facts: ModelFacts, created: int) -> dict[str, Any]:
+def model_body(facts: ModelFacts, created: int) -> objects.Model:
     """Return the body of /v1/models/{id} for a loaded model.
 
     `max_model_len` is vLLM's name for the size of the context. The last three fields are specific to llmrun. Two
