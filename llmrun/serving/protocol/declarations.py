@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -87,10 +88,14 @@ class Usual(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A field of which the server supports only the accepted values. A field of the type Any is not in the schema."""
+    """A field of which the server supports only the accepted values. A field of the type Any is not in the schema.
+
+    problem  the message for other values; by default, the message says that the value is not supported
+    """
 
     accepted: tuple[Any, ...] = ()
     advice: str = ""
+    problem: str = ""
 
 
 class Tagged(NamedTuple):
@@ -192,7 +197,7 @@ class _Plain:
             raise wrong_type(place, self.words, value)
         if type(value) is str:
             self._check_text(value, place)
-        elif self.types and not (self.low <= value <= self.high and value != self.without and math.isfinite(value)):
+        elif self.types and not (self.low <= value <= self.high and value != self.without):
             raise wrong(place, self.words, value)
         return float(value) if float in self.types else value
 
@@ -372,7 +377,7 @@ def _read_fields(
                 raise missing(_path(place, name))
         elif each.refused is not None and given not in each.refused.accepted:
             problem = f"{seen(given)} is not supported" if each.refused.accepted else "not supported"
-            raise unsupported(_path(place, name), problem, hint=each.refused.advice)
+            raise unsupported(_path(place, name), each.refused.problem or problem, hint=each.refused.advice)
         elif each.uses(given):
             found[name] = each.kind.read(given, _path(place, name), ignored)
     return found
@@ -500,7 +505,9 @@ def _number(declared: type, limits: Limits, without: float | None) -> _Plain:
         high = min(high, MOST_INTEGER) if high == math.inf else high
         words = f"an integer of at least {low}" if high == MOST_INTEGER else f"an integer from {low} to {high}"
         return _Plain(words, (int,), keywords, low, high, without)
-    return _Plain(f"a number from {low:g} to {high:g}", (int, float), keywords, low, high, without)
+    words = f"a number from {low:g} to {high:g}" if math.isfinite(high) else "a number"
+    largest = sys.float_info.max  # integers can be larger
+    return _Plain(words, (int, float), keywords, max(low, -largest), min(high, largest), without)
 
 
 def _text(limits: Limits, matching: Matching | None) -> _Plain:
