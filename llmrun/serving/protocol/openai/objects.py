@@ -174,14 +174,19 @@ class Common(Shared, total=False):
         TokenLimit,
         "The maximum number of generated tokens, including thinking. -1 means no limit, which is the default.",
     ]
+    response_format: ResponseFormat
+    metadata: Annotated[dict[str, Any], "Accepted for compatibility, without effect on the answer."]
+    store: Annotated[Literal[False], Usual((False,)), "Accepted for compatibility, without effect on the answer."]
+
+
+class LlamaLimit(TypedDict, total=False):
+    """The maximum length of an answer, as in llama-server."""
+
     n_predict: Annotated[
         TokenLimit,
         "llama.cpp's name for `max_tokens`: the maximum number of generated tokens, including thinking. -1 means no "
         "limit, which is the default.",
     ]
-    response_format: ResponseFormat
-    metadata: Annotated[dict[str, Any], "Accepted for compatibility, without effect on the answer."]
-    store: Annotated[Literal[False], Usual((False,)), "Accepted for compatibility, without effect on the answer."]
 
 
 class Thinking(TypedDict, total=False):
@@ -369,7 +374,7 @@ class _RefusedInCompletions(TypedDict, total=False):
 _TO_LEGACY: Final = "use `tools` and `tool_choice` instead"
 
 
-class ChatRequest(_RefusedInCompletions, Common, ToolFields, ChatThinking, total=False):
+class ChatRequest(_RefusedInCompletions, Common, LlamaLimit, ToolFields, ChatThinking, total=False):
     """The body of /v1/chat/completions."""
 
     functions: Annotated[Any, Refused(([],), _TO_LEGACY)]
@@ -392,7 +397,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(_RefusedInCompletions, Common, total=False):
+class CompletionRequest(_RefusedInCompletions, Common, LlamaLimit, total=False):
     """The body of /v1/completions."""
 
     prompt: Required[Annotated[Prompts, "One or more prompts. Control strings in a text become control tokens."]]

@@ -284,15 +284,19 @@ class Options:
         )
 
 
-def options_of(given: Common, facts: ModelFacts, seed: int) -> Options:
-    """Convert the common fields. `seed` is the default seed. Raises InvalidField."""
+def options_of(given: Common, facts: ModelFacts, seed: int, n_predict: int | None) -> Options:
+    """Convert the common fields. Raises InvalidField.
+
+    seed       the default seed
+    n_predict  llama.cpp's name for `max_tokens`
+    """
     stream = given.get("stream", False)
     return Options(
         stream=stream,
         include_usage=given.get("stream_options", {}).get("include_usage", False) and stream,
         n=given.get("n", 1),
         seed=seed_of(given, seed),
-        max_tokens=_token_limit(given),
+        max_tokens=_token_limit(given, n_predict),
         stop=stops_of(given.get("stop")),
         sampling=sampling_of(given, facts),
         adapters=adapters_of(given.get("lora"), facts),
@@ -306,9 +310,9 @@ def require_chats(facts: ModelFacts, field: str = "messages") -> None:
         raise unsupported(field, "this model has no chat template", hint=hint)
 
 
-def _token_limit(given: Common) -> int | None:
+def _token_limit(given: Common, n_predict: int | None) -> int | None:
     """Return the maximum length of the answer. OpenAI's newer field `max_completion_tokens` takes precedence."""
-    limit = given.get("max_completion_tokens", given.get("max_tokens", given.get("n_predict", NO_LIMIT)))
+    limit = given.get("max_completion_tokens", given.get("max_tokens", n_predict))
     return None if limit == NO_LIMIT else limit
 
 

@@ -40,7 +40,7 @@ class ParsedCompletion(Parsed):
 def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
     """Convert the body of a chat completion. `seed` is the default seed. Raises InvalidField."""
     given, ignored = read(ChatRequest, body)
-    options = options_of(given, facts, seed)
+    options = options_of(given, facts, seed, given.get("n_predict"))
     require_chats(facts)
     messages = [*map(message_of, given["messages"])]
     tools = tools_of(given, facts)
@@ -76,7 +76,7 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
     `seed` is the default seed.
     """
     given, ignored = read(CompletionRequest, body)
-    options = options_of(given, facts, seed)
+    options = options_of(given, facts, seed, given.get("n_predict"))
     texts = prompts_of(given["prompt"], "prompt", facts)
     check_lengths(texts, facts)
     suffix = given.get("suffix")
