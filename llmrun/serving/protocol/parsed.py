@@ -59,10 +59,10 @@ class ApiAnswer(Protocol):
     receives the chunks of `finish` in a stream, or the body of `whole` without a stream.
     """
 
-    def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
+    def feed(self, choice: int, event: Event) -> Sequence[Mapping[str, Any]]:
         """Add an event of a choice, and return the chunks to stream. Raises the errors of `checked`."""
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> Sequence[Mapping[str, Any]]:
         """Return the last chunks of a stream, after all choices have finished."""
 
     def whole(self) -> Mapping[str, Any] | Sequence[Any]:
@@ -73,7 +73,7 @@ class ApiAnswer(Protocol):
 class FailingAnswer(ApiAnswer, Protocol):
     """An answer that reports failures with special events in its stream, instead of the error chunk of its API."""
 
-    def failed(self, error: ApiError) -> list[dict[str, Any]]:
+    def failed(self, error: ApiError) -> Sequence[Mapping[str, Any]]:
         """Return the last chunks of a stream that failed."""
 
 

@@ -31,8 +31,8 @@ class WireFormat:
     frame: Callable[[Mapping[str, Any], str], bytes]
     ping: bytes
     end: bytes
-    error: Callable[[ApiError], dict[str, Any]]
-    error_chunk: Callable[[ApiError], dict[str, Any]]
+    error: Callable[[ApiError], Mapping[str, Any]]
+    error_chunk: Callable[[ApiError], Mapping[str, Any]]
 
 
 def json_bytes(value: Any) -> bytes:
