@@ -31,7 +31,8 @@ from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.models.registry import Ready
-from llmrun.serving.processes.served_model import Asked, ServedModel
+from llmrun.serving.processes.request import ServedRequest
+from llmrun.serving.processes.served_model import ServedModel
 from llmrun.serving.protocol.parsed import ApiAnswer, FailingAnswer
 from llmrun.serving.protocol.wire import WireFormat
 from llmrun.serving.refusals import Refused, as_api_error
@@ -133,7 +134,7 @@ class Choices:
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
         self._model, self._requests, self._metrics = model, requests, metrics
         self._asked_at = time.perf_counter()
-        self._asked: list[Asked] = []
+        self._served: list[ServedRequest] = []
         self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
         self._last_tokens = [0.0] * len(requests)  # when each choice's last token arrived; 0 before the first token
         self._unfinished = len(requests)
@@ -152,11 +153,11 @@ class Choices:
         """Send the requests and wait until the engine has accepted all of them. If the engine refuses a request, the
         error of the first refused request is raised."""
         for request in self._requests:
-            self._asked.append(self._model.ask(request, self._news))
-        for asked in self._asked:
-            accepted = await asked.accepted()
-            self._waits.append(accepted.wait_s)
-            self.prompt_tokens = accepted.prompt_tokens
+            self._served.append(self._model.ask(request, self._news))
+        for served in self._served:
+            taken = await served.accepted()
+            self._waits.append(taken.wait_s)
+            self.prompt_tokens = taken.prompt_tokens
         self.wait_s = max(self._waits, default=0.0)
 
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
@@ -188,8 +189,8 @@ class Choices:
                 timer.cancel()
 
     def _take(self) -> None:
-        for choice, asked in enumerate(self._asked):
-            for at, event in asked.take():
+        for choice, served in enumerate(self._served):
+            for at, event in served.take():
                 self._observe(choice, at, event)
                 self._arrived.append((choice, event))
 
@@ -213,8 +214,8 @@ class Choices:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for asked in self._asked:
-            asked.cancel()
+        for served in self._served:
+            served.cancel()
 
 
 _HEADERS = {

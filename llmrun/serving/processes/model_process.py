@@ -36,7 +36,6 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.requests import Failed, Finished, ModelFacts
 from llmrun.serving.processes.request import (
     MOST_DEATHS,
-    AskedRequest,
     Phase,
     ServedRequest,
     ended_repeatedly,
@@ -222,7 +221,7 @@ class ModelProcess:
         """See ServedModel."""
         await self._supervisor.start()
 
-    def ask(self, request: Request, news: asyncio.Event) -> AskedRequest:
+    def ask(self, request: Request, news: asyncio.Event) -> ServedRequest:
         """See ServedModel. Raises UsageError if JSON cannot represent the request."""
         self._check_available()
         request_id, received = next(self._ids), time.perf_counter()
@@ -240,11 +239,12 @@ class ModelProcess:
             unread_bytes=self._limits.unread_bytes,
             news=news,
             on_over=self._some_over.set,
+            on_cancel=self._cancel,
         )
         self._requests[request_id] = served
         if self._supervisor.state is State.READY:
             self._send(served, message)
-        return AskedRequest(served, self._cancel)
+        return served
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:
         """See ServedModel."""
@@ -350,7 +350,7 @@ class ModelProcess:
                 request.id,
                 request.request,
                 request.received,
-                admitted=request.accepted is not None,
+                admitted=request.taken is not None,
                 alone=request.has_begun,
             )
             self._send(request, encode_to_child(message))
@@ -396,7 +396,7 @@ class ModelProcess:
         if request is None:
             return
         was_over = request.over
-        request.take(event)
+        request.put(event)
         if isinstance(event, Finished | Failed):
             del self._requests[request.id]
         elif request.over and not was_over:
@@ -406,7 +406,7 @@ class ModelProcess:
         self._calls.fail(rejected.id, rejected.error)
         request = self._requests.pop(rejected.id, None)
         if request is not None and request.cancelled:
-            request.take(cancelled_unbegun(request.id))
+            request.put(cancelled_unbegun(request.id))
         elif request is not None:
             request.fail(rejected.error)
 
@@ -417,7 +417,7 @@ class ModelProcess:
         request.cancelled = True
         if request.phase is Phase.HELD:
             self._requests.pop(request.id, None)
-            request.take(cancelled_unbegun(request.id))
+            request.put(cancelled_unbegun(request.id))
         else:
             self._cancel_in_process(request)
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmrun.base.errors import BackendCrashed, Cancelled, LlmrunError, Unavailable
 from llmrun.engine.child.messages import cancelled_unbegun
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, TextDelta
-from llmrun.serving.processes.served_model import Arrival
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import Taken
@@ -85,15 +84,26 @@ class Phase(Enum):
     BEGUN = auto()  # included in at least one step of the current process
 
 
+class Arrival(NamedTuple):
+    """An event, and the time of its arrival in seconds of `time.perf_counter`."""
+
+    at: float
+    event: Event
+
+
 @dataclass(slots=True, eq=False)
 class ServedRequest:
     """One request, from its receipt to its last event.
+
+    The route that answers the client calls `accepted`, `take` and `cancel`, and the model calls the other methods.
 
     received     when the server received the request, in seconds of `time.perf_counter`
     n_bytes      the size of the request's message to the process
     unread_bytes the maximum size of unread events once the client has begun to read
     news         an event that is set when the request is accepted, receives events or fails
     on_over      called when the request is over
+    on_cancel    called when the client cancels the request
+    taken        the engine's acceptance, or None before the acceptance
     has_begun    True if the request was in a step of any process
     deaths       the number of processes that ended after the request had begun
     unprepared   the number of processes that ended while preparing the request
@@ -106,6 +116,7 @@ class ServedRequest:
     unread_bytes: int
     news: asyncio.Event
     on_over: Callable[[], None]
+    on_cancel: Callable[[ServedRequest], None]
     phase: Phase = Phase.HELD
     has_begun: bool = False
     cancelled: bool = False
@@ -113,7 +124,7 @@ class ServedRequest:
     deaths: int = 0
     unprepared: int = 0
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
-    accepted: Taken | None = None
+    taken: Taken | None = None
     _arrived: list[Arrival] = field(default_factory=list)
     _is_read: bool = False
     _unread: int = 0  # bytes
@@ -125,21 +136,25 @@ class ServedRequest:
         """True if the request has not ended and has not been part of a step."""
         return not self.over and not self.has_begun
 
-    def accept(self, accepted: Taken) -> None:
+    def accept(self, taken: Taken) -> None:
         """Record that the engine has accepted the request."""
-        self.accepted = self.accepted or accepted
+        self.taken = self.taken or taken
         self.news.set()
 
-    async def acceptance(self) -> Taken:
-        """Wait until the engine has accepted the request. Raises the request's error, or Cancelled."""
-        while self.accepted is None:
+    async def accepted(self) -> Taken:
+        """Wait until the engine has accepted the request. An accepted request may still wait in the queue.
+
+        Raises the request's error if the request is invalid, Overloaded or Unavailable if the server is busy, and
+        Cancelled.
+        """
+        while self.taken is None:
             if self.over:
                 raise self._error or Cancelled("the request was cancelled")
             self.news.clear()
             await self.news.wait()
-        return self.accepted
+        return self.taken
 
-    def take(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         """Pass an event on to the client, unless the client already has the event or the request is over."""
         if self.over:
             return
@@ -179,12 +194,19 @@ class ServedRequest:
             self._error = error
             self._end()
 
-    def take_arrived(self) -> list[Arrival]:
-        """See `Asked.take`."""
+    def take(self) -> list[Arrival]:
+        """Return the events that have arrived since the last call, in order. The final event is Finished.
+
+        After the last events of a failed request, the request's error is raised, and Failed is never returned.
+        """
         arrived, self._arrived, self._unread, self._is_read = self._arrived, [], 0, True
         if self._error is not None and not arrived:
             raise self._error
         return arrived
+
+    def cancel(self) -> None:
+        """Stop the request after the current step at the latest. This method is idempotent."""
+        self.on_cancel(self)
 
     def _fail_differing(self) -> None:
         self.fail(LlmrunError("the engine was restarted, and its answer differs from the part that was sent before"))
@@ -193,31 +215,6 @@ class ServedRequest:
         self.over = True
         self.news.set()
         self.on_over()
-
-
-class AskedRequest:
-    """The client's side of a request, as in `served_model.Asked`. Cancels the request when it is garbage-collected."""
-
-    def __init__(self, served: ServedRequest, cancel: Callable[[ServedRequest], None]) -> None:
-        self._served = served
-        self._cancel = cancel
-        self._loop = asyncio.get_running_loop()
-
-    async def accepted(self) -> Taken:
-        """See `Asked.accepted`."""
-        return await self._served.acceptance()
-
-    def take(self) -> list[Arrival]:
-        """See `Asked.take`."""
-        return self._served.take_arrived()
-
-    def cancel(self) -> None:
-        """See `Asked.cancel`."""
-        self._cancel(self._served)
-
-    def __del__(self) -> None:
-        if not self._served.over and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._cancel, self._served)  # garbage collection may run in any thread
 
 
 MOST_DEATHS: Final = 2
@@ -244,7 +241,7 @@ def sort_out(
     """
     for request in requests:
         if request.cancelled:
-            request.take(cancelled_unbegun(request.id))
+            request.put(cancelled_unbegun(request.id))
         elif request.phase is Phase.BEGUN and (alone is None or request is alone):
             request.deaths += 1
         elif request is preparing and request.phase is Phase.SENT:

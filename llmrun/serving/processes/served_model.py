@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from llmrun.engine.child.messages import Embed, Embedded, Taken
-    from llmrun.engine.requests import Event, ModelFacts, Request
+    from llmrun.engine.child.messages import Embed, Embedded
+    from llmrun.engine.requests import ModelFacts, Request
+    from llmrun.serving.processes.request import ServedRequest
 
 
 class State(StrEnum):
@@ -49,32 +50,6 @@ class Load:
     restarts: int
 
 
-class Arrival(NamedTuple):
-    """An event, and the time of its arrival in seconds of `time.perf_counter`."""
-
-    at: float
-    event: Event
-
-
-class Asked(Protocol):
-    """One request in progress."""
-
-    async def accepted(self) -> Taken:
-        """Wait until the engine has accepted the request. An accepted request may still wait in the queue.
-
-        Raises the request's error if the request is invalid, and Overloaded or Unavailable if the server is busy.
-        """
-
-    def take(self) -> list[Arrival]:
-        """Return the events that have arrived since the last call, in order. The final event is Finished.
-
-        After the last events of a failed request, the request's error is raised, and Failed is never returned.
-        """
-
-    def cancel(self) -> None:
-        """Stop the request after the current step at the latest. This method is idempotent."""
-
-
 class ServedModel(Protocol):
     """A model whose engine runs in a child process. A process that ends is restarted."""
 
@@ -101,7 +76,7 @@ class ServedModel(Protocol):
     async def close(self) -> None:
         """End all requests with an error, and free all resources. Idempotent."""
 
-    def ask(self, request: Request, news: asyncio.Event) -> Asked:
+    def ask(self, request: Request, news: asyncio.Event) -> ServedRequest:
         """Send a request to the engine. Raises Overloaded and Unavailable.
 
         news  an event that is set when a request is accepted, receives events or fails; requests can share one event

@@ -13,10 +13,12 @@ from llmrun.serving.processes.request import Phase, ServedRequest, replay_order,
 
 
 def served(number: int, phase: Phase, *, deltas: int = 0) -> ServedRequest:
-    request = ServedRequest(number, Request(TextPrompt("x")), 0.0, 10, 1000, Event(), lambda: None, phase)
+    request = ServedRequest(
+        number, Request(TextPrompt("x")), 0.0, 10, 1000, Event(), lambda: None, lambda request: None, phase
+    )
     request.has_begun = phase is Phase.BEGUN
     for _ in range(deltas):
-        request.take(TextDelta(number, "x", (1,)))
+        request.put(TextDelta(number, "x", (1,)))
     return request
 
 
@@ -79,7 +81,7 @@ def test_cancelled_requests_end_with_their_process() -> None:
     request = served(1, Phase.BEGUN)
     request.cancelled = True
     assert end(request) == [1]
-    _, event = request.take_arrived()[-1]
+    _, event = request.take()[-1]
     assert isinstance(event, Finished)
     assert event.reason is FinishReason.CANCELLED
 
@@ -93,6 +95,6 @@ def test_requests_that_had_begun_are_replayed_first() -> None:
 def test_the_error_follows_the_events_before_it() -> None:
     request = served(1, Phase.BEGUN, deltas=2)
     request.fail(LlmrunError("no more"))
-    assert [type(event) for _, event in request.take_arrived()] == [TextDelta, TextDelta]
+    assert [type(event) for _, event in request.take()] == [TextDelta, TextDelta]
     with pytest.raises(LlmrunError, match="no more"):
-        request.take_arrived()
+        request.take()

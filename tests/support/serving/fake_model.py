@@ -16,7 +16,8 @@ from llmrun.base.types import FinishReason, ModelInfo, Timings
 from llmrun.engine.child.messages import Embed, Embedded, Taken
 from llmrun.engine.requests import Event, Finished, ModelFacts, PrefillProgress, Request, TextDelta, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
-from llmrun.serving.processes.served_model import Arrival, Load, State
+from llmrun.serving.processes.request import Arrival, ServedRequest
+from llmrun.serving.processes.served_model import Load, State
 
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
 HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled
@@ -73,16 +74,13 @@ def text(*words: str) -> list[Event]:
     return [PrefillProgress(0, 3, 3), *deltas, end]
 
 
-class FakeAsked:
+class ScriptedRequest(ServedRequest):
     """A request whose events are scripted."""
 
     def __init__(self, model: FakeModel, request: Request, script: Script, news: asyncio.Event) -> None:
-        self.request = request
-        self._model, self._script, self._news = model, script, news
+        super().__init__(0, request, 0.0, 0, 0, news, lambda: None, lambda request: None)
+        self._model, self._script = model, script
         self._ended = asyncio.Event()
-        self._error: LlmrunError | None = None
-        self._arrived: list[Arrival] = []
-        self.begun = self.over = False
 
     async def accepted(self) -> Taken:
         if isinstance(refusal := self._model.refusal, LlmrunError):
@@ -100,13 +98,13 @@ class FakeAsked:
     async def _run(self) -> None:
         try:
             async for event in self._events():
-                self.begun = True
+                self.has_begun = True
                 self._arrived.append(Arrival(time.perf_counter(), event))
-                self._news.set()
+                self.news.set()
         except LlmrunError as error:
             self._error = error
         self.over = True
-        self._news.set()
+        self.news.set()
 
     async def _events(self) -> AsyncIterator[Event]:
         began = time.perf_counter()
@@ -170,7 +168,7 @@ class FakeModel:
         self.broken: LlmrunError | None = None
         self.openable = asyncio.Event()
         self.openable.set()
-        self.asked: list[FakeAsked] = []
+        self.asked: list[ScriptedRequest] = []
         self.released = asyncio.Event()
         self._script = script
         self._counts: dict[str, int] = {}
@@ -186,7 +184,7 @@ class FakeModel:
         """Like ModelProcess: end what has not begun, wait for the rest, and then end that too."""
         self.state = State.DRAINING
         self.count("draining")
-        self._end([asked for asked in self.asked if not asked.begun])
+        self._end([asked for asked in self.asked if not asked.has_begun])
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not all(asked.over for asked in self.asked):
@@ -197,14 +195,14 @@ class FakeModel:
         self.count("closed")
         self._end(self.asked)
 
-    def _end(self, asked: Sequence[FakeAsked]) -> None:
+    def _end(self, asked: Sequence[ScriptedRequest]) -> None:
         for one in asked:
             one.fail(Unavailable("the server is shutting down", state="draining"))
 
-    def ask(self, request: Request, news: asyncio.Event) -> FakeAsked:
+    def ask(self, request: Request, news: asyncio.Event) -> ScriptedRequest:
         if self.state is not State.READY:
             raise Unavailable("not ready", state=self.state.value)
-        self.asked.append(FakeAsked(self, request, self._script(len(self.asked)), news))
+        self.asked.append(ScriptedRequest(self, request, self._script(len(self.asked)), news))
         return self.asked[-1]
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:

@@ -16,7 +16,6 @@ from llmrun.engine.child.opening import portable_options
 from llmrun.engine.requests import ChatPrompt, Event, Finished, Request, TextDelta
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.processes.model_process import ModelProcess
-from llmrun.serving.processes.request import ServedRequest
 from llmrun.serving.processes.supervisor import ServingLimits
 
 PATIENCE_S = 30.0
@@ -64,23 +63,19 @@ class Listening:
 
     def __init__(self, model: ModelProcess, request: Request) -> None:
         self._news = asyncio.Event()
-        self._asked = model.ask(request, self._news)
-
-    @property
-    def served(self) -> ServedRequest:
-        return self._asked._served
+        self.served = model.ask(request, self._news)
 
     async def accepted(self) -> Taken:
-        return await self._asked.accepted()
+        return await self.served.accepted()
 
     def cancel(self) -> None:
-        self._asked.cancel()
+        self.served.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         try:
             while True:
                 self._news.clear()
-                for _, event in (arrived := self._asked.take()):
+                for _, event in (arrived := self.served.take()):
                     yield event
                     if isinstance(event, Finished):
                         return
