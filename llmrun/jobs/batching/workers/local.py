@@ -12,7 +12,7 @@ from llmrun.engine.child.messages import Open
 from llmrun.engine.requests import ModelFacts
 from llmrun.jobs.batching.workers.base import CHAT, COMPLETION, Reply, WorkerLost
 from llmrun.serving.processes.model_process import ModelProcess
-from llmrun.serving.processes.served_model import Asked
+from llmrun.serving.processes.request import ServedRequest
 from llmrun.serving.processes.supervisor import ServingLimits
 from llmrun.serving.protocol.errors import api_error, openai_body
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
@@ -100,16 +100,17 @@ def parse_call(url: str, body: Mapping[str, Any], facts: ModelFacts) -> ParsedCo
 async def _run(process: ModelProcess, parsed: ParsedCompletion, answer: ChatAnswer | CompletionAnswer) -> None:
     """Run the requests of a call, and feed their events to the answer. Raises the error of a failed request."""
     news = asyncio.Event()
-    asked: list[Asked] = []
+    running: list[ServedRequest] = []
     try:
-        asked += [process.ask(request, news) for request in parsed.requests]
+        for request in parsed.requests:
+            running.append(process.ask(request, news))
         while not answer.is_complete:
             news.clear()
-            for choice, one in enumerate(asked):
+            for choice, one in enumerate(running):
                 for _, event in one.take():
                     answer.feed(choice, event)
             if not answer.is_complete:
                 await news.wait()
     finally:
-        for one in asked:
+        for one in running:
             one.cancel()
