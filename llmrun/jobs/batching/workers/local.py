@@ -102,8 +102,7 @@ async def _run(process: ModelProcess, parsed: ParsedCompletion, answer: ChatAnsw
     news = asyncio.Event()
     running: list[ServedRequest] = []
     try:
-        for request in parsed.requests:
-            running.append(process.ask(request, news))
+        running.extend(process.ask(request, news) for request in parsed.requests)  # keeps those before an error
         while not answer.is_complete:
             news.clear()
             for choice, one in enumerate(running):
