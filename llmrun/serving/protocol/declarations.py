@@ -338,8 +338,13 @@ class _Object:
     def read(self, value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
         if type(value) is not dict:
             raise wrong_type(place, self.words, value)
-        found = {name: each for name, each in value.items() if each is not None} if self.kept else {}
-        found |= _read_fields(self.fields, value, place, ignored)
+        read = _read_fields(self.fields, value, place, ignored)
+        # The client's order is kept, because some objects become part of the prompt.
+        found = {
+            name: read.get(name, each)
+            for name, each in value.items()
+            if name in read or (self.kept and each is not None)
+        }
         for name, fields in self.inline.items():
             found[name] = _read_fields(fields, value, place, ignored)
         if not self.kept:
@@ -383,9 +388,9 @@ def _read_fields(
     return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _AnyOf:
-    """A union of types. `tag` tells objects apart."""
+    """A union of types. `tag` tells objects apart, and unions of objects that have other tags."""
 
     kinds: tuple[Kind, ...]
     words: str
@@ -398,7 +403,7 @@ class _AnyOf:
         kinds = [kind for kind in self.kinds if kind.fits(value)]
         if not kinds:
             raise wrong_type(place, self.words, value)
-        if isinstance(kinds[0], _Object) and self.tag is not None:
+        if self.tag is not None and type(value) is dict:
             return self._tagged(self.tag, value, place).read(value, place, ignored)
         if len(kinds) > 1 and value:  # the first item tells lists apart
             items = [kind.item for kind in kinds if isinstance(kind, _List)]
@@ -415,8 +420,7 @@ class _AnyOf:
             raise missing(path)
         if type(given) is not str:
             raise wrong_type(path, "a string", given)
-        known = [kind for kind in self.kinds if isinstance(kind, _Object)]
-        tags = {kind: kind.fields[tag.name] for kind in known}
+        tags = {kind: found for kind in self.kinds if (found := _field_of(kind, tag.name)) is not None}
         named = {name: kind for kind, each in tags.items() for name in getattr(each.kind, "values", ())}
         if given in named:
             return named[given]
@@ -481,6 +485,8 @@ def _kind_of(declared: Any, marks: tuple[Any, ...]) -> Kind:
     if origin is list:
         return _List(kind_of(arguments[0]), limits)
     if origin in (dict, Mapping):
+        if get_origin(arguments[0]) is Literal:
+            return _Object("_", "", {name: _field(arguments[1], required=True) for name in get_args(arguments[0])})
         return _Map(kind_of(arguments[1]))
     tag = next((mark for mark in marks if isinstance(mark, Tagged)), None)
     if origin in (Union, types.UnionType) or tag is not None:
@@ -553,6 +559,13 @@ def _field(hint: Any, *, required: bool) -> _Field:
     usual = next((mark.values for mark in marks if isinstance(mark, Usual)), None)
     refused = next((mark for mark in marks if isinstance(mark, Refused)), None)
     return _Field(kind_of(hint), required, texts[-1] if texts else "", usual, refused)
+
+
+def _field_of(kind: Kind, name: str) -> _Field | None:
+    """Return the field of an object, or of the first object in a union; None for other kinds."""
+    if isinstance(kind, _AnyOf):
+        return _field_of(kind.kinds[0], name)
+    return kind.fields[name] if isinstance(kind, _Object) else None
 
 
 def _path(place: str, name: str) -> str:
