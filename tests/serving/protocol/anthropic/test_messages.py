@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmrun.serving.protocol.anthropic.requests import read_conversation
+from llmrun.serving.protocol.anthropic.requests import parse_count
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields
+from tests.support.protocol.answers import FACTS
 from tests.support.protocol.anthropic_answers import TOOL, USER, message, prompt_of
 
 CACHE = {"cache_control": {"type": "ephemeral"}}
@@ -159,5 +159,5 @@ def test_many_messages_take_linear_time(role: str) -> None:
     """They took minutes."""
     user, message = {"role": "user", "content": "x"}, {"role": role, "content": "x" * 1500}
     began = time.process_time()
-    read_conversation(Fields({"messages": [user, *[message] * 10_000, user]}))
+    parse_count({"model": "tiny", "messages": [user, *[message] * 10_000, user]}, FACTS)
     assert time.process_time() - began < 2

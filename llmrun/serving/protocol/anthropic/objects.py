@@ -1,0 +1,299 @@
+"""The wire objects of Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
+
+from llmrun.serving.protocol.declarations import Expected, Keywords, Limits, Refused, Tagged, Usual
+from llmrun.serving.protocol.openai.objects import MOST_TOOLS, Count, Fingerprint, Sampling, Stops, Strict, ToolName
+
+# This edit has no effect, because the model's template decides whether the prompt contains past thinking.
+KNOWN_EDIT: Final = "clear_thinking_20251015"
+_UNUSED: Final = "Accepted for compatibility, without effect on the answer."
+_BLOCKS: Final = Tagged("type", unknown="blocks of the type {} are not supported here", advice="send text")
+_CONTENT: Final = Expected("a string or a list of blocks")
+
+
+class _Block(TypedDict):
+    cache_control: NotRequired[Annotated[Any, _UNUSED]]
+
+
+class _Text(_Block):
+    type: Literal["text"]
+    text: str
+
+
+class _Thought(_Block):
+    type: Literal["thinking"]
+    thinking: str
+    signature: NotRequired[str]
+
+
+class _RedactedThought(_Block):
+    type: Literal["redacted_thinking"]
+    data: NotRequired[Annotated[str, Usual(()), "Ignored, because only Anthropic's servers can read it."]]
+
+
+class _ToolUse(_Block):
+    type: Literal["tool_use"]
+    id: str
+    name: Annotated[str, Limits(1)]
+    input: dict[str, Any]
+
+
+Texts = Annotated[str | list[Annotated[_Text, _BLOCKS]], _CONTENT]
+
+
+class _ToolResult(_Block):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: NotRequired[Texts]
+    is_error: NotRequired[bool]
+
+
+UserBlock = Annotated[_Text | _ToolResult, _BLOCKS]
+AssistantBlock = Annotated[_Text | _Thought | _RedactedThought | _ToolUse, _BLOCKS]
+
+
+class UserTurn(TypedDict):
+    """Text and results of tool calls."""
+
+    role: Literal["user"]
+    content: Annotated[str | list[UserBlock], _CONTENT]
+
+
+class AssistantTurn(TypedDict):
+    """A past answer, or the beginning of the answer."""
+
+    role: Literal["assistant"]
+    content: Annotated[str | list[AssistantBlock], _CONTENT]
+
+
+class SystemTurn(TypedDict):
+    """Instructions, which also can come later in a conversation."""
+
+    role: Literal["system"]
+    content: Texts
+
+
+class AnthropicTool(TypedDict, total=False):
+    """A tool that the model may call."""
+
+    type: Annotated[Literal["custom"], Refused(("custom",), "define a tool with a name and its input_schema")]
+    name: Required[ToolName]
+    description: str
+    input_schema: Required[Annotated[dict[str, Any], "The JSON schema of the arguments."]]
+    strict: Strict
+    cache_control: Annotated[Any, _UNUSED]
+    eager_input_streaming: Annotated[Any, f"{_UNUSED} Arguments are always streamed."]
+
+
+class _ToolMode(TypedDict):
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: NotRequired[bool]
+
+
+class _ChosenTool(TypedDict):
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: NotRequired[bool]
+
+
+class _BudgetedThinking(TypedDict):
+    type: Literal["enabled"]
+    budget_tokens: NotRequired[Annotated[int, Limits(1)]]
+    display: NotRequired[Literal["summarized", "omitted"]]
+
+
+class _OtherThinking(TypedDict):
+    type: Literal["disabled", "adaptive"]
+    display: NotRequired[Literal["summarized", "omitted"]]
+
+
+ThinkingConfig = Annotated[
+    _BudgetedThinking | _OtherThinking,
+    Tagged("type"),
+    "Without this field, the model does not think, if thinking can be turned off.",
+]
+
+
+class OutputFormat(TypedDict):
+    """The format that the answer must have."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class _OutputConfig(TypedDict, total=False):
+    format: OutputFormat
+    effort: Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class _Edit(TypedDict):
+    type: Annotated[
+        Literal["clear_thinking_20251015"], Refused((KNOWN_EDIT,), "shorten the conversation in the client")
+    ]
+    keep: NotRequired[
+        Annotated[Any, Usual(("all",)), "The value all is the behavior of this server. Other values are ignored."]
+    ]
+
+
+class _ContextManagement(TypedDict, total=False):
+    edits: list[_Edit]
+
+
+class _Metadata(TypedDict, total=False):
+    user_id: str
+
+
+class MessageCountRequest(TypedDict, total=False):
+    """The body of /v1/messages/count_tokens."""
+
+    model: Required[Annotated[str, Limits(1), "The name of a model or preset."]]
+    container: Annotated[Any, Refused((), "run the model's tools in the client")]
+    mcp_servers: Annotated[Any, Refused(([],), "connect the client to the MCP servers, and send their tools")]
+    fallbacks: Annotated[Any, Refused(([],))]
+    thread: Annotated[Any, Refused((), "send all messages")]
+    compaction: Annotated[Any, Refused((), "summarize the conversation in the client")]
+    messages: Required[
+        Annotated[list[Annotated[UserTurn | AssistantTurn | SystemTurn, Tagged("role")]], Limits(1, noun="message")]
+    ]
+    system: Annotated[Texts, "The system prompt."]
+    tools: Annotated[list[AnthropicTool], Limits(0, MOST_TOOLS, "tool")]
+    tool_choice: Annotated[_ToolMode | _ChosenTool, Tagged("type")]
+    thinking: ThinkingConfig
+    output_config: Annotated[
+        _OutputConfig, "The format of the answer and the thinking effort. A format cannot be combined with tools."
+    ]
+    output_format: Annotated[OutputFormat, "The older name of output_config.format."]
+    context_management: _ContextManagement
+    metadata: Annotated[_Metadata, _UNUSED]
+    cache_control: Annotated[dict[str, Any], f"{_UNUSED} Prefixes are always cached."]
+    service_tier: Annotated[Literal["auto", "standard_only"], Usual(("auto", "standard_only")), _UNUSED]
+    speed: Annotated[Literal["standard"], Usual(("standard",)), _UNUSED]
+
+
+class MessageRequest(MessageCountRequest, Sampling, total=False):
+    """The body of /v1/messages."""
+
+    max_tokens: Required[Annotated[int, Limits(1), "The maximum number of generated tokens, including thinking."]]
+    stream: Annotated[bool, "Send the answer as server-sent events while it is generated."]
+    stop_sequences: Stops
+
+
+class MessageUsage(TypedDict):
+    """The token counts of a message."""
+
+    input_tokens: Annotated[Count, "The number of prompt tokens that were not cached."]
+    cache_creation_input_tokens: Count
+    cache_read_input_tokens: Count
+    output_tokens: Count
+    output_tokens_details: dict[Literal["thinking_tokens"], Count]
+
+
+ContentBlock = _Text | _Thought | _ToolUse
+
+
+class MessageEnding(TypedDict):
+    """The reason why a message ended. Null values are in the first event of a stream."""
+
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_sequence: str | None
+
+
+class AnthropicMessage(MessageEnding):
+    """The answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    usage: MessageUsage
+    seed: Annotated[Count, "The seed of the answer. Send the same seed again to get the same answer."]
+    system_fingerprint: Fingerprint
+
+
+class _MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: AnthropicMessage
+
+
+class _BlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: Count
+    content_block: ContentBlock
+
+
+class BlockDelta(TypedDict):
+    """A piece of a block."""
+
+    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    partial_json: NotRequired[str]
+
+
+class _BlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: Count
+    delta: BlockDelta
+
+
+class _BlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: Count
+
+
+class _MessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: MessageEnding
+    usage: MessageUsage
+
+
+class _OtherEvent(TypedDict):
+    type: Literal["message_stop", "ping"]
+
+
+class _Problem(TypedDict):
+    type: str
+    message: str
+    details: NotRequired[Annotated[dict[Literal["error_code"], str], "Present only for `thread`."]]
+
+
+class AnthropicError(TypedDict):
+    """An error."""
+
+    type: Literal["error"]
+    error: _Problem
+
+
+MessageEvent = _MessageStart | _BlockStart | _BlockDelta | _BlockStop | _MessageDelta | _OtherEvent | AnthropicError
+
+
+class MessageCount(TypedDict):
+    """The number of tokens of a prompt."""
+
+    input_tokens: Count
+
+
+class AnthropicModel(TypedDict):
+    """A model that requests may name."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: Annotated[str, Keywords({"format": "date-time"})]
+    lifecycle: Literal["active"]
+    max_input_tokens: Annotated[int | None, "Null if the model is not loaded."]
+    max_tokens: int | None
+
+
+class AnthropicModels(TypedDict):
+    """The models that requests may name, on one page."""
+
+    data: list[AnthropicModel]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None

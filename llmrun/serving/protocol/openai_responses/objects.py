@@ -1,0 +1,364 @@
+"""The wire objects of the Responses API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
+
+from llmrun.serving.protocol.declarations import Expected, Limits, Refused, Tagged, Usual
+from llmrun.serving.protocol.openai.objects import (
+    FUNCTIONS_ONLY,
+    MOST_TOOLS,
+    PARTS,
+    AssistantMessage,
+    Count,
+    Effort,
+    Error,
+    Fingerprint,
+    JsonSchema,
+    Shared,
+    SystemMessage,
+    Texts,
+    Thinking,
+    Timings,
+    TokenLogprobs,
+    ToolName,
+    TopLogprobs,
+    UserMessage,
+)
+
+LOGPROBS: Final = "message.output_text.logprobs"
+_STATELESS: Final = "this server stores no responses: send the whole conversation in `input`"
+_IN_FULL: Final = "this server never truncates conversations: leave out old items"
+_TO_LIMIT: Final = "use `max_output_tokens`"
+_ONE: Final = "send several requests with different seeds"
+
+
+class _Unsupported(TypedDict, total=False):
+    min_tokens: Annotated[Any, Refused((0,), "ban the end tokens with `ignore_eos`, and set `max_output_tokens`")]
+    use_beam_search: Annotated[Any, Refused((False,), _ONE)]
+    previous_response_id: Annotated[Any, Refused((), _STATELESS)]
+    conversation: Annotated[Any, Refused((), _STATELESS)]
+    store: Annotated[Any, Refused((False,), _STATELESS)]
+    background: Annotated[
+        Any, Refused((False,), "this server stores no responses: use `stream` to get the answer while it is generated")
+    ]
+    prompt: Annotated[Any, Refused((), "send the text of the prompt in `instructions` and `input`")]
+    truncation: Annotated[Any, Refused(("disabled",), _IN_FULL)]
+    context_management: Annotated[Any, Refused(([],), _IN_FULL)]
+    moderation: Annotated[Any, Refused()]
+    # The other fields belong to chat completions, and would have no effect here.
+    messages: Annotated[Any, Refused((), "use `input`")]
+    response_format: Annotated[Any, Refused((), "use `text.format`")]
+    reasoning_effort: Annotated[Any, Refused((), "use `reasoning.effort`")]
+    max_tokens: Annotated[Any, Refused((), _TO_LIMIT)]
+    max_completion_tokens: Annotated[Any, Refused((), _TO_LIMIT)]
+    n_predict: Annotated[Any, Refused((), _TO_LIMIT)]
+    n: Annotated[Any, Refused((1,), _ONE)]
+
+
+class _Item(TypedDict, total=False):
+    id: Annotated[Any, "Ignored, like `status`."]
+    status: Any
+
+
+class _MessageItem(_Item, total=False):
+    type: Literal["message"]
+
+
+class _SystemItem(_MessageItem, SystemMessage):
+    pass
+
+
+class _UserItem(_MessageItem, UserMessage):
+    pass
+
+
+class _AnswerItem(_MessageItem, AssistantMessage):
+    pass
+
+
+class _ThinkingPart(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ThinkingItem(_Item, total=False):
+    """The thinking of a past answer. Summaries and encrypted thinking, which only other servers write, are ignored."""
+
+    type: Required[Literal["reasoning"]]
+    summary: Annotated[list[Any], Usual(([],))]
+    content: Annotated[str | list[Annotated[_ThinkingPart, PARTS]], Expected("a string or a list of parts")]
+
+
+class CallItem(_Item):
+    """A tool call of a past answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Annotated[str, Limits(1)]
+    arguments: Annotated[str, "A JSON object."]
+
+
+class ResultItem(_Item):
+    """The result of a tool call."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, "The ID of the tool call."]
+    output: Annotated[Texts, "The result of the tool call."]
+
+
+class _ReferenceItem(TypedDict):
+    type: Annotated[Literal["item_reference"], Refused((), "send the item itself")]
+
+
+MessageItem = _SystemItem | _UserItem | _AnswerItem
+InputItem = Annotated[
+    Annotated[MessageItem, Tagged("role")] | ThinkingItem | CallItem | ResultItem | _ReferenceItem,
+    Tagged("type", default="message"),
+]
+
+
+class ResponseTool(TypedDict, total=False):
+    """A tool that the model may call."""
+
+    type: Annotated[Literal["function"], FUNCTIONS_ONLY]
+    name: Required[ToolName]
+    description: str | None
+    parameters: Annotated[dict[str, Any] | None, "The JSON schema of the arguments."]
+    strict: Annotated[bool | None, "Refuse the tool if its schema cannot be enforced."]
+
+
+class _Reference(TypedDict, total=False):
+    type: Literal["function"]
+    name: Required[str]
+
+
+class _ChosenTool(TypedDict):
+    type: Literal["function"]
+    name: str
+
+
+class _AllowedTools(TypedDict, total=False):
+    type: Required[Literal["allowed_tools"]]
+    mode: Literal["auto", "required"]
+    tools: Required[Annotated[list[_Reference], Limits(1, noun="tool")]]
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | _ChosenTool | _AllowedTools,
+    Tagged("type"),
+    Expected("one of none, auto, required, or an object"),
+]
+
+
+class TextFormat(TypedDict, total=False):
+    """The format that the answer must have. A format cannot be combined with tools."""
+
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    name: str
+    description: str | None
+    schema: JsonSchema
+    strict: Annotated[bool, "Every schema is enforced, even without `strict`."]
+
+
+class TextOptions(TypedDict, total=False):
+    """The options of the text."""
+
+    format: TextFormat
+    verbosity: Annotated[Literal["medium"], Refused(("medium",), "ask for a short or a long answer in `instructions`")]
+
+
+class _StreamOptions(TypedDict, total=False):
+    # OpenAI pads events to hide their lengths from eavesdroppers.
+    include_obfuscation: Annotated[Literal[False], Usual((False,))]
+
+
+class _Reasoning(TypedDict, total=False):
+    effort: Effort
+
+
+class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
+    """The body of /v1/responses."""
+
+    input: Required[
+        Annotated[
+            str | Annotated[list[InputItem], Limits(1, noun="message")],
+            Expected("a string or a list of items"),
+            "A text, or all items of a conversation. The server stores no items. The items of past answers can be sent "
+            "as they were received.",
+        ]
+    ]
+    instructions: Annotated[str, "The text of a system message before the conversation."]
+    stream_options: _StreamOptions
+    metadata: Annotated[dict[str, str], "Repeated in the answer."]
+    max_output_tokens: Annotated[
+        int, Limits(1), "The maximum number of generated tokens, including thinking. By default, there is no limit."
+    ]
+    max_tool_calls: Annotated[
+        int, Limits(1), "A limit for tools that run on the server. This server has no such tools."
+    ]
+    text: TextOptions
+    reasoning: _Reasoning
+    tools: Annotated[list[ResponseTool], Limits(0, MOST_TOOLS, "tool")]
+    tool_choice: ToolChoice
+    parallel_tool_calls: Annotated[bool, "Allow several tool calls in one answer. The default is true."]
+    include: Annotated[
+        list[str],
+        "message.output_text.logprobs adds the log-probabilities of the text's tokens. Other names are ignored.",
+    ]
+    top_logprobs: TopLogprobs
+
+
+class Settings(TypedDict):
+    """The settings of a response, with defaults for missing fields."""
+
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    previous_response_id: None
+    reasoning: dict[Literal["effort", "summary"], str | None]
+    service_tier: Literal["default"]
+    store: Literal[False]
+    text: TextOptions
+    tool_choice: ToolChoice
+    tools: list[ResponseTool]
+    top_logprobs: Count
+    truncation: Literal["disabled"]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(TypedDict):
+    """The text of a message."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[Any], Limits(0, 0)]
+    logprobs: list[TokenLogprobs]
+
+
+class _OutputItem(TypedDict):
+    id: str
+    status: Status
+
+
+class _Message(_OutputItem):
+    type: Literal["message"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class _Thoughts(_OutputItem):
+    type: Literal["reasoning"]
+    summary: Annotated[list[Any], Limits(0, 0)]
+    content: list[_ThinkingPart]
+
+
+class NamedCall(TypedDict):
+    """The ID and the name of a tool call."""
+
+    call_id: str
+    name: str
+
+
+class _Call(_OutputItem, NamedCall):
+    type: Literal["function_call"]
+    arguments: str
+
+
+ResponseOutputItem = _Message | _Thoughts | _Call
+
+
+class ResponseUsage(TypedDict):
+    """The token counts of a response."""
+
+    input_tokens: Count
+    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], Count]
+    output_tokens: Count
+    output_tokens_details: dict[Literal["reasoning_tokens"], Count]
+    total_tokens: Count
+
+
+class Response(Settings):
+    """The answer of /v1/responses."""
+
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    completed_at: Count | None
+    model: str
+    status: Literal[Status, "failed"]
+    error: dict[Literal["code", "message"], str] | None
+    incomplete_details: dict[Literal["reason"], Literal["max_output_tokens"]] | None
+    output: list[ResponseOutputItem]
+    usage: ResponseUsage | None
+    seed: Annotated[Count, "The seed of the answer. Send the same seed again to get the same answer."]
+    system_fingerprint: Fingerprint
+    timings: NotRequired[Annotated[Timings, "Present only after the answer has finished."]]
+
+
+class _WholeEvent(TypedDict):
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+    ]
+    response: Response
+    sequence_number: Count
+
+
+EventType = Literal[
+    "response.output_item.added",
+    "response.output_item.done",
+    "response.content_part.added",
+    "response.content_part.done",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+]
+
+
+class ItemFields(TypedDict, total=False):
+    """The fields of an event that depend on its type."""
+
+    item: ResponseOutputItem
+    item_id: str
+    content_index: Count
+    part: OutputText | _ThinkingPart
+    delta: str
+    text: str
+    logprobs: list[TokenLogprobs]
+    arguments: str
+
+
+class ItemEvent(ItemFields):
+    """An event about an item of an answer."""
+
+    type: EventType
+    output_index: Count
+    sequence_number: Count
+
+
+class ErrorEvent(Error):
+    """The error that ended a stream."""
+
+    type: Literal["error"]
+    sequence_number: Count
+    code: str | None
+    message: str
+    param: str | None
+
+
+ResponseEvent = _WholeEvent | ItemEvent | ErrorEvent
