@@ -101,7 +101,7 @@ class Refused(NamedTuple):
 class Tagged(NamedTuple):
     """A union of objects that differ in the values of the field `name`.
 
-    default  the value of a missing field, or "" if the field is required
+    default  the value that `read` sets if the field is missing, or "" if the field is required
     unknown  the message for other values, with {} for the value; by default, the message lists the possible values
     advice   the hint for other values
     """
@@ -404,6 +404,8 @@ class _AnyOf:
         if not kinds:
             raise wrong_type(place, self.words, value)
         if self.tag is not None and type(value) is dict:
+            if self.tag.default and not value.get(self.tag.name):
+                value = {**value, self.tag.name: self.tag.default}
             return self._tagged(self.tag, value, place).read(value, place, ignored)
         if len(kinds) > 1 and value:  # the first item tells lists apart
             items = [kind.item for kind in kinds if isinstance(kind, _List)]
@@ -415,7 +417,7 @@ class _AnyOf:
         return kinds[0].read(value, place, ignored)
 
     def _tagged(self, tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
-        path, given = _path(place, tag.name), value.get(tag.name) or tag.default
+        path, given = _path(place, tag.name), value.get(tag.name)
         if not given:
             raise missing(path)
         if type(given) is not str:
