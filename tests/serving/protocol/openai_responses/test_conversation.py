@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from llmrun.engine.requests import ChatPrompt
-from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.openai_responses.requests import read_conversation
-from tests.support.protocol.answers import FACTS, chat
+from llmrun.serving.protocol.openai_responses.requests import parse_response
+from tests.support.protocol.answers import FACTS, SEED, chat
 from tests.support.protocol.refusals import refused
 from tests.support.protocol.response_answers import answered, response, response_answer, said_and_called
 
@@ -171,5 +170,5 @@ def test_many_items_take_linear_time(item: dict[str, Any]) -> None:
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     first = [call] if item.get("role") == "assistant" else []
     began = time.process_time()
-    read_conversation(Fields({"input": [*first, *[item] * 10_000]}))
+    parse_response({"input": [*first, *[item] * 10_000]}, FACTS, SEED)
     assert time.process_time() - began < 2

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind
 from llmrun.engine.requests import ChatPrompt
+from llmrun.serving.protocol.declarations import Refused
 from llmrun.serving.protocol.errors import InvalidField, api_error
-from llmrun.serving.protocol.openai_responses.requests import REFUSED_IN_RESPONSES
+from llmrun.serving.protocol.openai_responses.objects import ResponseRequest
 from tests.support.protocol.answers import FACTS, SEED, TOOL, chat
 from tests.support.protocol.refusals import refused
 from tests.support.protocol.response_answers import FLAT_TOOL, LOGPROBS, response
@@ -82,9 +83,17 @@ def test_definitions_keep_the_order_of_the_client() -> None:
     assert parsed.ignored == ("tools[].invented",)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED_IN_RESPONSES))
+REFUSED = {
+    name: mark
+    for name, hint in get_type_hints(ResponseRequest, include_extras=True).items()
+    for mark in getattr(hint, "__metadata__", ())
+    if isinstance(mark, Refused)
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_fields_that_cannot_be_honored_are_refused(name: str) -> None:
-    harmless, advice = REFUSED_IN_RESPONSES[name]
+    harmless, advice, _ = REFUSED[name]
     with pytest.raises(InvalidField) as caught:
         response(**{name: "x"})
     assert (caught.value.param, caught.value.code, caught.value.hint) == (name, "unsupported_parameter", advice)
