@@ -39,7 +39,6 @@ from llmrun.serving.protocol.openai.objects import Function, Thinking
 from llmrun.serving.protocol.openai.options import (
     ThinkingOptions,
     json_schema_format,
-    only_format,
     require_chats,
     sampling_of,
     seed_of,
@@ -74,9 +73,12 @@ def _thinking(given: MessageCountRequest, facts: ModelFacts) -> tuple[ThinkingOp
 
 def _format(given: MessageCountRequest) -> ResponseFormat | None:
     """Return the format in `output_config`, or in the older field `output_format`. Raises InvalidField."""
-    found = {"output_config.format": given.get("output_config", {}).get("format")}
-    found["output_format"] = given.get("output_format")
-    return only_format([json_schema_format(each["schema"], f"{path}.schema") for path, each in found.items() if each])
+    wanted, older = given.get("output_config", {}).get("format"), given.get("output_format")
+    if wanted is not None and older is not None:
+        raise InvalidField("output_format", "cannot be combined with output_config.format", hint="send only one format")
+    if wanted is not None:
+        return json_schema_format(wanted["schema"], "output_config.format.schema")
+    return None if older is None else json_schema_format(older["schema"], "output_format.schema")
 
 
 def _tools(given: MessageCountRequest, facts: ModelFacts) -> ToolOptions:

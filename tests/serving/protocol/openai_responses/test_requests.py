@@ -119,7 +119,7 @@ def test_fields_that_cannot_be_honored_are_refused(name: str) -> None:
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"include": [5]}, "include[0]"),
-        ({"metadata": {"a": 5}}, "metadata"),
+        ({"metadata": {"a": 5}}, "metadata.a"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type"),
         ({"tools": [TOOL]}, "tools[0].name"),
