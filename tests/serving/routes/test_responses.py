@@ -13,7 +13,8 @@ import pytest
 
 from llmrun.base.errors import BackendCrashed, Overloaded
 from llmrun.engine.requests import Failed
-from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer, StreamEvent
+from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer
+from llmrun.serving.protocol.openai_responses.objects import ResponseEvent
 from llmrun.serving.streams import Stream
 from tests.support.protocol.response_answers import official_event, official_response
 from tests.support.serving.fake_model import HOLD, FakeModel, text
@@ -168,7 +169,7 @@ def test_the_end_of_a_long_stream_is_written_off_the_loop(
     """The last events repeat the whole answer, with its log-probabilities."""
     written: list[str] = []
 
-    def finish(self: ResponseAnswer) -> list[StreamEvent]:
+    def finish(self: ResponseAnswer) -> list[ResponseEvent]:
         written.append(threading.current_thread().name)
         return known(self)
 

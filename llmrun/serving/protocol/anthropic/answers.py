@@ -14,9 +14,22 @@ from typing import Any, Final
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, PrefillProgress, TextDelta
+from llmrun.serving.protocol.anthropic.objects import (
+    AnthropicError,
+    AnthropicMessage,
+    AnthropicModel,
+    AnthropicModels,
+    BlockDelta,
+    ContentBlock,
+    MessageEnding,
+    MessageEvent,
+    MessageUsage,
+    StopReason,
+)
 from llmrun.serving.protocol.anthropic.requests import ParsedMessage
 from llmrun.serving.protocol.errors import ApiError
 from llmrun.serving.protocol.openai.messages import call_ids
+from llmrun.serving.protocol.openai.objects import Delta
 from llmrun.serving.protocol.openai.responses import ChatChoice, created_of
 from llmrun.serving.protocol.parsed import checked
 from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, typed_event
@@ -25,35 +38,31 @@ from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, typed_event
 # but some clients drop blocks without a signature.
 SIGNATURE: Final = "unsigned"
 
-StreamEvent = dict[str, Any]
-
-
-# The delta type of each kind of block, and the name of the delta's text field
-_DELTAS: Final[Mapping[str, tuple[str, str]]] = {
-    "thinking": ("thinking_delta", "thinking"),
-    "text": ("text_delta", "text"),
-    "tool_use": ("input_json_delta", "partial_json"),
-}
-
 
 @dataclass(slots=True)
 class _Block:
-    """A block of content. `head` contains all fields except the text."""
+    """A block of content. In `head`, the text is empty."""
 
-    head: dict[str, Any]
+    head: ContentBlock
     texts: list[str] = field(default_factory=list)
 
-    @property
-    def kind(self) -> str:
-        return str(self.head["type"])
-
-    @property
-    def whole(self) -> dict[str, Any]:
-        """The block with the text so far."""
+    def whole(self) -> ContentBlock:
+        """Return the block with the text so far."""
         text = "".join(self.texts)
-        if self.kind == "tool_use":
+        if self.head["type"] == "tool_use":
             return {**self.head, "input": _parsed(text)}
-        return {**self.head, self.kind: text}
+        if self.head["type"] == "thinking":
+            return {**self.head, "thinking": text}
+        return {**self.head, "text": text}
+
+    def add(self, text: str) -> BlockDelta:
+        """Add text, and return its delta."""
+        self.texts.append(text)
+        if self.head["type"] == "tool_use":
+            return {"type": "input_json_delta", "partial_json": text}
+        if self.head["type"] == "thinking":
+            return {"type": "thinking_delta", "thinking": text}
+        return {"type": "text_delta", "text": text}
 
 
 class ContentBlocks:
@@ -69,67 +78,58 @@ class ContentBlocks:
         self._calls: list[int] = []  # the block number of each tool call
         self._is_open = False
 
-    def add(self, deltas: Iterable[Mapping[str, Any]]) -> list[StreamEvent]:
+    def add(self, deltas: Iterable[Delta]) -> list[MessageEvent]:
         """Add deltas, and return the events to stream."""
         return [event for delta in deltas for event in self._add(delta)]
 
-    def close(self) -> list[StreamEvent]:
+    def close(self) -> list[MessageEvent]:
         """End the open block, and return the block's last events."""
         if not self._is_open:
             return []
         self._is_open = False
-        last, signed = len(self._blocks) - 1, []
-        if self._blocks[last].kind == "thinking":
-            self._blocks[last].head["signature"] = SIGNATURE
-            signed = [_delta(last, {"type": "signature_delta", "signature": SIGNATURE})]
-        return [*signed, _event("content_block_stop", last)]
+        last, events = len(self._blocks) - 1, list[MessageEvent]()
+        head = self._blocks[last].head
+        if head["type"] == "thinking":
+            head["signature"] = SIGNATURE
+            signed: BlockDelta = {"type": "signature_delta", "signature": SIGNATURE}
+            events.append({"type": "content_block_delta", "index": last, "delta": signed})
+        return [*events, {"type": "content_block_stop", "index": last}]
 
-    def whole(self) -> list[dict[str, Any]]:
+    def whole(self) -> list[ContentBlock]:
         """Return the complete content."""
-        return [block.whole for block in self._blocks]
+        return [block.whole() for block in self._blocks]
 
-    def _add(self, delta: Mapping[str, Any]) -> list[StreamEvent]:
+    def _add(self, delta: Delta) -> list[MessageEvent]:
         if thought := delta.get("reasoning_content"):
-            return self._text("thinking", thought if self._shows_thinking else "")
+            events = self._continue({"type": "thinking", "thinking": "", "signature": ""})
+            return events + self._piece(len(self._blocks) - 1, thought if self._shows_thinking else "")
         if text := delta.get("content"):
-            return self._text("text", text)
-        events: list[StreamEvent] = []
+            events = self._continue({"type": "text", "text": ""})
+            return events + self._piece(len(self._blocks) - 1, text)
+        events = []
         for call in delta.get("tool_calls", ()):
             if "id" in call:
-                events += self._begin({"type": "tool_use", "id": call["id"], "name": call["function"]["name"]})
+                name = call["function"]["name"]
+                events += self._begin({"type": "tool_use", "id": call["id"], "name": name, "input": {}})
                 self._calls.append(len(self._blocks) - 1)
             events += self._piece(self._calls[call["index"]], call["function"]["arguments"])
         return events
 
-    def _text(self, kind: str, text: str) -> list[StreamEvent]:
-        """Add text to the open block if this block is of the given kind, and otherwise to a new block."""
-        continues = self._is_open and self._blocks[-1].kind == kind
-        unsigned = {"signature": ""} if kind == "thinking" else {}
-        events = [] if continues else self._begin({"type": kind, **unsigned})
-        return [*events, *self._piece(len(self._blocks) - 1, text)]
+    def _continue(self, head: ContentBlock) -> list[MessageEvent]:
+        """Begin a block, unless the open block is of the same kind."""
+        continues = self._is_open and self._blocks[-1].head["type"] == head["type"]
+        return [] if continues else self._begin(head)
 
-    def _begin(self, head: dict[str, Any]) -> list[StreamEvent]:
+    def _begin(self, head: ContentBlock) -> list[MessageEvent]:
         events = self.close()
-        block = _Block(head)
-        self._blocks.append(block)
-        self._is_open = True
-        return [*events, _event("content_block_start", len(self._blocks) - 1, content_block=block.whole)]
+        self._blocks.append(_Block(head))
+        self._is_open, index = True, len(self._blocks) - 1
+        return [*events, {"type": "content_block_start", "index": index, "content_block": self._blocks[-1].whole()}]
 
-    def _piece(self, number: int, text: str) -> list[StreamEvent]:
+    def _piece(self, number: int, text: str) -> list[MessageEvent]:
         if not text:
             return []
-        block = self._blocks[number]
-        block.texts.append(text)
-        kind, field_name = _DELTAS[block.kind]
-        return [_delta(number, {"type": kind, field_name: text})]
-
-
-def _event(kind: str, number: int, **fields: Any) -> StreamEvent:
-    return {"type": kind, "index": number, **fields}
-
-
-def _delta(number: int, delta: Mapping[str, Any]) -> StreamEvent:
-    return _event("content_block_delta", number, delta=delta)
+        return [{"type": "content_block_delta", "index": number, "delta": self._blocks[number].add(text)}]
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
@@ -147,14 +147,14 @@ def _parsed(arguments: str) -> dict[str, Any]:
 VERSION_HEADER: Final = "anthropic-version"  # only Anthropic's clients send this header, with every request
 
 
-def anthropic_models(body: Mapping[str, Any]) -> dict[str, Any]:
+def anthropic_models(body: Mapping[str, Any]) -> AnthropicModels:
     """Convert the body of OpenAI's /v1/models to Anthropic's form, with all models on one page."""
     models = [anthropic_model(each) for each in body["data"]]
     ids = [model["id"] for model in models]
     return {"data": models, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
-def anthropic_model(body: Mapping[str, Any]) -> dict[str, Any]:
+def anthropic_model(body: Mapping[str, Any]) -> AnthropicModel:
     """Convert the body of OpenAI's /v1/models/{id} to Anthropic's form."""
     context = body.get("max_model_len")  # the server knows the context only for loaded models
     return {
@@ -175,15 +175,13 @@ class MessageAnswer:
         """Create an empty answer. Anthropic's format does not contain the time `created`."""
         prompt = parsed.request.prompt
         assert isinstance(prompt, ChatPrompt)
-        self._parsed = parsed
-        self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": facts.name}
-        self._extras = {"seed": parsed.seed, "system_fingerprint": facts.fingerprint}
+        self._parsed, self._facts, self._id = parsed, facts, answer_id
         self._choice = ChatChoice(call_ids(prompt.messages))
         self._blocks = ContentBlocks(shows_thinking=parsed.shows_thinking)
         self._finished: Finished | None = None
         self._has_begun = False
 
-    def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
+    def feed(self, choice: int, event: Event) -> list[MessageEvent]:
         """Add an event, and return the events to stream. Raises the error in a Failed event, and Unavailable."""
         chunks = [] if self._has_begun else [self._start(event)]
         self._has_begun = True
@@ -192,37 +190,44 @@ class MessageAnswer:
             return chunks + self._blocks.add(self._choice.take(event))
         if isinstance(event, Finished):
             self._finished = event
-            chunks += self._blocks.add(self._choice.release())
-            return [*chunks, *self._blocks.close(), self._delta(event)]
+            chunks += [*self._blocks.add(self._choice.release()), *self._blocks.close()]
+            chunks.append({"type": "message_delta", "delta": self._ending(event), "usage": _usage(event)})
         return chunks
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> list[MessageEvent]:
         """Return the last event of a stream."""
         return [{"type": "message_stop"}]
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> AnthropicMessage:
         """Return the message."""
-        ended = self._finished
-        if ended is None:
+        if self._finished is None:
             raise RuntimeError("the answer has not finished")
-        content, usage = self._blocks.whole(), _usage(ended)
-        return {**self._head, "content": content, **self._ending(ended), "usage": usage, **self._extras}
+        return self._message(self._blocks.whole(), self._ending(self._finished), _usage(self._finished))
 
-    def _start(self, event: Event) -> dict[str, Any]:
+    def _start(self, event: Event) -> MessageEvent:
         """Return the first event, with the known part of the usage."""
         tokens = event.total if isinstance(event, PrefillProgress) else 0
-        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._head, **nothing, "usage": _counts(tokens, 0, 0, 0), **self._extras}
+        message = self._message([], {"stop_reason": None, "stop_sequence": None}, _counts(tokens, 0, 0, 0))
         return {"type": "message_start", "message": message}
 
-    def _delta(self, event: Finished) -> dict[str, Any]:
-        return {"type": "message_delta", "delta": self._ending(event), "usage": _usage(event)}
+    def _message(self, content: list[ContentBlock], ending: MessageEnding, usage: MessageUsage) -> AnthropicMessage:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._facts.name,
+            "content": content,
+            **ending,
+            "usage": usage,
+            "seed": self._parsed.seed,
+            "system_fingerprint": self._facts.fingerprint,
+        }
 
-    def _ending(self, event: Finished) -> dict[str, Any]:
+    def _ending(self, event: Finished) -> MessageEnding:
         return {"stop_reason": _stop_reason(event, self._parsed.request.max_tokens), "stop_sequence": event.stop}
 
 
-def _stop_reason(event: Finished, max_tokens: int | None) -> str:
+def _stop_reason(event: Finished, max_tokens: int | None) -> StopReason:
     if event.reason is FinishReason.TOOL_CALLS:
         return "tool_use"
     if event.reason is FinishReason.STOP:
@@ -231,14 +236,14 @@ def _stop_reason(event: Finished, max_tokens: int | None) -> str:
     return "max_tokens" if limited else "model_context_window_exceeded"
 
 
-def _usage(event: Finished) -> dict[str, Any]:
+def _usage(event: Finished) -> MessageUsage:
     times = event.timings
     return _counts(
         times.prompt_tokens - times.cached_tokens, times.cached_tokens, times.generated_tokens, event.thinking_tokens
     )
 
 
-def _counts(computed: int, cached: int, generated: int, thinking: int) -> dict[str, Any]:
+def _counts(computed: int, cached: int, generated: int, thinking: int) -> MessageUsage:
     """Return `usage`. The prompt's tokens are divided into computed tokens and cached tokens.
 
     No tokens count as written to the cache, because llmrun caches prefixes automatically and at no cost.
@@ -262,19 +267,20 @@ _KINDS: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# The tool runner of Anthropic's client asks the server to keep the conversation. After an error with this code, the
-# runner sends the whole conversation itself.
-_NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
 _PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 # Matches the end of ContextExceeded.by_prompt's message
 _TOO_LONG: Final = re.compile(r"([\d,]+) tokens plus one for the answer exceed the limit of ([\d,]+)(.*)")
 
 
-def anthropic_body(error: ApiError) -> dict[str, Any]:
+def anthropic_body(error: ApiError) -> AnthropicError:
     """Return the body of an error response, which is also the last event of a failed stream."""
     kind = _KINDS.get(error.status, _INVALID if error.status < 500 else "api_error")
-    details = {"details": _NO_THREADS} if error.param == "thread" else {}
-    return {"type": "error", "error": {"type": kind, "message": _message(error), **details}}
+    body: AnthropicError = {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    if error.param == "thread":
+        # The tool runner of Anthropic's client asks the server to keep the conversation. After an error with this
+        # code, the runner sends the whole conversation itself.
+        body["error"]["details"] = {"error_code": "thread_unsupported_request"}
+    return body
 
 
 def _message(error: ApiError) -> str:

@@ -194,10 +194,13 @@ class MessageUsage(TypedDict):
 ContentBlock = _Text | _Thought | _ToolUse
 
 
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
 class MessageEnding(TypedDict):
     """The reason why a message ended. Null values are in the first event of a stream."""
 
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_reason: StopReason | None
     stop_sequence: str | None
 
 

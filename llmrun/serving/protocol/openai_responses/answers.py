@@ -7,117 +7,166 @@ chat completions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, TextDelta, TokenLogprobs
 from llmrun.serving.protocol.errors import ApiError, openai_body
+from llmrun.serving.protocol.openai import objects
 from llmrun.serving.protocol.openai.messages import call_ids
-from llmrun.serving.protocol.openai.responses import ChatChoice, Delta, LogprobLimit, chat_logprobs, timings, usage
+from llmrun.serving.protocol.openai.objects import Delta, ToolCallPiece
+from llmrun.serving.protocol.openai.responses import ChatChoice, LogprobLimit, chat_logprobs, timings, usage
+from llmrun.serving.protocol.openai_responses.objects import (
+    ErrorEvent,
+    EventType,
+    ItemEvent,
+    ItemFields,
+    NamedCall,
+    OutputText,
+    Response,
+    ResponseEvent,
+    ResponseOutputItem,
+    ResponseStatus,
+    Status,
+    ThinkingPart,
+    WholeType,
+)
 from llmrun.serving.protocol.openai_responses.requests import ParsedResponse
 from llmrun.serving.protocol.parsed import checked
 from llmrun.serving.protocol.wire import OPENAI, typed_event
 
 
-def error_event(error: ApiError, number: int = 0) -> dict[str, Any]:
-    """Return the event for an error. `number` is the event's number in the stream.
+def error_event(error: ApiError) -> ErrorEvent:
+    """Return the event for an error.
 
     OpenAI's client raises an error if an event contains the field `error`. OpenAI's API documents the other fields.
     """
-    flat = {"code": error.code, "message": error.message, "param": error.param}
-    return {"type": "error", "sequence_number": number, **flat, **openai_body(error)}
+    return {
+        "type": "error",
+        "sequence_number": 0,
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+        "error": openai_body(error)["error"],
+    }
 
 
 RESPONSES: Final = replace(OPENAI, frame=typed_event, error_chunk=error_event)
 
 
-COMPLETED: Final = "completed"
-IN_PROGRESS: Final = "in_progress"
-INCOMPLETE: Final = "incomplete"
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The ID prefix of a kind of item, and the types of the events with a piece of the text and with all of it."""
 
-StreamEvent = dict[str, Any]  # an event without `sequence_number`
+    prefix: str
+    delta: EventType
+    done: EventType
 
 
-# The ID prefix of each kind of item, and the name of the item's text in events
-_KINDS: Final = {
-    "message": ("msg", "output_text"),
-    "reasoning": ("rs", "reasoning_text"),
-    "function_call": ("fc", "function_call_arguments"),
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "message": _Kind("msg", "response.output_text.delta", "response.output_text.done"),
+    "reasoning": _Kind("rs", "response.reasoning_text.delta", "response.reasoning_text.done"),
+    "function_call": _Kind("fc", "response.function_call_arguments.delta", "response.function_call_arguments.done"),
 }
 
 
 class Item:
     """One item of an answer: a text, the thinking before a text, or a tool call.
 
-    The content of a message or reasoning item is a single text part. A truncated call has incomplete arguments.
+    The content of a message or reasoning item is a single text part. A truncated call has incomplete arguments. The
+    events of an item have no numbers yet.
 
     kind    the type of the item: "message", "reasoning" or "function_call"
-    status  the status of the item: "in_progress", "completed" or "incomplete"
+    status  the status of the item
     """
 
-    def __init__(self, kind: str, answer: str, index: int, call: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kind: str, answer: str, index: int, call: NamedCall | None = None) -> None:
         """Create an empty item.
 
         answer  the answer's ID without the prefix, from which the item's ID is derived
         index   the position of the item in the answer
         call    the ID and the name of a tool call, or None for other items
         """
-        prefix, self._text_name = _KINDS[kind]
-        self.kind, self.id = kind, f"{prefix}_{answer}_{index}"
-        self.status = IN_PROGRESS
+        self.kind, self.id = kind, f"{_KINDS[kind].prefix}_{answer}_{index}"
+        self.status: Status = "in_progress"
         self._index, self._call = index, call
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[objects.TokenLogprobs] = []
 
-    def begin(self) -> list[StreamEvent]:
+    def begin(self) -> list[ItemEvent]:
         """Return the events that announce the item."""
-        added = self._event("output_item.added", item=self.written())
-        return [added] if self._call else [added, self._inner_event("content_part.added", part=self._part())]
+        added = self._event("response.output_item.added", {"item": self.written()})
+        return [added] if self._call else [added, self._inner("response.content_part.added", {"part": self._part()})]
 
-    def add(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> StreamEvent:
+    def add(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> ItemEvent:
         """Add text, or a piece of the JSON text of arguments, and return the event with this text."""
         self._texts.append(text)
-        fields: dict[str, Any] = {"delta": text}
+        fields: ItemFields = {"delta": text}
         if self.kind == "message":
             fields["logprobs"] = chat_logprobs(tokens)["content"]
             self._logprobs += fields["logprobs"]
-        return self._inner_event(f"{self._text_name}.delta", **fields)
+        return self._inner(_KINDS[self.kind].delta, fields)
 
-    def end(self, status: str) -> list[StreamEvent]:
+    def end(self, status: Status) -> list[ItemEvent]:
         """End the item, and return its last events."""
         self.status = status
-        done, part = f"{self._text_name}.done", self._part()
-        last = self._event("output_item.done", item=self.written())
+        done, part = _KINDS[self.kind].done, self._part()
+        last = self._event("response.output_item.done", {"item": self.written()})
         if self._call:
-            return [self._inner_event(done, arguments=part["text"]), last]
-        known = {name: part[name] for name in ("text", "logprobs") if name in part}
-        return [self._inner_event(done, **known), self._inner_event("content_part.done", part=part), last]
+            return [self._inner(done, {"arguments": part["text"]}), last]
+        fields: ItemFields = {"text": part["text"]}
+        if part["type"] == "output_text":
+            fields["logprobs"] = part["logprobs"]
+        return [self._inner(done, fields), self._inner("response.content_part.done", {"part": part}), last]
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> ResponseOutputItem:
         """Return the item so far. The list of parts is empty until the item has text."""
-        item = {"id": self.id, "type": self.kind, "status": self.status}
         if self._call:
-            return {**item, **self._call, "arguments": "".join(self._texts)}
-        content = [] if self.status == IN_PROGRESS and not self._texts else [self._part()]
-        own: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
-        return {**item, **own, "content": content}
+            return {
+                "id": self.id,
+                "type": "function_call",
+                "status": self.status,
+                **self._call,
+                "arguments": "".join(self._texts),
+            }
+        is_empty = self.status == "in_progress" and not self._texts
+        if self.kind == "message":
+            return {
+                "id": self.id,
+                "type": "message",
+                "status": self.status,
+                "role": "assistant",
+                "content": [] if is_empty else [self._text_part()],
+            }
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": self.status,
+            "summary": [],
+            "content": [] if is_empty else [self._thinking_part()],
+        }
 
-    def _part(self) -> dict[str, Any]:
-        own = {"annotations": [], "logprobs": [*self._logprobs]} if self.kind == "message" else {}
-        return {"type": self._text_name, "text": "".join(self._texts), **own}
+    def _part(self) -> OutputText | ThinkingPart:
+        return self._text_part() if self.kind == "message" else self._thinking_part()
 
-    def _inner_event(self, kind: str, **fields: Any) -> StreamEvent:
+    def _text_part(self) -> OutputText:
+        text = "".join(self._texts)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs]}
+
+    def _thinking_part(self) -> ThinkingPart:
+        return {"type": "reasoning_text", "text": "".join(self._texts)}
+
+    def _inner(self, kind: EventType, fields: ItemFields) -> ItemEvent:
         """Return an event about the content of the item."""
-        place = {} if self._call else {"content_index": 0}
-        return self._event(kind, item_id=self.id, **place, **fields)
+        place: ItemFields = {"item_id": self.id} if self._call else {"item_id": self.id, "content_index": 0}
+        return self._event(kind, {**place, **fields})
 
-    def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        return {"type": f"response.{kind}", "output_index": self._index, **fields}
+    def _event(self, kind: EventType, fields: ItemFields) -> ItemEvent:
+        return {"type": kind, "output_index": self._index, **fields, "sequence_number": 0}
 
 
 PREFIX: Final = "resp_"
-_FAILED: Final = "failed"
 # The error codes inside a response, which differ from the codes of error responses.
 _CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
@@ -138,10 +187,7 @@ class ResponseAnswer:
         prompt = parsed.request.prompt
         assert isinstance(prompt, ChatPrompt)
         self._choice = ChatChoice(call_ids(prompt.messages))
-        self._parsed = parsed
-        self._answer, self._created = answer_id.removeprefix(PREFIX), created
-        self._head = {"id": answer_id, "object": "response", "created_at": created, "model": facts.name}
-        self._tail = {"seed": parsed.seed, "system_fingerprint": facts.fingerprint}
+        self._parsed, self._facts, self._id, self._created = parsed, facts, answer_id, created
         self._items: list[Item] = []
         self._text: Item | None = None  # the open text item
         self._call: Item | None = None  # the open call
@@ -150,7 +196,7 @@ class ResponseAnswer:
         self._finished: Finished | None = None
         self._n_events = 0
 
-    def feed(self, choice: int, event: Event) -> list[StreamEvent]:
+    def feed(self, choice: int, event: Event) -> list[ResponseEvent]:
         """Add an event, and return the events to stream.
 
         Raises the errors of `checked`, and InvalidField if the answer has too many log-probabilities.
@@ -165,74 +211,79 @@ class ResponseAnswer:
             self._finished = event
         return self._numbered(found)
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self) -> list[ResponseEvent]:
         """Return the last events of a stream, after the answer has finished."""
-        ends = self._end()
-        return self._numbered([*ends, {"type": f"response.{self._status}", "response": self.whole()}])
+        events: list[ResponseEvent] = [*self._end()]
+        kind: WholeType = "response.completed" if self._status == "completed" else "response.incomplete"
+        return self._numbered([*events, {"type": kind, "response": self.whole(), "sequence_number": 0}])
 
-    def failed(self, error: ApiError) -> list[StreamEvent]:
+    def failed(self, error: ApiError) -> list[ResponseEvent]:
         """Return the last events of a failed stream, which contain the error and the response so far."""
-        told = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
-        response = {**self._written(_FAILED), "error": told}
-        return self._numbered(
-            [*self._begin(), error_event(error), {"type": f"response.{_FAILED}", "response": response}]
-        )
+        events, response = [*self._begin(), error_event(error)], self._written("failed")
+        response["error"] = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        return self._numbered([*events, {"type": "response.failed", "response": response, "sequence_number": 0}])
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Response:
         """Return the response, after the answer has finished."""
         if self._finished is None:
             raise RuntimeError("the answer has not finished")
         self._end()
+        response = self._written(self._status)
+        if self._status == "completed":
+            response["completed_at"] = self._created + round(self._finished.timings.total_s)
+        else:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
         counts = usage([self._finished], 1)
         cached = counts["prompt_tokens_details"]["cached_tokens"]
-        ended = self._finished.timings.total_s
-        return {
-            **self._written(self._status),
-            "completed_at": self._created + round(ended) if self._status == COMPLETED else None,
-            "incomplete_details": {"reason": "max_output_tokens"} if self._status == INCOMPLETE else None,
-            "usage": {
-                "input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": {
-                    "cached_tokens": cached,
-                    "cache_write_tokens": counts["prompt_tokens"] - cached,
-                },
-                "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": counts["completion_tokens_details"],
-                "total_tokens": counts["total_tokens"],
-            },
-            "timings": timings([self._finished]),
+        response["usage"] = {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": counts["prompt_tokens"] - cached},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._finished.thinking_tokens},
+            "total_tokens": counts["total_tokens"],
         }
+        response["timings"] = timings([self._finished])
+        return response
 
     @property
-    def _status(self) -> str:
+    def _status(self) -> Status:
         if self._finished is None:
-            return IN_PROGRESS
-        return INCOMPLETE if self._finished.reason is FinishReason.LENGTH else COMPLETED
+            return "in_progress"
+        return "incomplete" if self._finished.reason is FinishReason.LENGTH else "completed"
 
-    def _written(self, status: str) -> dict[str, Any]:
+    def _written(self, status: ResponseStatus) -> Response:
         """Return the response so far."""
         return {
-            **self._head,
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "model": self._facts.name,
             "status": status,
             "completed_at": None,
             "error": None,
             "incomplete_details": None,
-            **self._parsed.settings,
+            **self._parsed.settings,  # type: ignore[typeddict-item]  # the settings contain no `timings`
             "output": [item.written() for item in self._items],
             "usage": None,
-            **self._tail,
+            "seed": self._parsed.seed,
+            "system_fingerprint": self._facts.fingerprint,
         }
 
-    def _begin(self) -> list[StreamEvent]:
+    def _begin(self) -> list[ResponseEvent]:
         """Return the first events of a stream if no event was sent yet."""
         if self._n_events:
             return []
-        response = self._written(IN_PROGRESS)
-        return [{"type": f"response.{kind}", "response": response} for kind in ("created", IN_PROGRESS)]
+        response = self._written("in_progress")
+        return [
+            {"type": "response.created", "response": response, "sequence_number": 0},
+            {"type": "response.in_progress", "response": response, "sequence_number": 0},
+        ]
 
-    def _numbered(self, events: Sequence[StreamEvent]) -> list[StreamEvent]:
-        first, self._n_events = self._n_events, self._n_events + len(events)
-        return [{**event, "sequence_number": first + number} for number, event in enumerate(events)]
+    def _numbered(self, events: list[ResponseEvent]) -> list[ResponseEvent]:
+        for event in events:
+            event["sequence_number"] = self._n_events
+            self._n_events += 1
+        return events
 
     def _keep(self, event: TextDelta) -> None:
         """Keep the log-probabilities of text and possible text, but not of thinking and tool calls."""
@@ -242,9 +293,9 @@ class ResponseAnswer:
         if not is_other:
             self._unsent += event.logprobs
 
-    def _sent(self, deltas: Iterable[Delta]) -> list[StreamEvent]:
+    def _sent(self, deltas: Iterable[Delta]) -> list[ItemEvent]:
         """Return the events for the deltas of a ChatChoice."""
-        found: list[StreamEvent] = []
+        found: list[ItemEvent] = []
         for delta in deltas:
             if "reasoning_content" in delta:
                 found += self._add("reasoning", delta["reasoning_content"], ())
@@ -257,9 +308,9 @@ class ResponseAnswer:
                     found += self._add_to_call(piece)
         return found
 
-    def _add(self, kind: str, text: str, tokens: Sequence[TokenLogprobs]) -> list[StreamEvent]:
+    def _add(self, kind: str, text: str, tokens: Sequence[TokenLogprobs]) -> list[ItemEvent]:
         """Add text to the open item if this item is of the given kind, and otherwise to a new item."""
-        found: list[StreamEvent] = []
+        found: list[ItemEvent] = []
         item = self._text
         if item is None or item.kind != kind:
             found += self._close_text()
@@ -267,9 +318,9 @@ class ResponseAnswer:
             found += item.begin()
         return [*found, item.add(text, tokens)]
 
-    def _add_to_call(self, piece: Delta) -> list[StreamEvent]:
+    def _add_to_call(self, piece: ToolCallPiece) -> list[ItemEvent]:
         """Add a piece of a call. All pieces of a call precede the pieces of the next call."""
-        found: list[StreamEvent] = []
+        found: list[ItemEvent] = []
         function = piece["function"]
         if "id" in piece:
             found += [*self._close_text(), *self._close_call()]
@@ -280,24 +331,24 @@ class ResponseAnswer:
             found.append(self._call.add(function["arguments"]))
         return found
 
-    def _end(self) -> list[StreamEvent]:
+    def _end(self) -> list[ItemEvent]:
         """End all open items. If the answer was truncated, only the last item is incomplete."""
-        found: list[StreamEvent] = []
-        if self._status == COMPLETED and all(item.kind == "reasoning" for item in self._items):
+        found: list[ItemEvent] = []
+        if self._status == "completed" and all(item.kind == "reasoning" for item in self._items):
             found += [*self._close_text(), *self._new("message").begin()]
         for item in self._items:
-            if item.status == IN_PROGRESS:
-                found += item.end(self._status if item is self._items[-1] else COMPLETED)
+            if item.status == "in_progress":
+                found += item.end(self._status if item is self._items[-1] else "completed")
         return found
 
-    def _new(self, kind: str, call: Mapping[str, str] | None = None) -> Item:
-        self._items.append(Item(kind, self._answer, len(self._items), call))
+    def _new(self, kind: str, call: NamedCall | None = None) -> Item:
+        self._items.append(Item(kind, self._id.removeprefix(PREFIX), len(self._items), call))
         return self._items[-1]
 
-    def _close_text(self) -> list[StreamEvent]:
+    def _close_text(self) -> list[ItemEvent]:
         item, self._text = self._text, None
-        return [] if item is None else item.end(COMPLETED)
+        return [] if item is None else item.end("completed")
 
-    def _close_call(self) -> list[StreamEvent]:
+    def _close_call(self) -> list[ItemEvent]:
         item, self._call = self._call, None
-        return [] if item is None else item.end(COMPLETED)
+        return [] if item is None else item.end("completed")

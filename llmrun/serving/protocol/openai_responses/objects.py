@@ -77,7 +77,9 @@ class _AnswerItem(_MessageItem, AssistantMessage):
     pass
 
 
-class _ThinkingPart(TypedDict):
+class ThinkingPart(TypedDict):
+    """The text of thinking."""
+
     type: Literal["reasoning_text"]
     text: str
 
@@ -87,7 +89,7 @@ class ThinkingItem(_Item, total=False):
 
     type: Required[Literal["reasoning"]]
     summary: Annotated[list[Any], Usual(([],))]
-    content: Annotated[str | list[Annotated[_ThinkingPart, PARTS]], Expected("a string or a list of parts")]
+    content: Annotated[str | list[Annotated[ThinkingPart, PARTS]], Expected("a string or a list of parts")]
 
 
 class CallItem(_Item):
@@ -108,7 +110,7 @@ class ResultItem(_Item):
 
 
 class _ReferenceItem(TypedDict):
-    type: Annotated[Literal["item_reference"], Refused((), "send the item itself")]
+    type: Annotated[Literal["item_reference"], Refused((), "send the item itself", '"item_reference" is not supported')]
 
 
 MessageItem = _SystemItem | _UserItem | _AnswerItem
@@ -237,6 +239,7 @@ class Settings(TypedDict):
 
 
 Status = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal[Status, "failed"]
 
 
 class OutputText(TypedDict):
@@ -262,7 +265,7 @@ class _Message(_OutputItem):
 class _Thoughts(_OutputItem):
     type: Literal["reasoning"]
     summary: Annotated[list[Any], Limits(0, 0)]
-    content: list[_ThinkingPart]
+    content: list[ThinkingPart]
 
 
 class NamedCall(TypedDict):
@@ -298,7 +301,7 @@ class Response(Settings):
     created_at: Count
     completed_at: Count | None
     model: str
-    status: Literal[Status, "failed"]
+    status: ResponseStatus
     error: dict[Literal["code", "message"], str] | None
     incomplete_details: dict[Literal["reason"], Literal["max_output_tokens"]] | None
     output: list[ResponseOutputItem]
@@ -308,10 +311,13 @@ class Response(Settings):
     timings: NotRequired[Annotated[Timings, "Present only after the answer has finished."]]
 
 
+WholeType = Literal[
+    "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+]
+
+
 class _WholeEvent(TypedDict):
-    type: Literal[
-        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
-    ]
+    type: WholeType
     response: Response
     sequence_number: Count
 
@@ -336,7 +342,7 @@ class ItemFields(TypedDict, total=False):
     item: ResponseOutputItem
     item_id: str
     content_index: Count
-    part: OutputText | _ThinkingPart
+    part: OutputText | ThinkingPart
     delta: str
     text: str
     logprobs: list[TokenLogprobs]
