@@ -14,18 +14,7 @@ from typing import Any, Final
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, PrefillProgress, TextDelta
-from llmrun.serving.protocol.anthropic.objects import (
-    AnthropicError,
-    AnthropicMessage,
-    AnthropicModel,
-    AnthropicModels,
-    BlockDelta,
-    ContentBlock,
-    MessageEnding,
-    MessageEvent,
-    MessageUsage,
-    StopReason,
-)
+from llmrun.serving.protocol.anthropic import objects
 from llmrun.serving.protocol.anthropic.requests import ParsedMessage
 from llmrun.serving.protocol.errors import ApiError
 from llmrun.serving.protocol.openai.messages import call_ids
@@ -43,10 +32,10 @@ SIGNATURE: Final = "unsigned"
 class _Block:
     """A block of content. In `head`, the text is empty."""
 
-    head: ContentBlock
+    head: objects.ContentBlock
     texts: list[str] = field(default_factory=list)
 
-    def whole(self) -> ContentBlock:
+    def whole(self) -> objects.ContentBlock:
         """Return the block with the text so far."""
         text = "".join(self.texts)
         if self.head["type"] == "tool_use":
@@ -55,7 +44,7 @@ class _Block:
             return {**self.head, "thinking": text}
         return {**self.head, "text": text}
 
-    def add(self, text: str) -> BlockDelta:
+    def add(self, text: str) -> objects.BlockDelta:
         """Add text, and return its delta."""
         self.texts.append(text)
         if self.head["type"] == "tool_use":
@@ -78,28 +67,28 @@ class ContentBlocks:
         self._calls: list[int] = []  # the block number of each tool call
         self._is_open = False
 
-    def add(self, deltas: Iterable[Delta]) -> list[MessageEvent]:
+    def add(self, deltas: Iterable[Delta]) -> list[objects.MessageEvent]:
         """Add deltas, and return the events to stream."""
         return [event for delta in deltas for event in self._add(delta)]
 
-    def close(self) -> list[MessageEvent]:
+    def close(self) -> list[objects.MessageEvent]:
         """End the open block, and return the block's last events."""
         if not self._is_open:
             return []
         self._is_open = False
-        last, events = len(self._blocks) - 1, list[MessageEvent]()
+        last, events = len(self._blocks) - 1, list[objects.MessageEvent]()
         head = self._blocks[last].head
         if head["type"] == "thinking":
             head["signature"] = SIGNATURE
-            signed: BlockDelta = {"type": "signature_delta", "signature": SIGNATURE}
+            signed: objects.BlockDelta = {"type": "signature_delta", "signature": SIGNATURE}
             events.append({"type": "content_block_delta", "index": last, "delta": signed})
         return [*events, {"type": "content_block_stop", "index": last}]
 
-    def whole(self) -> list[ContentBlock]:
+    def whole(self) -> list[objects.ContentBlock]:
         """Return the complete content."""
         return [block.whole() for block in self._blocks]
 
-    def _add(self, delta: Delta) -> list[MessageEvent]:
+    def _add(self, delta: Delta) -> list[objects.MessageEvent]:
         if thought := delta.get("reasoning_content"):
             events = self._continue({"type": "thinking", "thinking": "", "signature": ""})
             return events + self._piece(len(self._blocks) - 1, thought if self._shows_thinking else "")
@@ -115,18 +104,18 @@ class ContentBlocks:
             events += self._piece(self._calls[call["index"]], call["function"]["arguments"])
         return events
 
-    def _continue(self, head: ContentBlock) -> list[MessageEvent]:
+    def _continue(self, head: objects.ContentBlock) -> list[objects.MessageEvent]:
         """Begin a block, unless the open block is of the same kind."""
         continues = self._is_open and self._blocks[-1].head["type"] == head["type"]
         return [] if continues else self._begin(head)
 
-    def _begin(self, head: ContentBlock) -> list[MessageEvent]:
+    def _begin(self, head: objects.ContentBlock) -> list[objects.MessageEvent]:
         events = self.close()
         self._blocks.append(_Block(head))
         self._is_open, index = True, len(self._blocks) - 1
         return [*events, {"type": "content_block_start", "index": index, "content_block": self._blocks[-1].whole()}]
 
-    def _piece(self, number: int, text: str) -> list[MessageEvent]:
+    def _piece(self, number: int, text: str) -> list[objects.MessageEvent]:
         if not text:
             return []
         return [{"type": "content_block_delta", "index": number, "delta": self._blocks[number].add(text)}]
@@ -147,14 +136,14 @@ def _parsed(arguments: str) -> dict[str, Any]:
 VERSION_HEADER: Final = "anthropic-version"  # only Anthropic's clients send this header, with every request
 
 
-def anthropic_models(body: Mapping[str, Any]) -> AnthropicModels:
+def anthropic_models(body: Mapping[str, Any]) -> objects.AnthropicModels:
     """Convert the body of OpenAI's /v1/models to Anthropic's form, with all models on one page."""
     models = [anthropic_model(each) for each in body["data"]]
     ids = [model["id"] for model in models]
     return {"data": models, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
-def anthropic_model(body: Mapping[str, Any]) -> AnthropicModel:
+def anthropic_model(body: Mapping[str, Any]) -> objects.AnthropicModel:
     """Convert the body of OpenAI's /v1/models/{id} to Anthropic's form."""
     context = body.get("max_model_len")  # the server knows the context only for loaded models
     return {
@@ -181,7 +170,7 @@ class MessageAnswer:
         self._finished: Finished | None = None
         self._has_begun = False
 
-    def feed(self, choice: int, event: Event) -> list[MessageEvent]:
+    def feed(self, choice: int, event: Event) -> list[objects.MessageEvent]:
         """Add an event, and return the events to stream. Raises the error in a Failed event, and Unavailable."""
         chunks = [] if self._has_begun else [self._start(event)]
         self._has_begun = True
@@ -194,40 +183,41 @@ class MessageAnswer:
             chunks.append({"type": "message_delta", "delta": self._ending(event), "usage": _usage(event)})
         return chunks
 
-    def finish(self) -> list[MessageEvent]:
+    def finish(self) -> list[objects.MessageEvent]:
         """Return the last event of a stream."""
         return [{"type": "message_stop"}]
 
-    def whole(self) -> AnthropicMessage:
+    def whole(self) -> objects.AnthropicMessage:
         """Return the message."""
         if self._finished is None:
             raise RuntimeError("the answer has not finished")
-        return self._message(self._blocks.whole(), self._ending(self._finished), _usage(self._finished))
+        return self._message(self._ending(self._finished), _usage(self._finished))
 
-    def _start(self, event: Event) -> MessageEvent:
+    def _start(self, event: Event) -> objects.MessageEvent:
         """Return the first event, with the known part of the usage."""
         tokens = event.total if isinstance(event, PrefillProgress) else 0
-        message = self._message([], {"stop_reason": None, "stop_sequence": None}, _counts(tokens, 0, 0, 0))
+        message = self._message({"stop_reason": None, "stop_sequence": None}, _counts(tokens, 0, 0, 0))
         return {"type": "message_start", "message": message}
 
-    def _message(self, content: list[ContentBlock], ending: MessageEnding, usage: MessageUsage) -> AnthropicMessage:
+    def _message(self, ending: objects.MessageEnding, usage: objects.MessageUsage) -> objects.AnthropicMessage:
+        """Return the message so far."""
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self._facts.name,
-            "content": content,
+            "content": self._blocks.whole(),
             **ending,
             "usage": usage,
             "seed": self._parsed.seed,
             "system_fingerprint": self._facts.fingerprint,
         }
 
-    def _ending(self, event: Finished) -> MessageEnding:
+    def _ending(self, event: Finished) -> objects.MessageEnding:
         return {"stop_reason": _stop_reason(event, self._parsed.request.max_tokens), "stop_sequence": event.stop}
 
 
-def _stop_reason(event: Finished, max_tokens: int | None) -> StopReason:
+def _stop_reason(event: Finished, max_tokens: int | None) -> objects.StopReason:
     if event.reason is FinishReason.TOOL_CALLS:
         return "tool_use"
     if event.reason is FinishReason.STOP:
@@ -236,14 +226,14 @@ def _stop_reason(event: Finished, max_tokens: int | None) -> StopReason:
     return "max_tokens" if limited else "model_context_window_exceeded"
 
 
-def _usage(event: Finished) -> MessageUsage:
+def _usage(event: Finished) -> objects.MessageUsage:
     times = event.timings
     return _counts(
         times.prompt_tokens - times.cached_tokens, times.cached_tokens, times.generated_tokens, event.thinking_tokens
     )
 
 
-def _counts(computed: int, cached: int, generated: int, thinking: int) -> MessageUsage:
+def _counts(computed: int, cached: int, generated: int, thinking: int) -> objects.MessageUsage:
     """Return `usage`. The prompt's tokens are divided into computed tokens and cached tokens.
 
     No tokens count as written to the cache, because llmrun caches prefixes automatically and at no cost.
@@ -272,10 +262,10 @@ _PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 _TOO_LONG: Final = re.compile(r"([\d,]+) tokens plus one for the answer exceed the limit of ([\d,]+)(.*)")
 
 
-def anthropic_body(error: ApiError) -> AnthropicError:
+def anthropic_body(error: ApiError) -> objects.AnthropicError:
     """Return the body of an error response, which is also the last event of a failed stream."""
     kind = _KINDS.get(error.status, _INVALID if error.status < 500 else "api_error")
-    body: AnthropicError = {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    body: objects.AnthropicError = {"type": "error", "error": {"type": kind, "message": _message(error)}}
     if error.param == "thread":
         # The tool runner of Anthropic's client asks the server to keep the conversation. After an error with this
         # code, the runner sends the whole conversation itself.

@@ -55,25 +55,22 @@ UserBlock = Annotated[_Text | _ToolResult, _BLOCKS]
 AssistantBlock = Annotated[_Text | _Thought | _RedactedThought | _ToolUse, _BLOCKS]
 
 
-class UserTurn(TypedDict):
-    """Text and results of tool calls."""
-
+class _UserTurn(TypedDict):
     role: Literal["user"]
     content: Annotated[str | list[UserBlock], _CONTENT]
 
 
-class AssistantTurn(TypedDict):
-    """A past answer, or the beginning of the answer."""
-
+class _AssistantTurn(TypedDict):
     role: Literal["assistant"]
     content: Annotated[str | list[AssistantBlock], _CONTENT]
 
 
-class SystemTurn(TypedDict):
-    """Instructions, which also can come later in a conversation."""
-
+class _SystemTurn(TypedDict):
     role: Literal["system"]
     content: Texts
+
+
+Turn = Annotated[_UserTurn | _AssistantTurn | _SystemTurn, Tagged("role")]
 
 
 class AnthropicTool(TypedDict, total=False):
@@ -117,15 +114,13 @@ ThinkingConfig = Annotated[
 ]
 
 
-class OutputFormat(TypedDict):
-    """The format that the answer must have."""
-
+class _OutputFormat(TypedDict):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class _OutputConfig(TypedDict, total=False):
-    format: OutputFormat
+    format: _OutputFormat
     effort: Literal["low", "medium", "high", "xhigh", "max"]
 
 
@@ -155,9 +150,7 @@ class MessageCountRequest(TypedDict, total=False):
     fallbacks: Annotated[Any, Refused(([],))]
     thread: Annotated[Any, Refused((), "send all messages")]
     compaction: Annotated[Any, Refused((), "summarize the conversation in the client")]
-    messages: Required[
-        Annotated[list[Annotated[UserTurn | AssistantTurn | SystemTurn, Tagged("role")]], Limits(1, noun="message")]
-    ]
+    messages: Required[Annotated[list[Turn], Limits(1, noun="message")]]
     system: Annotated[Texts, "The system prompt."]
     tools: Annotated[list[AnthropicTool], Limits(0, MOST_TOOLS, "tool")]
     tool_choice: Annotated[_ToolMode | _ChosenTool, Tagged("type")]
@@ -165,7 +158,7 @@ class MessageCountRequest(TypedDict, total=False):
     output_config: Annotated[
         _OutputConfig, "The format of the answer and the thinking effort. A format cannot be combined with tools."
     ]
-    output_format: Annotated[OutputFormat, "The older name of output_config.format."]
+    output_format: Annotated[_OutputFormat, "The older name of output_config.format."]
     context_management: _ContextManagement
     metadata: Annotated[_Metadata, _UNUSED]
     cache_control: Annotated[dict[str, Any], f"{_UNUSED} Prefixes are always cached."]

@@ -17,14 +17,12 @@ from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, ModelFacts,
 from llmrun.serving.protocol.anthropic.objects import (
     AnthropicTool,
     AssistantBlock,
-    AssistantTurn,
     MessageCountRequest,
     MessageRequest,
-    SystemTurn,
     Texts,
     ThinkingConfig,
+    Turn,
     UserBlock,
-    UserTurn,
 )
 from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
@@ -172,7 +170,7 @@ def _texts(content: Texts) -> list[str]:
     return [content] if isinstance(content, str) else [block["text"] for block in content]
 
 
-def _messages_of(turn: UserTurn | AssistantTurn | SystemTurn) -> list[Message]:
+def _messages_of(turn: Turn) -> list[Message]:
     if turn["role"] == "system":
         return [{"role": "system", "content": _text(turn["content"])}]
     if turn["role"] == "assistant":

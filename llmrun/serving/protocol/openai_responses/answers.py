@@ -7,37 +7,23 @@ chat completions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, TextDelta, TokenLogprobs
 from llmrun.serving.protocol.errors import ApiError, openai_body
-from llmrun.serving.protocol.openai import objects
 from llmrun.serving.protocol.openai.messages import call_ids
 from llmrun.serving.protocol.openai.objects import Delta, ToolCallPiece
+from llmrun.serving.protocol.openai.objects import TokenLogprobs as LoggedToken
 from llmrun.serving.protocol.openai.responses import ChatChoice, LogprobLimit, chat_logprobs, timings, usage
-from llmrun.serving.protocol.openai_responses.objects import (
-    ErrorEvent,
-    EventType,
-    ItemEvent,
-    ItemFields,
-    NamedCall,
-    OutputText,
-    Response,
-    ResponseEvent,
-    ResponseOutputItem,
-    ResponseStatus,
-    Status,
-    ThinkingPart,
-    WholeType,
-)
+from llmrun.serving.protocol.openai_responses import objects
 from llmrun.serving.protocol.openai_responses.requests import ParsedResponse
 from llmrun.serving.protocol.parsed import checked
 from llmrun.serving.protocol.wire import OPENAI, typed_event
 
 
-def error_event(error: ApiError) -> ErrorEvent:
+def error_event(error: ApiError) -> objects.ErrorEvent:
     """Return the event for an error.
 
     OpenAI's client raises an error if an event contains the field `error`. OpenAI's API documents the other fields.
@@ -55,19 +41,11 @@ def error_event(error: ApiError) -> ErrorEvent:
 RESPONSES: Final = replace(OPENAI, frame=typed_event, error_chunk=error_event)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The ID prefix of a kind of item, and the types of the events with a piece of the text and with all of it."""
-
-    prefix: str
-    delta: EventType
-    done: EventType
-
-
-_KINDS: Final[Mapping[str, _Kind]] = {
-    "message": _Kind("msg", "response.output_text.delta", "response.output_text.done"),
-    "reasoning": _Kind("rs", "response.reasoning_text.delta", "response.reasoning_text.done"),
-    "function_call": _Kind("fc", "response.function_call_arguments.delta", "response.function_call_arguments.done"),
+# The ID prefix of each kind of item, and the types of the events with a piece of its text and with the whole text
+_KINDS: Final[Mapping[str, tuple[str, objects.EventType, objects.EventType]]] = {
+    "message": ("msg", "response.output_text.delta", "response.output_text.done"),
+    "reasoning": ("rs", "response.reasoning_text.delta", "response.reasoning_text.done"),
+    "function_call": ("fc", "response.function_call_arguments.delta", "response.function_call_arguments.done"),
 }
 
 
@@ -81,88 +59,73 @@ class Item:
     status  the status of the item
     """
 
-    def __init__(self, kind: str, answer: str, index: int, call: NamedCall | None = None) -> None:
+    def __init__(self, kind: str, answer: str, index: int, call: objects.NamedCall | None = None) -> None:
         """Create an empty item.
 
         answer  the answer's ID without the prefix, from which the item's ID is derived
         index   the position of the item in the answer
         call    the ID and the name of a tool call, or None for other items
         """
-        self.kind, self.id = kind, f"{_KINDS[kind].prefix}_{answer}_{index}"
-        self.status: Status = "in_progress"
+        prefix, self._delta, self._done = _KINDS[kind]
+        self.kind, self.id = kind, f"{prefix}_{answer}_{index}"
+        self.status: objects.Status = "in_progress"
         self._index, self._call = index, call
         self._texts: list[str] = []
-        self._logprobs: list[objects.TokenLogprobs] = []
+        self._logprobs: list[LoggedToken] = []
 
-    def begin(self) -> list[ItemEvent]:
+    def begin(self) -> list[objects.ItemEvent]:
         """Return the events that announce the item."""
         added = self._event("response.output_item.added", {"item": self.written()})
         return [added] if self._call else [added, self._inner("response.content_part.added", {"part": self._part()})]
 
-    def add(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> ItemEvent:
+    def add(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> objects.ItemEvent:
         """Add text, or a piece of the JSON text of arguments, and return the event with this text."""
         self._texts.append(text)
-        fields: ItemFields = {"delta": text}
+        fields: objects.ItemFields = {"delta": text}
         if self.kind == "message":
             fields["logprobs"] = chat_logprobs(tokens)["content"]
             self._logprobs += fields["logprobs"]
-        return self._inner(_KINDS[self.kind].delta, fields)
+        return self._inner(self._delta, fields)
 
-    def end(self, status: Status) -> list[ItemEvent]:
+    def end(self, status: objects.Status) -> list[objects.ItemEvent]:
         """End the item, and return its last events."""
         self.status = status
-        done, part = _KINDS[self.kind].done, self._part()
+        part = self._part()
         last = self._event("response.output_item.done", {"item": self.written()})
         if self._call:
-            return [self._inner(done, {"arguments": part["text"]}), last]
-        fields: ItemFields = {"text": part["text"]}
+            return [self._inner(self._done, {"arguments": part["text"]}), last]
+        fields: objects.ItemFields = {"text": part["text"]}
         if part["type"] == "output_text":
             fields["logprobs"] = part["logprobs"]
-        return [self._inner(done, fields), self._inner("response.content_part.done", {"part": part}), last]
+        return [self._inner(self._done, fields), self._inner("response.content_part.done", {"part": part}), last]
 
-    def written(self) -> ResponseOutputItem:
+    def written(self) -> objects.ResponseOutputItem:
         """Return the item so far. The list of parts is empty until the item has text."""
+        text, is_empty = "".join(self._texts), self.status == "in_progress" and not self._texts
         if self._call:
-            return {
-                "id": self.id,
-                "type": "function_call",
-                "status": self.status,
-                **self._call,
-                "arguments": "".join(self._texts),
-            }
-        is_empty = self.status == "in_progress" and not self._texts
+            return {"id": self.id, "type": "function_call", "status": self.status, **self._call, "arguments": text}
         if self.kind == "message":
-            return {
-                "id": self.id,
-                "type": "message",
-                "status": self.status,
-                "role": "assistant",
-                "content": [] if is_empty else [self._text_part()],
-            }
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "status": self.status,
-            "summary": [],
-            "content": [] if is_empty else [self._thinking_part()],
-        }
+            texts = [] if is_empty else [self._text_part()]
+            return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": texts}
+        thoughts = [] if is_empty else [self._thinking_part()]
+        return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": thoughts}
 
-    def _part(self) -> OutputText | ThinkingPart:
+    def _part(self) -> objects.OutputText | objects.ThinkingPart:
         return self._text_part() if self.kind == "message" else self._thinking_part()
 
-    def _text_part(self) -> OutputText:
+    def _text_part(self) -> objects.OutputText:
         text = "".join(self._texts)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs]}
 
-    def _thinking_part(self) -> ThinkingPart:
+    def _thinking_part(self) -> objects.ThinkingPart:
         return {"type": "reasoning_text", "text": "".join(self._texts)}
 
-    def _inner(self, kind: EventType, fields: ItemFields) -> ItemEvent:
+    def _inner(self, kind: objects.EventType, fields: objects.ItemFields) -> objects.ItemEvent:
         """Return an event about the content of the item."""
-        place: ItemFields = {"item_id": self.id} if self._call else {"item_id": self.id, "content_index": 0}
+        place: objects.ItemFields = {"item_id": self.id} if self._call else {"item_id": self.id, "content_index": 0}
         return self._event(kind, {**place, **fields})
 
-    def _event(self, kind: EventType, fields: ItemFields) -> ItemEvent:
+    def _event(self, kind: objects.EventType, fields: objects.ItemFields) -> objects.ItemEvent:
         return {"type": kind, "output_index": self._index, **fields, "sequence_number": 0}
 
 
@@ -196,7 +159,7 @@ class ResponseAnswer:
         self._finished: Finished | None = None
         self._n_events = 0
 
-    def feed(self, choice: int, event: Event) -> list[ResponseEvent]:
+    def feed(self, choice: int, event: Event) -> list[objects.ResponseEvent]:
         """Add an event, and return the events to stream.
 
         Raises the errors of `checked`, and InvalidField if the answer has too many log-probabilities.
@@ -211,19 +174,19 @@ class ResponseAnswer:
             self._finished = event
         return self._numbered(found)
 
-    def finish(self) -> list[ResponseEvent]:
+    def finish(self) -> list[objects.ResponseEvent]:
         """Return the last events of a stream, after the answer has finished."""
-        events: list[ResponseEvent] = [*self._end()]
-        kind: WholeType = "response.completed" if self._status == "completed" else "response.incomplete"
+        events: list[objects.ResponseEvent] = [*self._end()]
+        kind: objects.WholeType = "response.completed" if self._status == "completed" else "response.incomplete"
         return self._numbered([*events, {"type": kind, "response": self.whole(), "sequence_number": 0}])
 
-    def failed(self, error: ApiError) -> list[ResponseEvent]:
+    def failed(self, error: ApiError) -> list[objects.ResponseEvent]:
         """Return the last events of a failed stream, which contain the error and the response so far."""
         events, response = [*self._begin(), error_event(error)], self._written("failed")
         response["error"] = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
         return self._numbered([*events, {"type": "response.failed", "response": response, "sequence_number": 0}])
 
-    def whole(self) -> Response:
+    def whole(self) -> objects.Response:
         """Return the response, after the answer has finished."""
         if self._finished is None:
             raise RuntimeError("the answer has not finished")
@@ -246,12 +209,12 @@ class ResponseAnswer:
         return response
 
     @property
-    def _status(self) -> Status:
+    def _status(self) -> objects.Status:
         if self._finished is None:
             return "in_progress"
         return "incomplete" if self._finished.reason is FinishReason.LENGTH else "completed"
 
-    def _written(self, status: ResponseStatus) -> Response:
+    def _written(self, status: objects.ResponseStatus) -> objects.Response:
         """Return the response so far."""
         return {
             "id": self._id,
@@ -269,7 +232,7 @@ class ResponseAnswer:
             "system_fingerprint": self._facts.fingerprint,
         }
 
-    def _begin(self) -> list[ResponseEvent]:
+    def _begin(self) -> list[objects.ResponseEvent]:
         """Return the first events of a stream if no event was sent yet."""
         if self._n_events:
             return []
@@ -279,7 +242,7 @@ class ResponseAnswer:
             {"type": "response.in_progress", "response": response, "sequence_number": 0},
         ]
 
-    def _numbered(self, events: list[ResponseEvent]) -> list[ResponseEvent]:
+    def _numbered(self, events: list[objects.ResponseEvent]) -> list[objects.ResponseEvent]:
         for event in events:
             event["sequence_number"] = self._n_events
             self._n_events += 1
@@ -293,9 +256,9 @@ class ResponseAnswer:
         if not is_other:
             self._unsent += event.logprobs
 
-    def _sent(self, deltas: Iterable[Delta]) -> list[ItemEvent]:
+    def _sent(self, deltas: Iterable[Delta]) -> list[objects.ItemEvent]:
         """Return the events for the deltas of a ChatChoice."""
-        found: list[ItemEvent] = []
+        found: list[objects.ItemEvent] = []
         for delta in deltas:
             if "reasoning_content" in delta:
                 found += self._add("reasoning", delta["reasoning_content"], ())
@@ -308,9 +271,9 @@ class ResponseAnswer:
                     found += self._add_to_call(piece)
         return found
 
-    def _add(self, kind: str, text: str, tokens: Sequence[TokenLogprobs]) -> list[ItemEvent]:
+    def _add(self, kind: str, text: str, tokens: Sequence[TokenLogprobs]) -> list[objects.ItemEvent]:
         """Add text to the open item if this item is of the given kind, and otherwise to a new item."""
-        found: list[ItemEvent] = []
+        found: list[objects.ItemEvent] = []
         item = self._text
         if item is None or item.kind != kind:
             found += self._close_text()
@@ -318,9 +281,9 @@ class ResponseAnswer:
             found += item.begin()
         return [*found, item.add(text, tokens)]
 
-    def _add_to_call(self, piece: ToolCallPiece) -> list[ItemEvent]:
+    def _add_to_call(self, piece: ToolCallPiece) -> list[objects.ItemEvent]:
         """Add a piece of a call. All pieces of a call precede the pieces of the next call."""
-        found: list[ItemEvent] = []
+        found: list[objects.ItemEvent] = []
         function = piece["function"]
         if "id" in piece:
             found += [*self._close_text(), *self._close_call()]
@@ -331,9 +294,9 @@ class ResponseAnswer:
             found.append(self._call.add(function["arguments"]))
         return found
 
-    def _end(self) -> list[ItemEvent]:
+    def _end(self) -> list[objects.ItemEvent]:
         """End all open items. If the answer was truncated, only the last item is incomplete."""
-        found: list[ItemEvent] = []
+        found: list[objects.ItemEvent] = []
         if self._status == "completed" and all(item.kind == "reasoning" for item in self._items):
             found += [*self._close_text(), *self._new("message").begin()]
         for item in self._items:
@@ -341,14 +304,14 @@ class ResponseAnswer:
                 found += item.end(self._status if item is self._items[-1] else "completed")
         return found
 
-    def _new(self, kind: str, call: NamedCall | None = None) -> Item:
+    def _new(self, kind: str, call: objects.NamedCall | None = None) -> Item:
         self._items.append(Item(kind, self._id.removeprefix(PREFIX), len(self._items), call))
         return self._items[-1]
 
-    def _close_text(self) -> list[ItemEvent]:
+    def _close_text(self) -> list[objects.ItemEvent]:
         item, self._text = self._text, None
         return [] if item is None else item.end("completed")
 
-    def _close_call(self) -> list[ItemEvent]:
+    def _close_call(self) -> list[objects.ItemEvent]:
         item, self._call = self._call, None
         return [] if item is None else item.end("completed")

@@ -84,26 +84,20 @@ class ThinkingPart(TypedDict):
     text: str
 
 
-class ThinkingItem(_Item, total=False):
-    """The thinking of a past answer. Summaries and encrypted thinking, which only other servers write, are ignored."""
-
+class _ThinkingItem(_Item, total=False):
     type: Required[Literal["reasoning"]]
-    summary: Annotated[list[Any], Usual(([],))]
+    summary: Annotated[list[Any], Usual(([],)), "Only other servers write summaries, which are ignored."]
     content: Annotated[str | list[Annotated[ThinkingPart, PARTS]], Expected("a string or a list of parts")]
 
 
-class CallItem(_Item):
-    """A tool call of a past answer."""
-
+class _CallItem(_Item):
     type: Literal["function_call"]
     call_id: str
     name: Annotated[str, Limits(1)]
     arguments: Annotated[str, "A JSON object."]
 
 
-class ResultItem(_Item):
-    """The result of a tool call."""
-
+class _ResultItem(_Item):
     type: Literal["function_call_output"]
     call_id: Annotated[str, "The ID of the tool call."]
     output: Annotated[Texts, "The result of the tool call."]
@@ -115,7 +109,7 @@ class _ReferenceItem(TypedDict):
 
 MessageItem = _SystemItem | _UserItem | _AnswerItem
 InputItem = Annotated[
-    Annotated[MessageItem, Tagged("role")] | ThinkingItem | CallItem | ResultItem | _ReferenceItem,
+    Annotated[MessageItem, Tagged("role")] | _ThinkingItem | _CallItem | _ResultItem | _ReferenceItem,
     Tagged("type", default="message"),
 ]
 
@@ -163,9 +157,7 @@ class TextFormat(TypedDict, total=False):
     strict: Annotated[bool, "Every schema is enforced, even without `strict`."]
 
 
-class TextOptions(TypedDict, total=False):
-    """The options of the text."""
-
+class _TextOptions(TypedDict, total=False):
     format: TextFormat
     verbosity: Annotated[Literal["medium"], Refused(("medium",), "ask for a short or a long answer in `instructions`")]
 
@@ -199,7 +191,7 @@ class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
     max_tool_calls: Annotated[
         int, Limits(1), "A limit for tools that run on the server. This server has no such tools."
     ]
-    text: TextOptions
+    text: _TextOptions
     reasoning: _Reasoning
     tools: Annotated[list[ResponseTool], Limits(0, MOST_TOOLS, "tool")]
     tool_choice: ToolChoice
@@ -228,7 +220,7 @@ class Settings(TypedDict):
     reasoning: dict[Literal["effort", "summary"], str | None]
     service_tier: Literal["default"]
     store: Literal[False]
-    text: TextOptions
+    text: _TextOptions
     tool_choice: ToolChoice
     tools: list[ResponseTool]
     top_logprobs: Count
@@ -337,7 +329,7 @@ EventType = Literal[
 
 
 class ItemFields(TypedDict, total=False):
-    """The fields of an event that depend on its type."""
+    """The fields of an ItemEvent that depend on its type."""
 
     item: ResponseOutputItem
     item_id: str
