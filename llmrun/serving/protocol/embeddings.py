@@ -1,20 +1,21 @@
-"""The bodies, answers and schemas of calls for embeddings and scores, with the fields of OpenAI, Jina and Ollama."""
+"""The bodies and answers of calls for embeddings and scores, with the fields of OpenAI, Jina and Ollama."""
 
 from __future__ import annotations
 
 import base64
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
 from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.engine.embedding import MOST_TOKENS, too_many_tokens
 from llmrun.engine.requests import ModelFacts, TextPrompt, TokenPrompt
-from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields, needed, seen
-from llmrun.serving.protocol.openai.messages import text_prompts
+from llmrun.serving.protocol.declarations import Expected, Limits, read
+from llmrun.serving.protocol.ollama.objects import Loading, ModelName, Nanoseconds
+from llmrun.serving.protocol.openai.messages import prompts_of
+from llmrun.serving.protocol.openai.objects import Count, Tokens
 
 # The paths of the routes. Paths without /v1 and the name "reranking" come from llama-server.
 EMBEDDING_PATHS: Final = ("/v1/embeddings", "/embeddings")
@@ -22,21 +23,126 @@ RERANK_PATHS: Final = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH = "/api/embed", "/api/embeddings"
 
 MOST_INPUTS: Final = 2048  # OpenAI's API has the same limit
-FLOAT, BASE64 = "float", "base64"
+BASE64: Final = "base64"
+Encoding = Literal["float", "base64"]
+
+Inputs = Annotated[
+    str | Annotated[list[str | Tokens], Limits(1, MOST_INPUTS, "text")] | Tokens,
+    Expected("a string, a list of strings, a list of token IDs, or a list of such lists"),
+    "One or more texts, or one or more lists of token IDs.",
+]
+Dimensions = Annotated[int, Limits(1), "Keep only the first dimensions, for models trained for this."]
+
+
+class EmbeddingRequest(TypedDict, total=False):
+    """The body of /v1/embeddings."""
+
+    model: ModelName
+    input: Required[Inputs]
+    encoding_format: Annotated[Encoding, "Return vectors as numbers, or as little-endian float32 values in Base64."]
+    dimensions: Dimensions
+    truncate: Annotated[bool, "Cut off the end of inputs that are too long, instead of returning an error."]
+
+
+class Document(TypedDict):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(TypedDict, total=False):
+    """The body of /v1/rerank."""
+
+    model: ModelName
+    query: Required[str]
+    documents: Required[
+        Annotated[
+            list[Annotated[str | Document, Expected("a string or an object with a text")]],
+            Limits(1, MOST_INPUTS, "document"),
+        ]
+    ]
+    top_n: Annotated[int, Limits(1), "Return only the best documents."]
+    return_documents: Annotated[bool, "Repeat the documents in the answer."]
+    truncate: Annotated[bool, "Cut off the end of documents that are too long, instead of returning an error."]
+
+
+class OllamaEmbedRequest(Loading, total=False):
+    """The body of /api/embed."""
+
+    input: Required[Inputs]
+    truncate: Annotated[bool, "Cut off the end of inputs that are too long. The default is true."]
+    dimensions: Dimensions
+
+
+class OllamaEmbeddingsRequest(Loading, total=False):
+    """The body of /api/embeddings."""
+
+    prompt: Required[str]
+
+
+class _Usage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class _Computed(TypedDict):
+    object: Literal["list"]
+    model: str
+    usage: _Usage
+
+
+class _Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class Embeddings(_Computed):
+    """The answer of /v1/embeddings."""
+
+    data: list[_Embedding]
+
+
+class _Result(TypedDict):
+    index: Count
+    relevance_score: float
+    document: NotRequired[Document]
+
+
+class Ranking(_Computed):
+    """The answer of /v1/rerank, with the best documents first."""
+
+    results: list[_Result]
+
+
+class OllamaEmbeddings(TypedDict):
+    """The answer of /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: Nanoseconds
+    load_duration: Nanoseconds
+    prompt_eval_count: Count
+
+
+class OllamaEmbedding(TypedDict):
+    """The answer of /api/embeddings."""
+
+    embedding: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
     """One parsed call, with the options for writing the answer.
 
-    encoding          the encoding of vectors, FLOAT or BASE64
+    encoding          the encoding of vectors
     top_n             the number of documents in the answer, or None for all documents
     return_documents  True if the answer repeats the documents
     ignored           the paths of the request's ignored fields
     """
 
     wanted: Embed
-    encoding: str = FLOAT
+    encoding: Encoding = "float"
     top_n: int | None = None
     return_documents: bool = False
     ignored: tuple[str, ...] = ()
@@ -46,70 +152,47 @@ Parse = Callable[[dict[str, Any], ModelFacts, str], EmbeddingCall]
 
 
 def parse_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Parse the body of a request to /v1/embeddings. Raises InvalidField."""
-    fields = Fields(body)
-    fields.text("model")
-    inputs = _limited(text_prompts(fields, "input", facts), "input")
-    encoding = fields.word("encoding_format", (FLOAT, BASE64)) or FLOAT
-    wanted = Embed(inputs, None, fields.integer("dimensions", 1), True, bool(fields.boolean("truncate")), tenant)
-    return EmbeddingCall(wanted, encoding, ignored=fields.unread())
+    """Convert the body of a request to /v1/embeddings. Raises InvalidField."""
+    given, ignored = read(EmbeddingRequest, body)
+    inputs = _inputs_of(given["input"], facts)
+    wanted = Embed(inputs, None, given.get("dimensions"), True, given.get("truncate", False), tenant)
+    return EmbeddingCall(wanted, given.get("encoding_format", "float"), ignored=ignored)
 
 
 def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Parse the body of a request to /v1/rerank. Raises InvalidField."""
-    fields = Fields(body)
-    fields.text("model")
-    query, documents = fields.needed_text("query"), needed(fields, "documents", fields.items("documents"))
-    inputs = _limited(tuple(_document(item, number) for number, item in enumerate(documents)), "documents")
-    wanted = Embed(inputs, query, truncate=bool(fields.boolean("truncate")), tenant=tenant)
-    top_n, repeats = fields.integer("top_n", 1), bool(fields.boolean("return_documents"))
-    return EmbeddingCall(wanted, top_n=top_n, return_documents=repeats, ignored=fields.unread())
-
-
-def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Parse the body of a request to Ollama's /api/embed, where `truncate` is true by default. Raises InvalidField."""
-    fields = _ollama_fields(body)
-    inputs = _limited(text_prompts(fields, "input", facts), "input")
-    truncates = fields.boolean("truncate") is not False
+    """Convert the body of a request to /v1/rerank. Raises InvalidField."""
+    given, ignored = read(RerankRequest, body)
+    inputs = tuple(TextPrompt(each if isinstance(each, str) else each["text"]) for each in given["documents"])
+    wanted = Embed(inputs, given["query"], truncate=given.get("truncate", False), tenant=tenant)
     return EmbeddingCall(
-        Embed(inputs, None, fields.integer("dimensions", 1), True, truncates, tenant), ignored=fields.unread()
+        wanted, top_n=given.get("top_n"), return_documents=given.get("return_documents", False), ignored=ignored
     )
 
 
+def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
+    """Convert the body of a request to Ollama's /api/embed, where `truncate` is true by default."""
+    given, ignored = read(OllamaEmbedRequest, body)
+    inputs = _inputs_of(given["input"], facts)
+    wanted = Embed(inputs, None, given.get("dimensions"), True, given.get("truncate", True), tenant)
+    return EmbeddingCall(wanted, ignored=ignored)
+
+
 def parse_ollama_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
-    """Parse a body of Ollama's older /api/embeddings, which returns unnormalized vectors. Raises InvalidField."""
-    fields = _ollama_fields(body)
-    prompt = TextPrompt(fields.needed_text("prompt"))
-    wanted = Embed((prompt,), normalize=False, truncate=True, tenant=tenant)
-    return EmbeddingCall(wanted, ignored=fields.unread())
+    """Convert a body of Ollama's older /api/embeddings, which returns unnormalized vectors. Raises InvalidField."""
+    given, ignored = read(OllamaEmbeddingsRequest, body)
+    wanted = Embed((TextPrompt(given["prompt"]),), normalize=False, truncate=True, tenant=tenant)
+    return EmbeddingCall(wanted, ignored=ignored)
 
 
-def _ollama_fields(body: dict[str, Any]) -> Fields:
-    fields = Fields(body)
-    fields.text("model")
-    fields.value("keep_alive")  # the route has already read this field
-    return fields
-
-
-def _document(item: Any, number: int) -> TextPrompt:
-    """Return a document from a string, or from an object with a field `text`."""
-    text = item.get("text") if type(item) is dict else item
-    if type(text) is not str:
-        place = f"documents[{number}]"
-        raise InvalidField(place, f"expected a string or an object with a text, got {seen(item)}", code="invalid_type")
-    return TextPrompt(text)
-
-
-def _limited(
-    inputs: tuple[TextPrompt | TokenPrompt, ...] | tuple[TextPrompt, ...], name: str
+def _inputs_of(
+    given: str | Sequence[str | Sequence[int] | int], facts: ModelFacts
 ) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the inputs. Raises InvalidField if there are too many inputs or tokens.
+    """Return the inputs. Raises InvalidField if there are too many tokens.
 
     Inputs with too many tokens are refused here, because sending millions of numbers to the engine's process would hold
     up all other requests.
     """
-    if not 1 <= len(inputs) <= MOST_INPUTS:
-        raise InvalidField(name, f"expected 1 to {MOST_INPUTS:,} texts, got {len(inputs):,}")
+    inputs = prompts_of(given, "input", facts)
     tokens = sum(len(each.tokens) for each in inputs if isinstance(each, TokenPrompt))
     if tokens > MOST_TOKENS:
         raise too_many_tokens(tokens)
@@ -118,20 +201,22 @@ def _limited(
 
 _NANOSECONDS = 1e9
 
-Write = Callable[[EmbeddingCall, Embedded, str, float], dict[str, Any]]
+Write = Callable[[EmbeddingCall, Embedded, str, float], Mapping[str, Any]]
 
 
-def embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+def embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> Embeddings:
     """Return the answer of /v1/embeddings. `model` is the name that the client used. `seconds` is ignored."""
-    vectors: list[Any] = [_encoded(vector) if call.encoding == BASE64 else [*vector] for vector in _rows(found)]
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    vectors = [_encoded(vector) if call.encoding == BASE64 else [*vector] for vector in _rows(found)]
+    data: list[_Embedding] = [
+        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
+    ]
     return {"object": "list", "model": model, "data": data, "usage": _usage(found)}
 
 
-def rerank_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+def rerank_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> Ranking:
     """Return the answer of /v1/rerank, with the best documents first. Documents with equal scores keep their order."""
     scores = [score for [score] in _rows(found)]
-    results: list[dict[str, Any]] = []
+    results: list[_Result] = []
     for index in sorted(range(len(scores)), key=lambda index: -scores[index])[: call.top_n]:
         results.append({"index": index, "relevance_score": scores[index]})
         document = call.wanted.inputs[index]
@@ -140,7 +225,7 @@ def rerank_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float
     return {"object": "list", "model": model, "results": results, "usage": _usage(found)}
 
 
-def ollama_embed_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+def ollama_embed_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> OllamaEmbeddings:
     """Return the answer of Ollama's /api/embed. `seconds` is the duration of the call."""
     return {
         "model": model,
@@ -151,7 +236,7 @@ def ollama_embed_body(call: EmbeddingCall, found: Embedded, model: str, seconds:
     }
 
 
-def ollama_embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> dict[str, Any]:
+def ollama_embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> OllamaEmbedding:
     """Return the answer of Ollama's older /api/embeddings."""
     [vector] = _rows(found)
     return {"embedding": [*vector]}
@@ -171,41 +256,5 @@ def _encoded(vector: array[float]) -> str:
     return base64.b64encode(vector.tobytes()).decode()
 
 
-def _usage(found: Embedded) -> dict[str, int]:
+def _usage(found: Embedded) -> _Usage:
     return {"prompt_tokens": sum(found.tokens), "total_tokens": sum(found.tokens)}
-
-
-EMBEDDING_SCHEMAS: Final = """
-default_model = string // The name of a model. By default, the server's first model answers.
-dimensions = integer(1..) // Keep only the first dimensions, for models trained for this.
-EmbeddingRequest = {
-  model?: default_model
-  input: string | string[](..MOST_INPUTS) | count[] | count[][] // One or more texts, or one or more lists of token IDs.
-  encoding_format?: FLOAT | BASE64 // Return vectors as numbers, or as little-endian float32 values in Base64.
-  dimensions?: dimensions
-  truncate?: boolean // Cut off the end of inputs that are too long, instead of returning an error.
-}
-RerankRequest = {
-  model?: default_model
-  query: string
-  documents: (string | {text: string})[](1..MOST_INPUTS)
-  top_n?: integer(1..) // Return only the best documents.
-  return_documents?: boolean // Repeat the documents in the answer.
-  truncate?: boolean // Cut off the end of documents that are too long, instead of returning an error.
-}
-OllamaEmbedRequest = {
-  model?: default_model
-  input: string | string[](..MOST_INPUTS)
-  truncate?: boolean // Cut off the end of inputs that are too long. The default is true.
-  dimensions?: dimensions
-}
-OllamaEmbeddingsRequest = {model?: default_model; prompt: string}
-computed = {object: "list"; model: string; usage: {prompt_tokens: count; total_tokens: count}}
-Embeddings = {...computed; data: {object: "embedding"; index: count; embedding: number[] | string}[]}
-Ranking = {...computed; results: {index: count; relevance_score: number; document?: {text: string}}[]}
-OllamaEmbeddings = {
-  model: string; embeddings: number[][]
-  total_duration: nanoseconds; load_duration: nanoseconds; prompt_eval_count: count
-}
-OllamaEmbedding = {embedding: number[]}
-"""

@@ -1,13 +1,10 @@
-"""The bodies and answers of /infill, /tokenize and /detokenize, with the fields of llama-server.
-
-/tokenize and /detokenize also support the fields of vLLM.
-"""
+"""The bodies and answers of /infill, with the fields of llama-server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import (
@@ -22,91 +19,112 @@ from llmrun.engine.requests import (
     TokenLogprobs,
 )
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields, agreed, missing, read_strings
-from llmrun.serving.protocol.openai.messages import read_tokens, require_filling
-from llmrun.serving.protocol.openai.options import MOST_CHOICES, MOST_LOGPROBS, read_format, read_options, refuse_values
+from llmrun.serving.protocol.declarations import Limits, Refused, agreed, read
+from llmrun.serving.protocol.openai.messages import require_filling
+from llmrun.serving.protocol.openai.objects import (
+    MOST_CHOICES,
+    NO_LIMIT,
+    Common,
+    Count,
+    Fingerprint,
+    Timings,
+    TokenEntry,
+    TopLogprobs,
+)
+from llmrun.serving.protocol.openai.options import format_of, options_of
 from llmrun.serving.protocol.openai.requests import choices_of
 from llmrun.serving.protocol.openai.responses import timings, token_entry
 from llmrun.serving.protocol.parsed import Parsed, checked
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeCall:
-    """A text to tokenize.
-
-    add_special    True to add the model's special tokens, such as a BOS
-    parse_special  True to convert control strings in the text to control tokens
-    with_pieces    True to return the text of each token
-    """
-
-    text: str
-    add_special: bool
-    parse_special: bool
-    with_pieces: bool
-
-
-def parse_tokenize(body: dict[str, Any]) -> TokenizeCall:
-    """Read `content` (llama-server) or `prompt` (vLLM), each with its own defaults. Raises InvalidField."""
-    fields = Fields(body)
-    content, prompt = fields.text("content"), fields.text("prompt")
-    if content is None and prompt is None:
-        raise missing("content")
-    if content is not None and prompt is not None:
-        raise InvalidField("prompt", "cannot be combined with content")
-    is_llama = content is not None
-    names = {name: fields.boolean(name) for name in ("add_special", "add_special_tokens")}
-    add_special = agreed({name: value for name, value in names.items() if value is not None})
-    parse_special = fields.boolean("parse_special")
-    with_pieces = fields.boolean("with_pieces")
-    return TokenizeCall(
-        (content if is_llama else prompt) or "",
-        not is_llama if add_special is None else add_special,
-        parse_special is not False,
-        bool(with_pieces),
-    )
-
-
-def tokenize_body(tokens: Sequence[int], facts: ModelFacts, pieces: Sequence[bytes] | None = None) -> dict[str, Any]:
-    """Return the answer of /tokenize. `pieces` are the bytes of each token, or None to omit the pieces.
-
-    A piece is a string or, if the bytes are not UTF-8 text, a list of bytes, as in llama-server. `count` and
-    `max_model_len` are vLLM's fields.
-    """
-    listed: list[Any] = [*tokens]
-    if pieces is not None:
-        listed = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
-    return {"tokens": listed, "count": len(listed), "max_model_len": facts.info.context_size}
-
-
-def parse_detokenize(body: dict[str, Any], facts: ModelFacts) -> tuple[int, ...]:
-    """Read `tokens`. Raises InvalidField."""
-    return read_tokens(Fields(body), "tokens", facts)
-
-
-def detokenize_body(text: bytes) -> dict[str, Any]:
-    """Return the answer of /detokenize, as `content` (llama-server) and as `prompt` (vLLM)."""
-    content = text.decode("utf-8", "replace")
-    return {"content": content, "prompt": content}
-
-
-def _piece(piece: bytes) -> str | list[int]:
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return [*piece]
-
 
 MOST_FILES: Final = 1024
 MOST_RESPONSE_FIELDS: Final = 64
 _ONLY_PROMPT: Final = 0  # the value of n_predict for processing the prompt without generating anything
 _UNNAMED_FILE: Final = "tmp"  # llama-server's default for `filename`
+StopType = Literal["eos", "word", "limit"]
 
-# Maps unsupported fields that would change the answer to the accepted values and advice
-REFUSED_IN_INFILL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    "min_keep": ((0,), ""),
-    "post_sampling_probs": ((False,), "n_probs returns the probabilities before sampling"),
-}
+
+class _File(TypedDict, total=False):
+    filename: str
+    text: Required[str]
+
+
+class InfillRequest(Common, total=False):
+    """The body of /infill."""
+
+    input_prefix: Required[Annotated[str, "The text before the gap."]]
+    input_suffix: Required[Annotated[str, "The text after the gap."]]
+    prompt: Annotated[
+        str,
+        "The text between `input_prefix` and the gap. Control strings in this text become control tokens.",
+    ]
+    input_extra: Annotated[list[_File], Limits(0, MOST_FILES, "file"), "Other files, the most important one last."]
+    n_predict: Annotated[
+        int,
+        Limits(NO_LIMIT),
+        "llama.cpp's name for `max_tokens`. With 0, the prompt is cached, and the answer is empty.",
+    ]
+    n_cmpl: Annotated[int, Limits(1, MOST_CHOICES), "llama.cpp's name for `n`."]
+    n_probs: TopLogprobs
+    return_tokens: Annotated[bool, "Return the IDs of the tokens. Streams always contain these IDs."]
+    response_fields: Annotated[
+        list[str],
+        Limits(0, MOST_RESPONSE_FIELDS, "path"),
+        "The paths of the fields to return. The names in a path are separated by slashes, as in timings/prompt_n.",
+    ]
+    min_keep: Annotated[Any, Refused((0,))]
+    post_sampling_probs: Annotated[Any, Refused((False,), "n_probs returns the probabilities before sampling")]
+
+
+class _TokenWithId(TokenEntry):
+    id: Count
+
+
+class TokenProbabilities(_TokenWithId):
+    """A token of an answer, with the likeliest tokens at its position."""
+
+    top_logprobs: list[_TokenWithId]
+
+
+class _Head(TypedDict):
+    index: Count
+    content: str
+    tokens: list[Count]
+    tokens_predicted: Count
+    tokens_evaluated: Count
+    completion_probabilities: NotRequired[list[TokenProbabilities]]
+
+
+class Infill(_Head):
+    """A choice of an answer of /infill, or the last event of a choice in a stream."""
+
+    stop: Literal[True]
+    model: str
+    system_fingerprint: Fingerprint
+    generation_settings: Annotated[dict[str, Any], "The settings that produced the answer, including the seed."]
+    has_new_line: bool
+    truncated: Annotated[bool, "True if parts of the texts were left out because the texts were too long."]
+    stop_type: StopType
+    stopping_word: str
+    tokens_cached: Count
+    timings: Timings
+
+
+class InfillChunk(_Head):
+    """An event of a stream of /infill."""
+
+    stop: Literal[False]
+
+
+class _Problem(TypedDict):
+    code: Annotated[Count, "The HTTP status."]
+    message: str
+    type: str
+
+
+class LlamaServerError(TypedDict):
+    """An error of /infill, as in llama-server."""
+
+    error: _Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,52 +143,35 @@ class ParsedInfill(Parsed):
 
 def parse_infill(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedInfill:
     """Convert the body of a call of /infill. `seed` is the default seed. Raises InvalidField."""
-    only_prompt = type(body.get("n_predict")) is int and body["n_predict"] == _ONLY_PROMPT
+    given, ignored = read(InfillRequest, body)
+    n_predict = given.get("n_predict")
+    only_prompt = n_predict == _ONLY_PROMPT
     if only_prompt:
-        # The engine generates at least one token. Editors that only process a prompt send an empty list of samplers.
-        body = {**body, "n_predict": 1, "samplers": body.get("samplers") or None}
-    fields = Fields(body)
-    options = read_options(fields, facts, seed)
+        n_predict = 1  # the engine generates at least one token
+        if not given["parameters"].get("samplers"):
+            given["parameters"].pop("samplers", None)  # editors that only process a prompt send an empty list
+    options = options_of(given, facts, seed, n_predict)
     require_filling(facts, "input_suffix")
-    refuse_values(fields, REFUSED_IN_INFILL)
-    n = {"n_cmpl": fields.integer("n_cmpl", 1, MOST_CHOICES), "n": options.n if fields.peek("n") is not None else None}
-    prompt = FillPrompt(
-        fields.needed_text("input_prefix"),
-        fields.needed_text("input_suffix"),
-        fields.text("prompt") or "",
-        _read_files(fields),
-        cut=True,
-    )
+    counts = {"n_cmpl": given.get("n_cmpl"), "n": given.get("n")}
+    extra = given.get("input_extra", ())
+    files = tuple(ContextFile(file.get("filename") or _UNNAMED_FILE, file["text"]) for file in extra)
+    prompt = FillPrompt(given["input_prefix"], given["input_suffix"], given.get("prompt", ""), files, cut=True)
     options = replace(
         options,
-        logprobs=fields.integer("n_probs", 0, MOST_LOGPROBS) or None,
-        response_format=read_format(fields),
-        n=agreed({name: count for name, count in n.items() if count is not None}) or 1,
+        logprobs=given.get("n_probs") or None,
+        response_format=format_of(given),
+        n=agreed({name: count for name, count in counts.items() if count is not None}) or 1,
     )
-    returns_tokens, response_fields = bool(fields.boolean("return_tokens")), _read_response_fields(fields)
+    paths = given.get("response_fields")
     return ParsedInfill(
         requests=tuple(choices_of(options.request(prompt), options)),
         stream=options.stream,
-        ignored=(*(["stream_options.include_usage"] if options.include_usage else []), *fields.unread()),
+        ignored=(*(["stream_options.include_usage"] if options.include_usage else []), *ignored),
         seed=options.seed,
         only_prompt=only_prompt,
-        returns_tokens=returns_tokens,
-        response_fields=response_fields,
+        returns_tokens=given.get("return_tokens", False),
+        response_fields=None if paths is None else tuple(paths),
     )
-
-
-def _read_files(fields: Fields) -> tuple[ContextFile, ...]:
-    files = fields.item_fields("input_extra") or []
-    if len(files) > MOST_FILES:
-        raise InvalidField("input_extra", f"{len(files):,} files are too many; the limit is {MOST_FILES:,}")
-    return tuple(ContextFile(file.text("filename") or _UNNAMED_FILE, file.needed_text("text")) for file in files)
-
-
-def _read_response_fields(fields: Fields) -> tuple[str, ...] | None:
-    paths = read_strings(fields, "response_fields")
-    if len(paths or ()) > MOST_RESPONSE_FIELDS:
-        raise InvalidField("response_fields", f"more than {MOST_RESPONSE_FIELDS} paths")
-    return None if paths is None else tuple(paths)
 
 
 class InfillAnswer:
@@ -183,7 +184,7 @@ class InfillAnswer:
         self._parsed, self._facts = parsed, facts
         self._choices = [_Choice(index, request) for index, request in enumerate(parsed.requests)]
 
-    def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
+    def feed(self, choice: int, event: Event) -> Sequence[Mapping[str, Any]]:
         event, found = checked(event), self._choices[choice]
         if isinstance(event, Finished):
             found.finished = event
@@ -195,19 +196,19 @@ class InfillAnswer:
             return [found.chunk(event)]
         return []
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> Sequence[Mapping[str, Any]]:
         return []
 
     def whole(self) -> Mapping[str, Any] | Sequence[Any]:
         bodies = [self._body(choice) for choice in self._choices]
         return bodies[0] if len(bodies) == 1 else bodies
 
-    def _body(self, choice: _Choice) -> dict[str, Any]:
+    def _body(self, choice: _Choice) -> Mapping[str, Any]:
         """Return the last event of a choice in a stream, without text, or the body of the choice."""
         parsed, finished = self._parsed, choice.finished
         assert finished is not None, "the choice has not finished"
         text = "".join(choice.texts)
-        body = {
+        body: Infill = {
             "index": choice.index,
             "content": "" if parsed.stream else text,
             "tokens": choice.tokens if parsed.returns_tokens and not parsed.stream else [],
@@ -236,7 +237,7 @@ class _Choice:
         self.index, self.request = index, request
         self.texts: list[str] = []
         self.tokens: list[int] = []
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[TokenProbabilities] = []
         self.prompt_tokens = 0
         self.finished: Finished | None = None
 
@@ -245,9 +246,9 @@ class _Choice:
         self.tokens += delta.tokens
         self.logprobs += map(_probabilities, delta.logprobs)
 
-    def chunk(self, delta: TextDelta) -> dict[str, Any]:
+    def chunk(self, delta: TextDelta) -> InfillChunk:
         """Return the stream's chunk for a delta that `take` has added."""
-        chunk = {
+        chunk: InfillChunk = {
             "index": self.index,
             "content": delta.text,
             "tokens": [*delta.tokens],
@@ -260,12 +261,12 @@ class _Choice:
         return chunk
 
 
-def _probabilities(token: TokenLogprobs) -> dict[str, Any]:
-    top = [{"id": each.token_id, **token_entry(each)} for each in token.top]
+def _probabilities(token: TokenLogprobs) -> TokenProbabilities:
+    top: list[_TokenWithId] = [{"id": each.token_id, **token_entry(each)} for each in token.top]
     return {"id": token.chosen.token_id, **token_entry(token.chosen), "top_logprobs": top}
 
 
-def _stop_type(finished: Finished) -> str:
+def _stop_type(finished: Finished) -> StopType:
     if finished.reason is FinishReason.LENGTH:
         return "limit"
     return "eos" if finished.stop is None else "word"

@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypedDict
 
-from llmrun.serving.protocol import embeddings, infill
-from llmrun.serving.protocol.anthropic import answers as anthropic_answers
-from llmrun.serving.protocol.anthropic import requests as anthropic_requests
-from llmrun.serving.protocol.anthropic.schemas import ANTHROPIC_SCHEMAS
-from llmrun.serving.protocol.embeddings import EMBEDDING_SCHEMAS
-from llmrun.serving.protocol.ollama import requests as ollama_requests
+from llmrun.serving.protocol.anthropic.objects import (
+    AnthropicError,
+    AnthropicMessage,
+    AnthropicModel,
+    AnthropicModels,
+    MessageCount,
+    MessageCountRequest,
+    MessageEvent,
+    MessageRequest,
+)
+from llmrun.serving.protocol.declarations import Schema, kind_of, schemas
+from llmrun.serving.protocol.embeddings import (
+    EmbeddingRequest,
+    Embeddings,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    Ranking,
+    RerankRequest,
+)
+from llmrun.serving.protocol.infill import Infill, InfillChunk, InfillRequest, LlamaServerError
 from llmrun.serving.protocol.ollama.answers import MEDIA_TYPE, PREFIX
-from llmrun.serving.protocol.ollama.schemas import OLLAMA_SCHEMAS
-from llmrun.serving.protocol.openai import messages, options
-from llmrun.serving.protocol.openai.schemas import OPENAI_SCHEMAS, sampling_parameters
-from llmrun.serving.protocol.openai_responses import requests as responses_requests
-from llmrun.serving.protocol.openai_responses.schemas import RESPONSES_SCHEMAS
-from llmrun.serving.protocol.schema_notation import Schema, read_schemas
+from llmrun.serving.protocol.ollama.objects import (
+    OllamaChat,
+    OllamaChatRequest,
+    OllamaError,
+    OllamaGenerateRequest,
+    OllamaLoadedModels,
+    OllamaModelFacts,
+    OllamaModels,
+    OllamaShowRequest,
+    OllamaText,
+    OllamaVersion,
+)
+from llmrun.serving.protocol.openai.objects import (
+    Adapter,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatRequest,
+    Completion,
+    CompletionChunk,
+    CompletionRequest,
+    Error,
+    Model,
+    Models,
+)
+from llmrun.serving.protocol.openai_responses.objects import Response, ResponseEvent, ResponseRequest
+from llmrun.serving.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
 
 # The errors of routes that use a model
 _ERRORS: Final = {
@@ -66,8 +101,86 @@ MISSING: Final[Mapping[str, str]] = {
 }
 
 
+class Health(TypedDict):
+    """The state of the server, which is "ok" if the server is ready."""
+
+    status: str
+
+
+class Route(NamedTuple):
+    """A route with JSON answers, and the declared types of its request, its answer and the chunks of its streams.
+
+    The method is POST if there is a request type, and otherwise GET.
+    """
+
+    path: str
+    summary: str
+    request: Any
+    answer: Any
+    chunk: Any = None
+
+
+ROUTES: Final = (
+    Route("/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion, ChatCompletionChunk | Error),
+    Route("/v1/completions", "Continue a text", CompletionRequest, Completion, CompletionChunk | Error),
+    Route("/v1/responses", "Answer a conversation, as items", ResponseRequest, Response, ResponseEvent),
+    Route(
+        "/infill",
+        "Fill in the middle of a text",
+        InfillRequest,
+        Infill | list[Infill],
+        InfillChunk | Infill | LlamaServerError,
+    ),
+    Route(
+        "/v1/messages",
+        "Answer a conversation, as in Anthropic's API",
+        MessageRequest,
+        AnthropicMessage,
+        MessageEvent,
+    ),
+    Route("/v1/messages/count_tokens", "Count the tokens of a conversation", MessageCountRequest, MessageCount),
+    Route("/v1/embeddings", "Compute embeddings of texts", EmbeddingRequest, Embeddings),
+    Route("/v1/rerank", "Rank documents for a query", RerankRequest, Ranking),
+    Route("/tokenize", "Turn a text into tokens", TokenizeRequest, Tokens),
+    Route("/detokenize", "Turn tokens into a text", DetokenizeRequest, Text),
+    Route("/lora-adapters", "List the LoRA adapters that requests may use", None, list[Adapter]),
+    Route(
+        "/api/chat",
+        "Answer a conversation, as in Ollama's API",
+        OllamaChatRequest,
+        OllamaChat,
+        OllamaChat | OllamaError,
+    ),
+    Route(
+        "/api/generate",
+        "Continue a prompt, as in Ollama's API",
+        OllamaGenerateRequest,
+        OllamaText,
+        OllamaText | OllamaError,
+    ),
+    Route("/api/embed", "Compute embeddings, as in Ollama's API", OllamaEmbedRequest, OllamaEmbeddings),
+    Route("/api/embeddings", "Compute an embedding that is not normalized", OllamaEmbeddingsRequest, OllamaEmbedding),
+    Route("/api/tags", "List the models that requests may name", None, OllamaModels),
+    Route("/api/ps", "List the models in memory", None, OllamaLoadedModels),
+    Route("/api/show", "Describe a model", OllamaShowRequest, OllamaModelFacts),
+    Route("/api/version", "Return the supported version of Ollama's API", None, OllamaVersion),
+)
+_OTHERS: Final = (
+    Health,
+    Models,
+    AnthropicModels,
+    Model,
+    AnthropicModel,
+    Error,
+    AnthropicError,
+    LlamaServerError,
+    OllamaError,
+)
+
+
 def document(version: str) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. `version` is llmrun's version."""
+    declared = [each for route in ROUTES for each in (route.request, route.answer, route.chunk) if each is not None]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -80,107 +193,67 @@ def document(version: str) -> dict[str, Any]:
         "paths": _paths(),
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": _schemas(),
+            "schemas": schemas(*declared, *_OTHERS),
         },
     }
-
-
-def _schemas() -> dict[str, Schema]:
-    """Return the schemas by name. Each schema text can use the types of earlier texts, and the parsers' constants."""
-    known: dict[str, Any] = {
-        "parameters": {"properties": sampling_parameters()},
-        "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}},
-        "num_predict": {"type": "integer", "minimum": -2, "not": {"const": 0}},
-        "time": {"type": "string", "format": "date-time"},
-        "duration": r"-?([0-9]+(\.[0-9]+)?(ms|s|m|h|d|))+",
-    }
-    found: dict[str, Schema] = {}
-    for text, modules in (
-        (OPENAI_SCHEMAS, (infill, messages, options)),
-        (RESPONSES_SCHEMAS, (responses_requests,)),
-        (ANTHROPIC_SCHEMAS, (anthropic_requests, anthropic_answers)),
-        (OLLAMA_SCHEMAS, (ollama_requests,)),
-        (EMBEDDING_SCHEMAS, (embeddings,)),
-    ):
-        for module in modules:
-            known |= {name: value for name, value in vars(module).items() if name.isupper()}
-        found |= read_schemas(text, known)
-    return found
-
-
-# The routes with JSON answers: each line lists a request schema, an answer schema, and a schema for stream chunks
-_ROUTES: Final = """
-POST /v1/chat/completions (ChatRequest): ChatCompletion, ChatCompletionChunk // Answer a conversation
-POST /v1/completions (CompletionRequest): Completion, CompletionChunk // Continue a text
-POST /v1/responses (ResponseRequest): Response, ResponseEvent // Answer a conversation, as items
-POST /infill (InfillRequest): Infill, InfillChunk // Fill in the middle of a text
-POST /v1/messages (MessageRequest): AnthropicMessage, MessageEvent // Answer a conversation, as in Anthropic's API
-POST /v1/messages/count_tokens (MessageCountRequest): MessageCount // Count the tokens of a conversation
-POST /v1/embeddings (EmbeddingRequest): Embeddings // Compute embeddings of texts
-POST /v1/rerank (RerankRequest): Ranking // Rank documents for a query
-POST /tokenize (TokenizeRequest): Tokens // Turn a text into tokens
-POST /detokenize (DetokenizeRequest): Text // Turn tokens into a text
-GET /lora-adapters: Adapters // List the LoRA adapters that requests may use
-POST /api/chat (OllamaChatRequest): OllamaChat, OllamaChat // Answer a conversation, as in Ollama's API
-POST /api/generate (OllamaGenerateRequest): OllamaText, OllamaText // Continue a prompt, as in Ollama's API
-POST /api/embed (OllamaEmbedRequest): OllamaEmbeddings // Compute embeddings, as in Ollama's API
-POST /api/embeddings (OllamaEmbeddingsRequest): OllamaEmbedding // Compute an embedding that is not normalized
-GET /api/tags: OllamaModels // List the models that requests may name
-GET /api/ps: OllamaLoadedModels // List the models in memory
-POST /api/show (OllamaShowRequest): OllamaModelFacts // Describe a model
-GET /api/version: OllamaVersion // Return the supported version of Ollama's API
-"""
-_ROUTE: Final = re.compile(r"(\w+) (\S+?)(?: \((\w+)\))?: (\w+)(?:, (\w+))? // (.*)")
 
 
 def _paths() -> dict[str, Any]:
-    anything = {"application/json": {"schema": {"type": "object"}}}
-    found = {path: _route(path, *rest) for _, path, *rest in _ROUTE.findall(_ROUTES)}
+    found = {route.path: _described(route) for route in ROUTES}
     found |= {
-        "/v1/models": _get("List the models that requests may name", _json("Models", "AnthropicModels")),
+        "/v1/models": _get("List the models that requests may name", _either(Models, AnthropicModels)),
         "/v1/models/{id}": {
-            **_get("Get a model", _json("Model", "AnthropicModel"), "404"),
+            **_get("Get a model", _either(Model, AnthropicModel), "404"),
             "parameters": [_in_path("id")],
         },
         "/": _get("Show the chat page", {"text/html": {"schema": {"type": "string"}}}, security=[]),
-        "/health": _get("Report whether the server is ready", anything, "503", security=[]),
+        "/health": _get("Report whether the server is ready", _json(Health), security=[]),
         "/metrics": _get("Report counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
-        "/openapi.json": _get("Return this document", anything),
+        "/openapi.json": _get("Return this document", {"application/json": {"schema": {"type": "object"}}}),
     }
+    found["/health"]["get"]["responses"]["503"] = {"description": _ERRORS["503"], "content": _json(Health)}
     for path, words in MISSING.items():
         method = "delete" if path == "/api/delete" else "post"
         parameters = {"parameters": [_in_path("digest")]} if "{digest}" in path else {}
-        answer = {"501": {"description": words, "content": _json("OllamaError")}}
+        answer = {"501": {"description": words, "content": _json(OllamaError)}}
         found[path] = {method: {"summary": f"Not supported: {words}", **parameters, "responses": answer}}
     return found
 
 
-def _route(path: str, body: str, answer: str, chunk: str, summary: str) -> dict[str, Any]:
-    """Return the description of a route in _ROUTES. `body` and `chunk` may be empty."""
-    is_ollama, content = path.startswith(PREFIX), _json(answer)
-    if chunk:
+def _described(route: Route) -> dict[str, Any]:
+    """Return the description of a route by its method."""
+    is_ollama, content = route.path.startswith(PREFIX), _json(route.answer)
+    if route.chunk is not None:
         media_type = MEDIA_TYPE if is_ollama else "text/event-stream"
-        content[media_type] = {"schema": {"type": "string", "contentSchema": _ref(chunk)}}
-    route = _get(summary, content)["get"]
+        content[media_type] = {"schema": {"type": "string", "contentSchema": _schema(route.chunk)}}
+    answers: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
+    found = {"summary": route.summary, "responses": answers}
     if is_ollama:
-        route["responses"]["default"] = {"description": _OLLAMA_ERROR, "content": _json("OllamaError")}
-    elif body:
-        error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
-        route["responses"]["200"] |= {"description": "The answer", "headers": _ANSWERED}
-        route["responses"] |= {status: _error(status, error) for status in _ERRORS}
-        if chunk:
-            route["parameters"] = [_LAST_EVENT]
-    if not body:
-        return {"get": route}
-    return {"post": {**route, "requestBody": {"required": True, "content": _json(body)}}}
+        answers["default"] = {"description": _OLLAMA_ERROR, "content": _json(OllamaError)}
+    else:
+        answers |= {status: _error(status, _error_of(route)) for status in _ERRORS}
+    if route.request is None:
+        return {"get": found}
+    answers["200"]["headers"] = _ANSWERED
+    if route.chunk is not None and not is_ollama:
+        found["parameters"] = [_LAST_EVENT]
+    return {"post": {**found, "requestBody": {"required": True, "content": _json(route.request)}}}
+
+
+def _error_of(route: Route) -> Any:
+    if route.path.startswith("/v1/messages"):
+        return AnthropicError
+    return LlamaServerError if route.request is InfillRequest else Error
 
 
 def _get(summary: str, content: dict[str, Any], *errors: str, **more: Any) -> dict[str, Any]:
-    answers = {"200": {"description": summary, "content": content}, **{status: _error(status) for status in errors}}
+    refusals = ("403",) if "security" in more else ("401", "403")
+    answers = {"200": {"description": "The answer", "content": content}}
+    answers |= {status: _error(status) for status in (*refusals, *errors)}
     return {"get": {"summary": summary, **more, "responses": answers}}
 
 
-def _error(status: str, body: str = "Error") -> dict[str, Any]:
+def _error(status: str, body: Any = Error) -> dict[str, Any]:
     headers = {"headers": _RETRY} if status in ("429", "503") else {}
     return {"description": _ERRORS[status], **headers, "content": _json(body)}
 
@@ -189,14 +262,16 @@ def _in_path(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _json(name: str, anthropic: str = "") -> dict[str, Any]:
-    """Return the JSON content with the schema `name`, or with schema `anthropic` for clients of Anthropic's API."""
-    schema: dict[str, Any] = _ref(name)
-    if anthropic:
-        words = "Requests with the header anthropic-version receive the second form."
-        schema = {"anyOf": [schema, _ref(anthropic)], "description": words}
-    return {"application/json": {"schema": schema}}
+def _json(declared: Any) -> dict[str, Any]:
+    """Return the content of a JSON body of a declared type."""
+    return {"application/json": {"schema": _schema(declared)}}
 
 
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _either(openai: Any, anthropic: Any) -> dict[str, Any]:
+    """Return the content of a JSON body whose type depends on the client's API."""
+    words = "Requests with the header anthropic-version receive the second form."
+    return {"application/json": {"schema": {**_schema(openai | anthropic), "description": words}}}
+
+
+def _schema(declared: Any) -> Schema:
+    return kind_of(declared).schema({})

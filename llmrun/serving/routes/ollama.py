@@ -23,23 +23,24 @@ from llmrun.serving.protocol.ollama.answers import (
     OllamaModel,
     Write,
     abilities_of,
-    chat_fields,
     empty_answer,
-    generate_fields,
     listed_elsewhere,
     loaded_body,
+    ollama_chat,
+    ollama_text,
     parameter_label,
-    read_show,
     show_body,
     tags_body,
     version_body,
 )
+from llmrun.serving.protocol.ollama.objects import OllamaChat, OllamaLoadedModels, OllamaText
 from llmrun.serving.protocol.ollama.requests import (
     keep_alive_of,
     only_unloads_chat,
     only_unloads_generate,
     parse_generate,
     parse_ollama_chat,
+    parse_show,
 )
 from llmrun.serving.protocol.openapi import MISSING
 from llmrun.serving.refusals import Refused, ignored_header, json_response
@@ -49,7 +50,7 @@ from llmrun.serving.service import Service
 
 async def _unloaded(
     write: Write, only_unloads: Callable[[Mapping[str, Any]], bool], models: Models, body: dict[str, Any]
-) -> dict[str, Any] | None:
+) -> OllamaChat | OllamaText | None:
     """Unload a model and return the answer if a call only unloads the model; return None for other calls."""
     if not only_unloads(body):
         return None
@@ -60,18 +61,18 @@ async def _unloaded(
 OLLAMA_CHAT = Call(
     "",
     parse_ollama_chat,
-    partial(OllamaAnswer, chat_fields),
+    partial(OllamaAnswer, ollama_chat),
     OLLAMA,
     keep_alive_of,
-    partial(_unloaded, chat_fields, only_unloads_chat),
+    partial(_unloaded, ollama_chat, only_unloads_chat),
 )
 OLLAMA_GENERATE = Call(
     "",
     parse_generate,
-    partial(OllamaAnswer, generate_fields),
+    partial(OllamaAnswer, ollama_text),
     OLLAMA,
     keep_alive_of,
-    partial(_unloaded, generate_fields, only_unloads_generate),
+    partial(_unloaded, ollama_text, only_unloads_generate),
 )
 
 
@@ -92,16 +93,18 @@ class OllamaModelRoutes:
     async def ps(self, request: HttpRequest) -> Response:
         loaded = [(managed, managed.process.facts) for managed in self._models.loaded() if managed.process is not None]
         listed = await asyncio.to_thread(lambda: [self._listed(managed.known) for managed, _ in loaded])
-        bodies = [
-            loaded_body(model, facts, managed.memory, time.time() + self._models.expires_in(managed))
-            for model, (managed, facts) in zip(listed, loaded, strict=True)
-            if facts is not None
-        ]
-        return json_response({"models": bodies})
+        found: OllamaLoadedModels = {
+            "models": [
+                loaded_body(model, facts, managed.memory, time.time() + self._models.expires_in(managed))
+                for model, (managed, facts) in zip(listed, loaded, strict=True)
+                if facts is not None
+            ]
+        }
+        return json_response(found)
 
     async def show(self, request: HttpRequest) -> Response:
         body, _ = await self._service.bodies.read_json(request.scope, request.receive)
-        name, unread = read_show(body)
+        name, ignored = parse_show(body)
         known = await self._models.find(name)
         listed, header = await asyncio.to_thread(lambda: (self._listed(known), header_of(known)))
         facts = self._facts(known)
@@ -114,7 +117,7 @@ class OllamaModelRoutes:
         shown = show_body(listed, header.values, header.template, abilities, facts)
         if known.preset is not None and known.preset.system:
             shown["system"] = known.preset.system
-        return json_response(shown, headers=ignored_header(unread))
+        return json_response(shown, headers=ignored_header(ignored))
 
     def _listed(self, known: KnownModel) -> OllamaModel:
         facts, glanced = self._facts(known), glance_at(known)

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from llmrun import __version__
 from llmrun.serving import metrics
 from llmrun.serving.processes.served_model import ServedModel, State
-from llmrun.serving.protocol.openapi import document
+from llmrun.serving.protocol.openapi import Health, document
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
 
@@ -40,9 +40,10 @@ class StatusRoutes:
         The request requires no key, so the response contains only the state.
         """
         state = self._state()
+        body: Health = {"status": "ok" if state == State.READY else state}
         if state == State.READY:
-            return json_response({"status": "ok"})
-        return json_response({"status": state}, status=503, headers={"retry-after": "5"})
+            return json_response(body)
+        return json_response(body, status=503, headers={"retry-after": "5"})
 
     def _state(self) -> str:
         service = self._service

@@ -33,9 +33,9 @@ from llmrun.serving.protocol.embeddings import (
     rerank_body,
 )
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.infill import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
+from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from llmrun.serving.refusals import ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 
@@ -57,15 +57,15 @@ class TokenRoutes:
                 call.text, add_special=call.add_special, parse_special=call.parse_special, tenant=tenant
             )
             pieces = await _pieces(ready.model, tokens, tenant) if call.with_pieces else None
-        return json_response(tokenize_body(tokens, ready.facts, pieces))
+        return json_response(tokenize_body(tokens, ready.facts, pieces), headers=ignored_header(call.ignored))
 
     async def detokenize(self, request: HttpRequest) -> Response:
         body, large = await self._service.bodies.read_json(request.scope, request.receive)
         async with self._service.models.lease(body.get("model")) as lease:
             ready = await lease.ready()
-            tokens = await off_the_loop(large, lambda: parse_detokenize(body, ready.facts))
+            tokens, ignored = await off_the_loop(large, lambda: parse_detokenize(body, ready.facts))
             text = await ready.model.detokenize(tokens, tenant=exchange_of(request.scope).tenant)
-        return json_response(detokenize_body(text))
+        return json_response(detokenize_body(text), headers=ignored_header(ignored))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """Return the number of prompt tokens that /v1/messages would compute for the same body."""

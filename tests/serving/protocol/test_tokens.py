@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.infill import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from tests.support.protocol.answers import FACTS
 
 
@@ -59,5 +59,5 @@ def test_tokens_come_with_their_pieces() -> None:
 
 
 def test_tokens_become_text() -> None:
-    assert parse_detokenize({"tokens": [0, 999]}, FACTS) == (0, 999)
+    assert parse_detokenize({"tokens": [0, 999]}, FACTS) == ((0, 999), ())
     assert detokenize_body(b"H\xff")["content"] == "H\ufffd"

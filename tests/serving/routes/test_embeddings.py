@@ -86,7 +86,7 @@ def test_ollama_s_routes_have_its_form(server: RunningServer) -> None:
         ("/v1/rerank", {"documents": ["a"]}, "query"),
         ("/v1/rerank", {"query": "q"}, "documents"),
         ("/v1/rerank", {"query": "q", "documents": []}, "documents"),
-        ("/v1/rerank", {"query": "q", "documents": [{"title": "a"}]}, "documents[0]"),
+        ("/v1/rerank", {"query": "q", "documents": [{"title": "a"}]}, "documents[0].text"),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun.engine.requests import Event, ModelFacts
-from llmrun.serving.protocol.ollama.answers import OllamaAnswer, chat_fields, generate_fields
+from llmrun.serving.protocol.ollama.answers import OllamaAnswer, ollama_chat, ollama_text
 from llmrun.serving.protocol.ollama.requests import parse_generate, parse_ollama_chat
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openapi import MISSING
@@ -38,11 +38,11 @@ def generate(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedCompletion:
 
 
 def chat_answer(**fields: Any) -> ApiAnswer:
-    return OllamaAnswer(chat_fields, chat(**fields), FACTS, "1", CREATED)
+    return OllamaAnswer(ollama_chat, chat(**fields), FACTS, "1", CREATED)
 
 
 def generate_answer(**fields: Any) -> ApiAnswer:
-    return OllamaAnswer(generate_fields, generate(**fields), FACTS, "1", CREATED)
+    return OllamaAnswer(ollama_text, generate(**fields), FACTS, "1", CREATED)
 
 
 def streamed(answer: ApiAnswer, events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -5,9 +5,10 @@ The routes are /api/chat, /api/generate, /api/tags, /api/ps, /api/show and /api/
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,17 +18,35 @@ from llmrun.base.types import FinishReason, named_pooling
 from llmrun.engine.constraint.strict_json import parse
 from llmrun.engine.requests import Event, Finished, ModelFacts
 from llmrun.serving.protocol.errors import ApiError
-from llmrun.serving.protocol.fields import Fields, agreed, missing
+from llmrun.serving.protocol.ollama.objects import (
+    Ability,
+    DoneReason,
+    End,
+    Head,
+    NamedModel,
+    OllamaChat,
+    OllamaDetails,
+    OllamaError,
+    OllamaLoadedModel,
+    OllamaModelFacts,
+    OllamaModels,
+    OllamaText,
+    OllamaToolCall,
+    OllamaVersion,
+    Said,
+    Thought,
+)
+from llmrun.serving.protocol.openai.objects import TokenLogprobs
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openai.responses import FOREVER_S, ChatAnswer, created_of
-from llmrun.serving.protocol.wire import WireFormat, json_bytes, json_line
+from llmrun.serving.protocol.wire import WireFormat, json_line
 
 PREFIX: Final = "/api/"  # the prefix of all paths of Ollama's API
 MEDIA_TYPE: Final = "application/x-ndjson"
 _SPACE: Final = b" "  # JSON parsers skip a space before a line, but an empty line would break Ollama's client
 
 
-def ollama_error(error: ApiError) -> dict[str, Any]:
+def ollama_error(error: ApiError) -> OllamaError:
     """Return the body of an error response, which is also the last line of a failed stream."""
     return {"error": error.message}
 
@@ -35,28 +54,30 @@ def ollama_error(error: ApiError) -> dict[str, Any]:
 OLLAMA: Final = WireFormat(MEDIA_TYPE, json_line, _SPACE, b"", ollama_error, ollama_error)
 
 
-_LENGTH: Final = "length"
-_STOP: Final = "stop"
-LOADED, UNLOADED = "load", "unload"
-
-# Returns the fields of a chunk or a body, given a part of the message
-Write = Callable[[Mapping[str, Any]], dict[str, Any]]
+LOADED: Final = "load"
+UNLOADED: Final = "unload"
 
 
-def chat_fields(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of /api/chat for a part of the message."""
-    return {"message": {"role": "assistant", **message}}
+def ollama_chat(head: Head, said: Said, end: End) -> OllamaChat:
+    """Return a line or a body of /api/chat for a part of the message."""
+    return {**head, "message": {"role": "assistant", **said}, **end}
 
 
-def generate_fields(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of /api/generate for a part of the message, without tool calls."""
-    return {"response": message["content"], **{name: message[name] for name in ("thinking",) if name in message}}
+def ollama_text(head: Head, said: Said, end: End) -> OllamaText:
+    """Return a line or a body of /api/generate for a part of the text, without tool calls."""
+    thought: Thought = {"thinking": said["thinking"]} if "thinking" in said else {}
+    return {**head, "response": said["content"], **thought, **end}
 
 
-def empty_answer(write: Write, name: str, created: float, reason: str) -> dict[str, Any]:
+_OPEN: Final[End] = {"done": False}
+# Returns a line or a body
+Write = Callable[[Head, Said, End], OllamaChat | OllamaText]
+
+
+def empty_answer(write: Write, name: str, created: float, reason: DoneReason) -> OllamaChat | OllamaText:
     """Return the answer to a call that only loads or unloads a model. `created` is a Unix time in seconds."""
-    head = {"model": name, "created_at": timestamp(created)}
-    return {**head, **write({"content": ""}), "done": True, "done_reason": reason}
+    head: Head = {"model": name, "created_at": timestamp(created)}
+    return write(head, {"content": ""}, {"done": True, "done_reason": reason})
 
 
 def timestamp(seconds: float) -> str:
@@ -73,11 +94,11 @@ class OllamaAnswer:
     def __init__(self, write: Write, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         self._write = write
         self._chat = ChatAnswer(parsed, facts, answer_id, created)
-        self._head = {"model": facts.name, "created_at": timestamp(created)}
-        self._unsent: list[Mapping[str, Any]] = []  # log-probabilities of tokens whose text has not been sent
+        self._head: Head = {"model": facts.name, "created_at": timestamp(created)}
+        self._unsent: list[TokenLogprobs] = []  # log-probabilities of tokens whose text has not been sent
         self._end: Finished | None = None
 
-    def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
+    def feed(self, choice: int, event: Event) -> Sequence[OllamaChat | OllamaText]:
         """See ApiAnswer. Raises InvalidAnswer if the arguments of a tool call are not a JSON object."""
         chunks = [each for chunk in self._chat.feed(choice, event) for each in self._pieces(chunk["choices"][0])]
         if not isinstance(event, Finished):
@@ -85,75 +106,71 @@ class OllamaAnswer:
         self._end = event
         body = self._chat.whole()
         if calls := _calls(body["choices"][0]["message"], event.reason):
-            chunks.append(self._chunk({"tool_calls": calls}))
-        return [*chunks, {**self._chunk({}, done=True), **_counts(body, event)}]
+            chunks.append(self._chunk({"content": "", "tool_calls": calls}))
+        return [*chunks, self._chunk({"content": ""}, _end(body, event))]
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> Sequence[OllamaChat | OllamaText]:
         """See ApiAnswer."""
         return []
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> OllamaChat | OllamaText:
         """See ApiAnswer."""
         if self._end is None:
-            return {**self._chunk({}, done=True), "done_reason": LOADED}
+            return self._chunk({"content": ""}, {"done": True, "done_reason": LOADED})
         body = self._chat.whole()
         choice = body["choices"][0]
         message, logprobs = choice["message"], choice["logprobs"]
-        fields = {
-            "content": message["content"] or "",
-            "thinking": message.get("reasoning_content"),
-            "tool_calls": _calls(message, self._end.reason),
-        }
+        said: Said = {"content": message["content"] or ""}
+        if thinking := message.get("reasoning_content"):
+            said["thinking"] = thinking
+        if calls := _calls(message, self._end.reason):
+            said["tool_calls"] = calls
         self._unsent = logprobs["content"] if logprobs else []
-        return {**self._chunk(fields, done=True), **_counts(body, self._end)}
+        return self._chunk(said, _end(body, self._end))
 
-    def _pieces(self, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _pieces(self, choice: Mapping[str, Any]) -> list[OllamaChat | OllamaText]:
         """Return the chunks for a piece of a chat completion. Tool calls are sent only when complete."""
         if choice["logprobs"]:
             self._unsent += choice["logprobs"]["content"]
         delta = choice["delta"]
         if text := delta.get("reasoning_content"):
-            return [self._chunk({"thinking": text})]
+            return [self._chunk({"content": "", "thinking": text})]
         return [self._chunk({"content": text})] if (text := delta.get("content")) else []
 
-    def _chunk(self, fields: Mapping[str, Any], *, done: bool = False) -> dict[str, Any]:
+    def _chunk(self, said: Said, end: End = _OPEN) -> OllamaChat | OllamaText:
         logprobs, self._unsent = self._unsent, []
-        message = {name: value for name, value in {"content": "", **fields}.items() if value or name == "content"}
-        tokens = {"logprobs": logprobs} if logprobs else {}
-        return {**self._head, **self._write(message), **tokens, "done": done}
+        return self._write(self._head, said, {"logprobs": logprobs, **end} if logprobs else end)
 
 
-def _counts(body: Mapping[str, Any], end: Finished) -> dict[str, Any]:
-    """Return the last fields of an answer, using the body of the chat completion. Durations are in nanoseconds.
-
-    `load_duration` is 0, because the times of an answer begin after the model is loaded. The last three fields are
-    specific to llmrun.
-    """
+def _end(body: Mapping[str, Any], end: Finished) -> End:
+    """Return the last fields of an answer, using the body of the chat completion. Durations are in nanoseconds."""
     times = end.timings
     return {
-        "done_reason": _LENGTH if end.reason is FinishReason.LENGTH else _STOP,
+        "done": True,
+        "done_reason": "length" if end.reason is FinishReason.LENGTH else "stop",
         "total_duration": _nanoseconds(times.total_s),
-        "load_duration": 0,
+        "load_duration": 0,  # the times of an answer begin after the model is loaded
         "prompt_eval_count": times.prompt_tokens,
         "prompt_eval_duration": _nanoseconds(times.prefill_s),
         "eval_count": times.generated_tokens,
         "eval_duration": _nanoseconds(times.decode_s),
-        **{name: body[name] for name in ("seed", "system_fingerprint", "timings")},
+        "seed": body["seed"],
+        "system_fingerprint": body["system_fingerprint"],
+        "timings": body["timings"],
     }
 
 
-def _calls(message: Mapping[str, Any], reason: FinishReason) -> Sequence[dict[str, Any]]:
+def _calls(message: Mapping[str, Any], reason: FinishReason) -> list[OllamaToolCall]:
     """Return the tool calls of a message, with arguments as objects.
 
     Truncated calls are omitted, and `done_reason` reports the truncation. Raises InvalidAnswer if the arguments of any
     other call are not an object.
     """
-    found: list[dict[str, Any]] = []
+    found: list[OllamaToolCall] = []
     for call in message.get("tool_calls", ()):
         name, arguments = call["function"]["name"], _parsed(call["function"]["arguments"])
         if type(arguments) is dict:
-            function = {"index": len(found), "name": name, "arguments": arguments}
-            found.append({"id": call["id"], "function": function})
+            found.append({"id": call["id"], "function": {"index": len(found), "name": name, "arguments": arguments}})
         elif reason is not FinishReason.LENGTH:
             raise InvalidAnswer(f"the arguments of the model's call of {name} are not a JSON object")
     return found
@@ -163,7 +180,7 @@ def _parsed(text: str) -> Any:
     """Return the value of JSON text, or None if the text is invalid or a number overflows, such as 1e999."""
     try:
         value = parse(text)
-        json_bytes(value)
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         return None
     return value
@@ -176,8 +193,6 @@ def _nanoseconds(seconds: float) -> int:
 # The supported version of Ollama's API. Many programs require a minimum version. For example, VS Code requires 0.6.4.
 API_VERSION: Final = "0.32.8"
 _FORMAT: Final = "gguf"
-_COMPLETION, _EMBEDDING, _TOOLS, _THINKING, _FILLING = "completion", "embedding", "tools", "thinking", "insert"
-_CONTEXT: Final = "context_length"
 _LICENSE: Final = "general.license"
 # Ollama's options that can have recommended values
 _PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "repeat_last_n")
@@ -211,17 +226,17 @@ def listed_elsewhere(model: Mapping[str, Any]) -> OllamaModel:
     return OllamaModel(model["id"], modified=created_of(model), context=context if type(context) is int else 0)
 
 
-def version_body(own: str) -> dict[str, Any]:
+def version_body(own: str) -> OllamaVersion:
     """Return the body of /api/version. `own` is llmrun's version."""
     return {"version": API_VERSION, "llmrun": own}
 
 
-def tags_body(models: Sequence[OllamaModel]) -> dict[str, Any]:
+def tags_body(models: Sequence[OllamaModel]) -> OllamaModels:
     """Return the body of /api/tags."""
     return {"models": [{**_named(model), "modified_at": timestamp(model.modified)} for model in models]}
 
 
-def loaded_body(model: OllamaModel, facts: ModelFacts, memory: int, expires: float) -> dict[str, Any]:
+def loaded_body(model: OllamaModel, facts: ModelFacts, memory: int, expires: float) -> OllamaLoadedModel:
     """Return the entry of a loaded model in the list of /api/ps.
 
     memory   the most bytes of main memory that the model may use
@@ -231,17 +246,16 @@ def loaded_body(model: OllamaModel, facts: ModelFacts, memory: int, expires: flo
     on_gpus, _, layers = info.gpu_layers.partition("/")
     on_gpu = info.file_bytes * int(on_gpus) // int(layers) if layers else 0
     return {
-        **_named(model),
-        "size": memory + on_gpu,
+        **_named(replace(model, size=memory + on_gpu)),
         "size_vram": on_gpu,
         "expires_at": timestamp(min(expires, FOREVER_S)),
-        _CONTEXT: info.context_size,
+        "context_length": info.context_size,
     }
 
 
 def show_body(
-    model: OllamaModel, header: Mapping[str, Any], template: str, abilities: Sequence[str], facts: ModelFacts | None
-) -> dict[str, Any]:
+    model: OllamaModel, header: Mapping[str, Any], template: str, abilities: Sequence[Ability], facts: ModelFacts | None
+) -> OllamaModelFacts:
     """Return the body of /api/show.
 
     header     all keys of the file's header whose values are not lists
@@ -252,9 +266,8 @@ def show_body(
     if facts is not None:
         known["general.parameter_count"] = facts.info.parameters
     if model.context:
-        known[f"{model.family}.{_CONTEXT}"] = model.context
-    license_name = header.get(_LICENSE)
-    return {
+        known[f"{model.family}.context_length"] = model.context
+    body: OllamaModelFacts = {
         "modified_at": timestamp(model.modified),
         "details": _details(model),
         "model_info": {
@@ -263,40 +276,35 @@ def show_body(
         "capabilities": [*abilities],
         "template": template,
         "parameters": "" if facts is None else _parameters(facts),
-        **({"license": license_name} if isinstance(license_name, str) else {}),
     }
+    if isinstance(license_name := header.get(_LICENSE), str):
+        body["license"] = license_name
+    return body
 
 
-def abilities_of(header: Mapping[str, Any], *, takes_tools: bool, thinks: bool, fills: bool) -> list[str]:
+def abilities_of(header: Mapping[str, Any], *, takes_tools: bool, thinks: bool, fills: bool) -> list[Ability]:
     """Return the capabilities of a model under Ollama's names.
 
     header  the keys of the file's header; as in Ollama, a model with a pooling type in its header is embedding-only
     fills   True if the model can fill in the middle
     """
     if named_pooling(header, str(header.get("general.architecture"))):
-        return [_EMBEDDING]
-    more = {_TOOLS: takes_tools, _THINKING: thinks, _FILLING: fills}
-    return [_COMPLETION, *(word for word, has in more.items() if has)]
+        return ["embedding"]
+    more: dict[Ability, bool] = {"tools": takes_tools, "thinking": thinks, "insert": fills}
+    return ["completion", *(ability for ability, has in more.items() if has)]
 
 
-def read_show(body: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the model's name in the body of /api/show, and the ignored fields. Raises InvalidField."""
-    fields = Fields(body)
-    names = {name: value for name in ("model", "name") if (value := fields.text(name))}
-    if fields.peek("verbose") is False:
-        fields.value("verbose")
-    name = agreed(names)
-    if name is None:
-        raise missing("model")
-    return name, fields.unread()
+def _named(model: OllamaModel) -> NamedModel:
+    return {
+        "name": model.name,
+        "model": model.name,
+        "size": model.size,
+        "digest": model.digest,
+        "details": _details(model),
+    }
 
 
-def _named(model: OllamaModel) -> dict[str, Any]:
-    names = {"name": model.name, "model": model.name}
-    return {**names, "size": model.size, "digest": model.digest, "details": _details(model)}
-
-
-def _details(model: OllamaModel) -> dict[str, Any]:
+def _details(model: OllamaModel) -> OllamaDetails:
     return {
         "parent_model": "",
         "format": _FORMAT,
@@ -304,7 +312,7 @@ def _details(model: OllamaModel) -> dict[str, Any]:
         "families": [model.family],
         "parameter_size": model.parameters,
         "quantization_level": model.quantization,
-        _CONTEXT: model.context,
+        "context_length": model.context,
     }
 
 

@@ -1,7 +1,4 @@
-"""Converts the bodies of Ollama's /api/chat and /api/generate into requests for the engine.
-
-The messages of a chat are converted to the form of chat completions.
-"""
+"""Converts the bodies of Ollama's API, except those for embeddings, into requests for the engine."""
 
 from __future__ import annotations
 
@@ -13,66 +10,68 @@ from typing import Any, Final
 from llmrun.base.amounts import parse_duration
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, TextPrompt
+from llmrun.serving.protocol.declarations import agreed, missing, read, seen
 from llmrun.serving.protocol.errors import InvalidField, unsupported
-from llmrun.serving.protocol.fields import Fields, seen
-from llmrun.serving.protocol.openai.messages import read_messages, read_tools, require_filling
+from llmrun.serving.protocol.ollama.objects import (
+    Loading,
+    OllamaAssistantMessage,
+    OllamaChatRequest,
+    OllamaCommon,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaShowRequest,
+    OllamaToolMessage,
+)
+from llmrun.serving.protocol.openai.messages import require_filling, text_of, tools_of
+from llmrun.serving.protocol.openai.objects import LARGEST_SEED
 from llmrun.serving.protocol.openai.options import (
     Options,
     ThinkingOptions,
     json_schema_format,
-    read_sampling,
-    read_seed,
-    read_stop,
-    read_thinking,
+    sampling_of,
+    seed_of,
+    stops_of,
+    thinking_of,
 )
-from llmrun.serving.protocol.openai.requests import (
-    ParsedCompletion,
-    chat_request,
-    parsed_completion,
-    read_chat_logprobs,
-)
+from llmrun.serving.protocol.openai.requests import ParsedCompletion, chat_logprobs, chat_request, parsed_completion
 
 
-def read_ollama_messages(fields: Fields) -> tuple[Sequence[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the conversation of a ChatPrompt, and the paths of ignored fields. Raises InvalidField.
-
-    The conversation is empty if there are no messages.
-    """
-    given = fields.item_fields("messages")
-    if not given:
-        return (), ()
+def messages_of(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """Return the conversation of a ChatPrompt. Raises InvalidField for results without a tool call."""
     calls = _Calls()
-    converted = Fields({"messages": [_converted(message, calls) for message in given]})
-    return read_messages(converted), converted.unread()
+    return [_message_of(message, calls, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def refuse_images(fields: Fields) -> None:
-    """Raise InvalidField if there are images."""
-    if fields.items("images"):
-        raise unsupported(fields.path("images"), "this server does not read images", hint="send text only")
+def _message_of(message: OllamaMessage, calls: _Calls, place: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message["role"], "content": text_of(message.get("content")) or ""}
+    match message["role"]:
+        case "assistant":
+            found |= _answer_of(message, calls)
+        case "tool":
+            found |= calls.answered(message, place)
+        case "developer":
+            found["role"] = "system"  # few templates support the newer role
+    return found
 
 
-def _converted(message: Fields, calls: _Calls) -> dict[str, Any]:
-    """Return a message with the field names of chat completions. Fields with identical names are copied unchanged."""
-    refuse_images(message)
-    role = (message.text("role") or "").lower() or None
-    content = message.value("content")
-    found: dict[str, Any] = {"role": role, "content": "" if content is None else content}
-    if role == "assistant":
-        found["reasoning_content"] = message.text("thinking")
-        found["tool_calls"] = [_converted_call(call, calls) for call in message.item_fields("tool_calls") or ()]
-    elif role == "tool":
-        found["name"] = message.text("tool_name")
-        found["tool_call_id"] = calls.answered(message, found["name"])
-    return {**found, **message.rest()}
-
-
-def _converted_call(call: Fields, calls: _Calls) -> dict[str, Any]:
-    call_id, function = call.text("id"), call.value("function")
-    if isinstance(function, dict):
-        function = {name: value for name, value in function.items() if name != "index"}
-        call_id = calls.asked(call_id, function.get("name"))
-    return {"id": call_id, "function": function, **call.rest()}
+def _answer_of(message: OllamaAssistantMessage, calls: _Calls) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if given := message.get("tool_calls"):
+        found["tool_calls"] = [
+            {
+                "id": calls.asked(call.get("id"), call["function"]["name"]),
+                "type": "function",
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": call["function"].get("arguments") or "{}",
+                },
+            }
+            for call in given
+        ]
+    if "thinking" in message:
+        found["reasoning_content"] = message["thinking"]
+    return found
 
 
 class _Calls:
@@ -83,147 +82,108 @@ class _Calls:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, object] = {}  # maps the ID of a call to the name of the tool
+        self._open: dict[str, str] = {}  # maps the ID of a call to the name of the tool
         self._asked = 0
 
-    def asked(self, call_id: str | None, name: object) -> str:
+    def asked(self, call_id: str | None, name: str) -> str:
         """Add a call, and return the call's ID."""
         self._asked += 1
         found = call_id or f"call_{self._asked}"
         self._open[found] = name
         return found
 
-    def answered(self, result: Fields, name: str | None) -> str:
-        """Return the ID of the call that a result belongs to. Raises InvalidField if there is no such call."""
-        call_id = result.text("tool_call_id")
+    def answered(self, result: OllamaToolMessage, place: str) -> dict[str, Any]:
+        """Return the name of the tool, and the ID of the call that a result belongs to. Raises InvalidField."""
+        name, call_id = result.get("tool_name"), result.get("tool_call_id")
         if call_id is None:
             call_id = next((known for known, tool in self._open.items() if name in (None, tool)), None)
         if call_id is None:
             of_tool = "" if name is None else f" of {seen(name)}"
-            raise InvalidField(result.place, f"there is no tool call{of_tool} before this result")
+            raise InvalidField(place, f"there is no tool call{of_tool} before this result")
         self._open.pop(call_id, None)
-        return call_id
+        shown = result.get("name", name)
+        return {**({} if shown is None else {"name": shown}), "tool_call_id": call_id}
 
 
-LEVELS: Final = ("low", "medium", "high", "max")
 _NO_LIMITS: Final = (-1, -2)  # Ollama's values for no limit and for filling the context; llmrun treats both as no limit
-_JSON: Final = "json"
-# Options that drop messages or the beginning of a full context, which this server never does.
-_CUTS: Final = ("truncate", "shift")
-_LONGEST_DURATION: Final = 60  # characters
 
 
-def read_ollama_options(fields: Fields, facts: ModelFacts, seed: int) -> tuple[Options, tuple[str, ...]]:
-    """Return the common options, and the paths of ignored options. Raises InvalidField.
+def options_of(given: OllamaCommon, facts: ModelFacts, seed: int) -> tuple[Options, tuple[str, ...]]:
+    """Return the common options, and the paths of options that have no effect. Raises InvalidField.
 
     seed  the default seed
     """
-    fields.text("model")  # the route has already used this field
-    read_keep_alive(fields)  # the route has already applied this field
-    if fields.boolean("_debug_render_only"):
-        raise unsupported("_debug_render_only")
-    for name in _CUTS:
-        if fields.peek(name) is False:
-            fields.value(name)
-    options = Fields(_whole_numbers(fields.object("options") or {}), "options")
-    _check_context(options, facts)
+    options = given["options"]
+    limit = options.get("num_predict", _NO_LIMITS[0])
     found = Options(
-        sampling=read_sampling(options, facts),
-        seed=read_seed(options, seed),
-        stream=fields.boolean("stream") is not False,
-        max_tokens=_read_limit(options),
-        stop=read_stop(options, "stop"),
-        logprobs=read_chat_logprobs(fields),
-        response_format=_read_format(fields),
+        sampling=sampling_of(options, facts, "options"),
+        seed=seed_of(options, seed),
+        stream=given.get("stream", True),
+        max_tokens=None if limit in _NO_LIMITS else limit,
+        stop=stops_of(options.get("stop")),
+        logprobs=chat_logprobs(given.get("logprobs", False), given.get("top_logprobs")),
+        response_format=_format_of(given.get("format", "")),
     )
-    return found, options.unread()
+    return found, _smaller_context(options, facts)
 
 
-def read_think(fields: Fields, facts: ModelFacts) -> ThinkingOptions:
-    """Read `think`, which is true, false or a level. Raises InvalidField, for example if the model cannot think."""
-    think = fields.value("think")
-    if type(think) is str:
-        fields.word("think", LEVELS)
-    elif think is not None and type(think) is not bool:
-        raise fields.wrong("think", f"true, false, or one of {', '.join(LEVELS)}")
+def thinking_options_of(given: OllamaCommon, facts: ModelFacts) -> ThinkingOptions:
+    """Convert `think`, which is true, false or a level. Raises InvalidField if the model cannot think."""
+    think = given.get("think")
     if think and not facts.thinks:
         raise unsupported("think", f"{facts.name} does not think", hint="leave this field out, or send false")
-    name = "reasoning_effort" if type(think) is str else "enable_thinking"
-    return read_thinking(Fields({name: think}), facts)
-
-
-def read_keep_alive(fields: Fields) -> float | None:
-    """Return `keep_alive` in seconds, infinity for a negative value, or None if missing. Raises InvalidField.
-
-    The field is the time that the model stays loaded after the answer: a number of seconds, or a duration in Go's
-    notation, such as "1h30m".
-    """
-    value = fields.value("keep_alive")
-    if value is None:
-        return None
-    seconds = _seconds(value)
-    if seconds is None:
-        raise fields.wrong("keep_alive", 'a number of seconds, or a duration such as "5m"')
-    return seconds
+    if think is None or isinstance(think, str):
+        return thinking_of({}, facts, think, "think")
+    return thinking_of({"enable_thinking": think}, facts, None, "think")
 
 
 def keep_alive_of(body: Mapping[str, Any]) -> float | None:
-    """Return the `keep_alive` of a body in seconds, or None. Raises InvalidField."""
-    return read_keep_alive(Fields(body))
+    """Return the `keep_alive` of a body in seconds, infinity for a negative value, or None. Raises InvalidField."""
+    given, _ = read(Loading, body)
+    value = given.get("keep_alive")
+    if isinstance(value, str):
+        return parse_duration(value)
+    return math.inf if value is not None and value < 0 else value
 
 
-def _seconds(value: Any) -> float | None:
-    """Return a duration in seconds, or None if the duration is not valid."""
-    try:
-        if type(value) is str and len(value) <= _LONGEST_DURATION:
-            return parse_duration(value)
-        return (math.inf if value < 0 else float(value)) if type(value) in (int, float) else None
-    except (ValueError, OverflowError):
-        return None
+def lenient(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body with `options`, with roles in lower case, and with integers for options such as 8192.0.
+
+    Home Assistant sends numbers with a fraction of zero.
+    """
+    messages, options = body.get("messages"), body.get("options")
+    found = {**body, "options": {} if options is None else options}
+    if type(options) is dict:
+        found["options"] = {
+            name: int(each) if type(each) is float and each.is_integer() and abs(each) <= LARGEST_SEED else each
+            for name, each in options.items()
+        }
+    if type(messages) is list:
+        found["messages"] = [
+            {**each, "role": each["role"].lower()} if type(each) is dict and type(each.get("role")) is str else each
+            for each in messages
+        ]
+    return found
 
 
-def _whole_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options, converting numbers such as 8192.0, which Home Assistant sends, to integers."""
-    return {name: int(each) if type(each) is float and each.is_integer() else each for name, each in options.items()}
-
-
-def _check_context(options: Fields, facts: ModelFacts) -> None:
-    """Raise InvalidField if `num_ctx` exceeds the server's context. Smaller values are ignored."""
+def _smaller_context(options: OllamaOptions, facts: ModelFacts) -> tuple[str, ...]:
+    """Return the path of `num_ctx` if the value has no effect. Raises InvalidField if the value is too large."""
     context = facts.info.context_size
-    if options.peek("num_ctx") == context:
-        options.value("num_ctx")
-        return
-    number = options.peek("num_ctx")
-    if number is not None and (type(number) is not int or number < 1):
-        raise options.wrong("num_ctx", "an integer of at least 1")
-    if number is not None and number > context:
+    number = options.get("num_ctx", context)
+    if number > context:
         hint = f"leave num_ctx out, or start the server with -c {number}"
-        raise unsupported(
-            options.path("num_ctx"), f"{number:,} tokens are more than this server's context of {context:,}", hint=hint
-        )
+        problem = f"{number:,} tokens are more than this server's context of {context:,}"
+        raise unsupported("options.num_ctx", problem, hint=hint)
+    return () if number == context else ("options.num_ctx",)
 
 
-def _read_limit(options: Fields) -> int | None:
-    """Return the maximum length of the answer."""
-    limit = options.integer("num_predict", min(_NO_LIMITS))
-    if limit == 0:
-        raise options.wrong("num_predict", "an integer of at least 1, or -1 or -2 for no limit")
-    return None if limit in _NO_LIMITS else limit
+def _format_of(value: str | dict[str, Any]) -> ResponseFormat | None:
+    """Return the format of the answer: JSON, a schema, or None for any text."""
+    if isinstance(value, dict):
+        return json_schema_format(value, "format")
+    return ResponseFormat(FormatKind.JSON_OBJECT, origin="format") if value else None
 
 
-def _read_format(fields: Fields) -> ResponseFormat | None:
-    """Return the format of the answer: `json`, a schema, or None for any text."""
-    value = fields.value("format")
-    if value in (None, ""):
-        return None
-    if value == _JSON:
-        return ResponseFormat(FormatKind.JSON_OBJECT, origin="format")
-    if type(value) is not dict:
-        raise InvalidField("format", 'expected "json" or a JSON schema', code="invalid_type")
-    return json_schema_format(value, "format")
-
-
-_TO_CHAT: Final = "send the conversation to /api/chat instead"
 _NO_TEMPLATE: Final = "this model has no chat template"
 
 
@@ -232,17 +192,15 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
 
     A call that only loads the model has no request. `seed` is the default seed.
     """
-    fields = Fields(body)
-    options, unread_options = read_ollama_options(fields, facts, seed)
-    thinking = read_think(fields, facts)
-    tools = read_tools(fields, facts)
-    messages, unread = read_ollama_messages(fields)
+    given, ignored = read(OllamaChatRequest, lenient(body))
+    options, without_effect = options_of(given, facts, seed)
+    thinking, tools = thinking_options_of(given, facts), tools_of(given, facts)
+    messages = messages_of(given.get("messages", ()))
     if not messages:
-        return _only_loading(options, (*fields.unread(), *unread_options))
+        return _only_loading(options, (*without_effect, *ignored))
     if not facts.takes_chats:
         raise unsupported("messages", _NO_TEMPLATE, hint="send a prompt to /api/generate instead")
-    request = chat_request(messages, tools, thinking, options)
-    return parsed_completion([request], options, (*fields.unread(), *unread, *unread_options))
+    return parsed_completion([chat_request(messages, tools, thinking, options)], options, (*without_effect, *ignored))
 
 
 def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
@@ -250,23 +208,18 @@ def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
 
     A call that only loads the model has no request. `seed` is the default seed.
     """
-    fields = Fields(body)
-    options, unread = read_ollama_options(fields, facts, seed)
-    prompt, thinking = _read_prompt(fields, facts)
-    ignored = (*fields.unread(), *unread)
+    given, ignored = read(OllamaGenerateRequest, lenient(body))
+    options, without_effect = options_of(given, facts, seed)
+    prompt, thinking = _prompt_of(given, facts)
+    ignored = (*(["think"] if thinking is None and "think" in given else []), *without_effect, *ignored)
     if prompt is None:
         return _only_loading(options, ignored)
     return parsed_completion([options.request(prompt, thinking)], options, ignored)
 
 
-def _read_prompt(fields: Fields, facts: ModelFacts) -> tuple[Prompt | None, ThinkingOptions | None]:
-    refuse_images(fields)
-    if fields.text("template"):
-        raise unsupported("template", "the model's own template is used", hint="write the prompt yourself, with raw")
-    if fields.items("context"):
-        raise unsupported("context", "obsolete", hint=_TO_CHAT)
-    text, system, is_raw = fields.text("prompt"), fields.text("system"), bool(fields.boolean("raw"))
-    if suffix := fields.text("suffix"):
+def _prompt_of(given: OllamaGenerateRequest, facts: ModelFacts) -> tuple[Prompt | None, ThinkingOptions | None]:
+    text, system, is_raw = given.get("prompt"), given.get("system"), given.get("raw", False)
+    if suffix := given.get("suffix"):
         require_filling(facts, "suffix")
         if system or is_raw:
             raise unsupported("suffix", f"cannot be combined with {'raw' if is_raw else 'system'}")
@@ -277,7 +230,7 @@ def _read_prompt(fields: Fields, facts: ModelFacts) -> tuple[Prompt | None, Thin
         raise InvalidField("system", "cannot be combined with raw" if is_raw else _NO_TEMPLATE)
     if is_raw or not facts.takes_chats:
         return TextPrompt(text), None
-    thinking = read_think(fields, facts)
+    thinking = thinking_options_of(given, facts)
     messages = [{"role": "system", "content": system}] if system else []
     return ChatPrompt([*messages, {"role": "user", "content": text}], template_kwargs=thinking.variables), thinking
 
@@ -289,14 +242,19 @@ def _only_loading(options: Options, ignored: tuple[str, ...]) -> ParsedCompletio
 
 def only_unloads_chat(body: Mapping[str, Any]) -> bool:
     """Return whether a body of /api/chat only unloads the model. Raises InvalidField."""
-    return not body.get("messages") and _unloads(Fields(body))
+    return not body.get("messages") and keep_alive_of(body) == 0
 
 
 def only_unloads_generate(body: Mapping[str, Any]) -> bool:
     """Return whether a body of /api/generate only unloads the model. Raises InvalidField."""
-    return not body.get("prompt") and not body.get("suffix") and _unloads(Fields(body))
+    return not body.get("prompt") and not body.get("suffix") and keep_alive_of(body) == 0
 
 
-def _unloads(fields: Fields) -> bool:
-    fields.text("model")
-    return read_keep_alive(fields) == 0
+def parse_show(body: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the model's name in the body of /api/show, and the ignored fields. Raises InvalidField."""
+    given, ignored = read(OllamaShowRequest, body)
+    names = {"model": given.get("model"), "name": given.get("name")}
+    name = agreed({field: each for field, each in names.items() if each})
+    if name is None:
+        raise missing("model")
+    return name, ignored

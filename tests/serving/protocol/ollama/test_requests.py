@@ -14,8 +14,7 @@ from llmrun.engine.constraint.base import FormatKind
 from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.fields import Fields
-from llmrun.serving.protocol.ollama.requests import only_unloads_chat, only_unloads_generate, read_keep_alive
+from llmrun.serving.protocol.ollama.requests import keep_alive_of, only_unloads_chat, only_unloads_generate
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from tests.support.protocol.answers import FACTS, SEED, TOOL, USER
 from tests.support.protocol.ollama import chat, generate
@@ -120,7 +119,7 @@ def test_errors_name_the_option(options: dict[str, Any], param: str) -> None:
     ],
 )
 def test_keep_alive_is_a_duration(value: float | str, seconds: float) -> None:
-    assert read_keep_alive(Fields({"keep_alive": value})) == seconds
+    assert keep_alive_of({"keep_alive": value}) == seconds
     assert chat(keep_alive=value).ignored == ()
 
 

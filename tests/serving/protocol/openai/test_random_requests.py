@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 
 from llmrun.engine.requests import check_request
-from llmrun.serving.protocol.infill import parse_detokenize, parse_tokenize
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from llmrun.serving.protocol.parsed import ignored_names
+from llmrun.serving.protocol.tokens import parse_detokenize, parse_tokenize
 from tests.support.protocol.answers import FACTS, SEED, sent
 from tests.support.protocol.mutated import CHAT, COMPLETION, mutated
 from tests.support.protocol.refusals import accepted

@@ -1,0 +1,330 @@
+"""The wire objects of Ollama's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
+
+from llmrun.serving.protocol.declarations import Expected, Keywords, Limits, Matching, Refused, Tagged, Usual, Without
+from llmrun.serving.protocol.openai.objects import (
+    Count,
+    Fingerprint,
+    Sampling,
+    Stops,
+    Texts,
+    Timings,
+    TokenLogprobs,
+    ToolFields,
+    TopLogprobs,
+)
+
+_DURATION: Final = 'a number of seconds, or a duration such as "5m"'
+_NUMBER: Final = r"[0-9]{1,18}(\.[0-9]{1,9})?"
+
+ModelName = Annotated[str, "The name of a model. By default, the server's first model answers."]
+KeepAlive = Annotated[
+    Annotated[float, Expected(_DURATION)]
+    | Annotated[str, Matching(rf"-?({_NUMBER}|({_NUMBER}(ms|s|m|h|d)){{1,9}})", _DURATION)],
+    "The time that the model stays loaded: a number of seconds, a duration such as 5m, or -1 for no limit.",
+]
+NoImages = Annotated[
+    list[Any],
+    Limits(high=0),
+    Refused(([],), "send text only", "this server does not read images"),
+    "Only an empty list is supported.",
+]
+Time = Annotated[str, Keywords({"format": "date-time"})]
+Nanoseconds = Annotated[Count, "A duration in nanoseconds."]
+
+
+class Loading(TypedDict, total=False):
+    """The fields that choose a model and say how long the model stays loaded."""
+
+    model: ModelName
+    keep_alive: KeepAlive
+
+
+class OllamaOptions(Sampling, total=False):
+    """Options that a server sets when it starts, such as num_gpu, have no effect."""
+
+    stop: Stops
+    num_predict: Annotated[
+        int,
+        Limits(-2),
+        Without(0),
+        Expected("an integer of at least 1, or -1 or -2 for no limit"),
+        "The maximum number of generated tokens, including thinking; -1 or -2 for no limit.",
+    ]
+    num_ctx: Annotated[
+        int,
+        Limits(1),
+        "Values larger than the server's context are an error. Smaller values are ignored.",
+    ]
+
+
+class OllamaCommon(Loading, total=False):
+    stream: Annotated[bool, "Stream the answer as lines of JSON. The default is true."]
+    think: Annotated[
+        bool | Literal["low", "medium", "high", "max"],
+        Expected("true, false, or one of low, medium, high, max"),
+        "Turn thinking on or off. Turning thinking on is an error if the model cannot think.",
+    ]
+    format: Annotated[
+        Annotated[Literal["json", ""], Expected('"json" or a JSON schema')] | dict[str, Any],
+        Expected('"json" or a JSON schema'),
+        "The format of the answer: JSON, or a JSON schema.",
+    ]
+    options: OllamaOptions
+    logprobs: Annotated[bool, "Return the log-probability of every token."]
+    top_logprobs: Annotated[
+        TopLogprobs, "The number of likeliest tokens to return at each position. Requires `logprobs`."
+    ]
+    # Options that drop messages or the beginning of a full context, which this server never does.
+    truncate: Annotated[Literal[False], Usual((False,)), "Prompts are never truncated."]
+    shift: Annotated[Literal[False], Usual((False,)), "The context is never shifted."]
+    _debug_render_only: Annotated[Literal[False], Refused((False,), "", "not supported"), "Not supported."]
+
+
+class _CalledFunction(TypedDict, total=False):
+    index: Count
+    name: Required[Annotated[str, Limits(1)]]
+    arguments: Annotated[dict[str, Any] | str, Expected("an object")]
+
+
+class OllamaToolCall(TypedDict, total=False):
+    """A call of a tool. Clients may leave out the ID."""
+
+    id: str
+    type: Literal["function"]
+    function: Required[_CalledFunction]
+
+
+class _AnyMessage(TypedDict, total=False):
+    content: Texts
+    images: NoImages
+
+
+class OllamaSystemMessage(_AnyMessage, total=False):
+    """Instructions for the model."""
+
+    role: Required[Literal["system", "developer"]]
+
+
+class OllamaUserMessage(_AnyMessage, total=False):
+    """A message of the user."""
+
+    role: Required[Literal["user"]]
+
+
+class OllamaAssistantMessage(_AnyMessage, total=False):
+    """A past answer."""
+
+    role: Required[Literal["assistant"]]
+    thinking: Annotated[str, "The thinking before a past answer."]
+    tool_calls: list[OllamaToolCall]
+
+
+class OllamaToolMessage(_AnyMessage, total=False):
+    """The result of a tool call."""
+
+    role: Required[Literal["tool"]]
+    tool_name: Annotated[str, "The tool that returned this result."]
+    name: Annotated[str, "The name of `tool_name` in older clients."]
+    tool_call_id: Annotated[
+        str,
+        "The ID of the call with this result. A result without an ID belongs to the tool's first call without a "
+        "result.",
+    ]
+
+
+OllamaMessage = OllamaSystemMessage | OllamaUserMessage | OllamaAssistantMessage | OllamaToolMessage
+
+
+class OllamaChatRequest(ToolFields, OllamaCommon, total=False):
+    """The body of /api/chat."""
+
+    messages: Annotated[
+        list[Annotated[OllamaMessage, Tagged("role")]],
+        "The conversation. Without messages, the model is only loaded, or unloaded if `keep_alive` is 0.",
+    ]
+
+
+class OllamaGenerateRequest(OllamaCommon, total=False):
+    """The body of /api/generate."""
+
+    prompt: Annotated[
+        str,
+        "The text of a user message. Without a prompt, the model is only loaded, or unloaded if `keep_alive` is 0.",
+    ]
+    suffix: Annotated[
+        str,
+        "The text after the answer, which then fills the gap after the prompt. A suffix requires a model that can fill "
+        "in the middle, and cannot be combined with `system` or `raw`.",
+    ]
+    system: Annotated[str, "The text of the system message."]
+    raw: Annotated[bool, "Continue the prompt itself, without the chat template."]
+    images: NoImages
+    context: Annotated[
+        list[Any],
+        Limits(high=0),
+        Refused(([],), "send the conversation to /api/chat instead", "obsolete"),
+        "Only an empty list is supported. Use /api/chat.",
+    ]
+    template: Annotated[
+        Literal[""],
+        Refused(("",), "write the prompt yourself, with raw", "the model's own template is used"),
+        "Not supported. The server always uses the model's own template.",
+    ]
+
+
+class OllamaShowRequest(TypedDict, total=False):
+    """The body of /api/show."""
+
+    model: Annotated[str, "The name of a model. Required, unless there is a `name`."]
+    name: Annotated[str, "The old name of `model`."]
+    verbose: Annotated[Literal[False], Usual((False,))]
+
+
+DoneReason = Literal["stop", "length", "load", "unload"]
+
+
+class Head(TypedDict):
+    """The first fields of an answer."""
+
+    model: str
+    created_at: Time
+
+
+class Counts(TypedDict, total=False):
+    """The last fields of a complete answer. Only llmrun returns the last three fields."""
+
+    done_reason: Annotated[DoneReason, 'With "length", tool calls that were truncated by the token limit are left out.']
+    total_duration: Nanoseconds
+    load_duration: Annotated[Literal[0], "Always 0, because the times begin after the model is loaded."]
+    prompt_eval_count: Count
+    prompt_eval_duration: Nanoseconds
+    eval_count: Count
+    eval_duration: Nanoseconds
+    seed: Annotated[Count, "The seed of the answer. Send the seed in `options` to get the same answer."]
+    system_fingerprint: Fingerprint
+    timings: Timings
+
+
+class End(Counts):
+    """The fields after the text. In a stream, only the last line has counts."""
+
+    logprobs: NotRequired[list[TokenLogprobs]]
+    done: bool
+
+
+class Thought(TypedDict, total=False):
+    """The thinking before an answer."""
+
+    thinking: str
+
+
+class Said(Thought):
+    """A part of an answer's message."""
+
+    content: str
+    tool_calls: NotRequired[list[OllamaToolCall]]
+
+
+class _AnswerMessage(Said):
+    role: Literal["assistant"]
+
+
+class OllamaChat(Head, End):
+    """An answer of /api/chat, or a line of its stream."""
+
+    message: _AnswerMessage
+
+
+class OllamaText(Head, Thought, End):
+    """An answer of /api/generate, or a line of its stream."""
+
+    response: str
+
+
+class OllamaDetails(TypedDict):
+    """Facts about a model."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    context_length: Count
+
+
+class NamedModel(TypedDict):
+    """The fields that all lists of models have."""
+
+    name: str
+    model: str
+    size: Count
+    digest: Annotated[str, "The sha256 of the file if known, or another hash that changes with the file."]
+    details: OllamaDetails
+
+
+class OllamaListedModel(NamedModel):
+    """A model that requests may name."""
+
+    modified_at: Time
+
+
+class OllamaModels(TypedDict):
+    """The models that requests may name."""
+
+    models: list[OllamaListedModel]
+
+
+class OllamaLoadedModel(NamedModel):
+    """A model in memory."""
+
+    size_vram: Count
+    expires_at: Time
+    context_length: Count
+
+
+class OllamaLoadedModels(TypedDict):
+    """The models in memory."""
+
+    models: list[OllamaLoadedModel]
+
+
+Ability = Literal["completion", "embedding", "tools", "thinking", "insert"]
+
+
+class OllamaModelFacts(TypedDict):
+    """The description of a model."""
+
+    modified_at: Time
+    details: OllamaDetails
+    model_info: Annotated[
+        dict[str, Any],
+        "All keys of the file's header whose values are not lists. For loaded models, the context length is the "
+        "server's setting.",
+    ]
+    capabilities: Annotated[
+        list[Ability], "For unloaded models, the capabilities are guessed from the text of the template."
+    ]
+    template: Annotated[str, "The chat template in the file."]
+    parameters: Annotated[
+        str, "The default values of some options, one option per line. Empty if the model is not loaded."
+    ]
+    license: NotRequired[str]
+    system: NotRequired[Annotated[str, "The system prompt of a preset."]]
+
+
+class OllamaVersion(TypedDict):
+    """The supported version of Ollama's API, and llmrun's version."""
+
+    version: str
+    llmrun: str
+
+
+class OllamaError(TypedDict):
+    """An error."""
+
+    error: str
