@@ -25,6 +25,7 @@ from llmrun.serving.options import ServingOptions
 from llmrun.serving.processes.stop_signals import StopSignals
 from llmrun.serving.service import Service
 from llmrun.serving.upstreams.front import Upstreams
+from tests.support.protocol.openapi import check_reply
 from tests.support.serving.fake_model import TIMEOUT_S, FakeModel
 
 CHAT = "/v1/chat/completions"
@@ -79,7 +80,10 @@ class RunningServer:
         self.call(self.model.released.set)
 
     def send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
-        """Send a request and return the response. A body that is not bytes is sent as JSON."""
+        """Send a request and return the response, which must match the OpenAPI document.
+
+        A body that is not bytes is sent as JSON.
+        """
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         fields = {**({} if data is None else {"content-type": "application/json"}), **(headers or {})}
@@ -87,6 +91,8 @@ class RunningServer:
         response = line.getresponse()
         reply = Reply(response.status, response.headers, response.read())
         line.close()
+        if self.service.upstreams is None and not (isinstance(body, Mapping) and "response_fields" in body):
+            check_reply(method, path, reply.status, reply.headers.get("content-type", ""), reply.body)
         return reply
 
     def chat(self, **fields: Any) -> Reply:
