@@ -42,7 +42,7 @@ def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedComp
     given, ignored = read(ChatRequest, body)
     options = options_of(given, facts, seed, given.get("n_predict"))
     require_chats(facts)
-    messages = [*map(message_of, given["messages"])]
+    messages = tuple(map(message_of, given["messages"]))
     tools = tools_of(given, facts)
     thinking = thinking_of(given, facts, given.get("reasoning_effort"), "reasoning_effort")
     logprobs = chat_logprobs(given.get("logprobs", False), given.get("top_logprobs"))
