@@ -53,7 +53,7 @@ _BETWEEN_SYSTEM_MESSAGES: Final = "\n\n"
 _ANY_TEXT: Final[TextFormat] = {"type": "text"}
 
 
-def conversation_of(given: ResponseRequest) -> list[Mapping[str, Any]]:
+def conversation_of(given: ResponseRequest) -> tuple[Mapping[str, Any], ...]:
     """Return the messages of `instructions` and `input`. Raises InvalidField if `input` contains no messages."""
     conversation = _Conversation()
     instructions, items = given.get("instructions"), given["input"]
@@ -123,9 +123,9 @@ class _Conversation:
         thinking = {_THINKING: [message[_THINKING]]} if _THINKING in message else {}
         answer.update({**message, **thinking, "content": answer["content"]})
 
-    def joined(self) -> list[Mapping[str, Any]]:
+    def joined(self) -> tuple[Mapping[str, Any], ...]:
         """Return the messages with joined texts."""
-        return [*map(_joined, self.messages)]
+        return tuple(map(_joined, self.messages))
 
     def _answer(self) -> dict[str, Any]:
         """Return the last message if it is an answer, and otherwise add and return a new answer."""
