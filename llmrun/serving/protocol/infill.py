@@ -54,8 +54,7 @@ class InfillRequest(Common, total=False):
     input_prefix: Required[Annotated[str, "The text before the gap."]]
     input_suffix: Required[Annotated[str, "The text after the gap."]]
     prompt: Annotated[
-        str,
-        "The text between `input_prefix` and the gap. Control strings in this text become control tokens.",
+        str, "The text between `input_prefix` and the gap. Control strings in this text become control tokens."
     ]
     input_extra: Annotated[list[_File], Limits(0, MOST_FILES, "file"), "Other files, the most important one last."]
     n_predict: Annotated[

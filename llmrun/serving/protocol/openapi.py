@@ -5,55 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypedDict
 
-from llmrun.serving.protocol.anthropic.objects import (
-    AnthropicError,
-    AnthropicMessage,
-    AnthropicModel,
-    AnthropicModels,
-    MessageCount,
-    MessageCountRequest,
-    MessageEvent,
-    MessageRequest,
-)
+from llmrun.serving.protocol import embeddings, infill, tokens
+from llmrun.serving.protocol.anthropic import objects as anthropic
 from llmrun.serving.protocol.declarations import Schema, kind_of, schemas
-from llmrun.serving.protocol.embeddings import (
-    EmbeddingRequest,
-    Embeddings,
-    OllamaEmbedding,
-    OllamaEmbeddings,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    Ranking,
-    RerankRequest,
-)
-from llmrun.serving.protocol.infill import Infill, InfillChunk, InfillRequest, LlamaServerError
+from llmrun.serving.protocol.ollama import objects as ollama
 from llmrun.serving.protocol.ollama.answers import MEDIA_TYPE, PREFIX
-from llmrun.serving.protocol.ollama.objects import (
-    OllamaChat,
-    OllamaChatRequest,
-    OllamaError,
-    OllamaGenerateRequest,
-    OllamaLoadedModels,
-    OllamaModelFacts,
-    OllamaModels,
-    OllamaShowRequest,
-    OllamaText,
-    OllamaVersion,
-)
-from llmrun.serving.protocol.openai.objects import (
-    Adapter,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatRequest,
-    Completion,
-    CompletionChunk,
-    CompletionRequest,
-    Error,
-    Model,
-    Models,
-)
-from llmrun.serving.protocol.openai_responses.objects import Response, ResponseEvent, ResponseRequest
-from llmrun.serving.protocol.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from llmrun.serving.protocol.openai import objects as openai
+from llmrun.serving.protocol.openai_responses import objects as responses
 
 # The errors of routes that use a model
 _ERRORS: Final = {
@@ -121,60 +79,93 @@ class Route(NamedTuple):
 
 
 ROUTES: Final = (
-    Route("/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion, ChatCompletionChunk | Error),
-    Route("/v1/completions", "Continue a text", CompletionRequest, Completion, CompletionChunk | Error),
-    Route("/v1/responses", "Answer a conversation, as items", ResponseRequest, Response, ResponseEvent),
+    Route(
+        "/v1/chat/completions",
+        "Answer a conversation",
+        openai.ChatRequest,
+        openai.ChatCompletion,
+        openai.ChatCompletionChunk | openai.Error,
+    ),
+    Route(
+        "/v1/completions",
+        "Continue a text",
+        openai.CompletionRequest,
+        openai.Completion,
+        openai.CompletionChunk | openai.Error,
+    ),
+    Route(
+        "/v1/responses",
+        "Answer a conversation, as items",
+        responses.ResponseRequest,
+        responses.Response,
+        responses.ResponseEvent,
+    ),
     Route(
         "/infill",
         "Fill in the middle of a text",
-        InfillRequest,
-        Infill | list[Infill],
-        InfillChunk | Infill | LlamaServerError,
+        infill.InfillRequest,
+        infill.Infill | list[infill.Infill],
+        infill.InfillChunk | infill.Infill | infill.LlamaServerError,
     ),
     Route(
         "/v1/messages",
         "Answer a conversation, as in Anthropic's API",
-        MessageRequest,
-        AnthropicMessage,
-        MessageEvent,
+        anthropic.MessageRequest,
+        anthropic.AnthropicMessage,
+        anthropic.MessageEvent,
     ),
-    Route("/v1/messages/count_tokens", "Count the tokens of a conversation", MessageCountRequest, MessageCount),
-    Route("/v1/embeddings", "Compute embeddings of texts", EmbeddingRequest, Embeddings),
-    Route("/v1/rerank", "Rank documents for a query", RerankRequest, Ranking),
-    Route("/tokenize", "Turn a text into tokens", TokenizeRequest, Tokens),
-    Route("/detokenize", "Turn tokens into a text", DetokenizeRequest, Text),
-    Route("/lora-adapters", "List the LoRA adapters that requests may use", None, list[Adapter]),
+    Route(
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation",
+        anthropic.MessageCountRequest,
+        anthropic.MessageCount,
+    ),
+    Route("/v1/embeddings", "Compute embeddings of texts", embeddings.EmbeddingRequest, embeddings.Embeddings),
+    Route("/v1/rerank", "Rank documents for a query", embeddings.RerankRequest, embeddings.Ranking),
+    Route("/tokenize", "Turn a text into tokens", tokens.TokenizeRequest, tokens.Tokens),
+    Route("/detokenize", "Turn tokens into a text", tokens.DetokenizeRequest, tokens.Text),
+    Route("/lora-adapters", "List the LoRA adapters that requests may use", None, list[openai.Adapter]),
     Route(
         "/api/chat",
         "Answer a conversation, as in Ollama's API",
-        OllamaChatRequest,
-        OllamaChat,
-        OllamaChat | OllamaError,
+        ollama.OllamaChatRequest,
+        ollama.OllamaChat,
+        ollama.OllamaChat | ollama.OllamaError,
     ),
     Route(
         "/api/generate",
         "Continue a prompt, as in Ollama's API",
-        OllamaGenerateRequest,
-        OllamaText,
-        OllamaText | OllamaError,
+        ollama.OllamaGenerateRequest,
+        ollama.OllamaText,
+        ollama.OllamaText | ollama.OllamaError,
     ),
-    Route("/api/embed", "Compute embeddings, as in Ollama's API", OllamaEmbedRequest, OllamaEmbeddings),
-    Route("/api/embeddings", "Compute an embedding that is not normalized", OllamaEmbeddingsRequest, OllamaEmbedding),
-    Route("/api/tags", "List the models that requests may name", None, OllamaModels),
-    Route("/api/ps", "List the models in memory", None, OllamaLoadedModels),
-    Route("/api/show", "Describe a model", OllamaShowRequest, OllamaModelFacts),
-    Route("/api/version", "Return the supported version of Ollama's API", None, OllamaVersion),
+    Route(
+        "/api/embed",
+        "Compute embeddings, as in Ollama's API",
+        embeddings.OllamaEmbedRequest,
+        embeddings.OllamaEmbeddings,
+    ),
+    Route(
+        "/api/embeddings",
+        "Compute an embedding that is not normalized",
+        embeddings.OllamaEmbeddingsRequest,
+        embeddings.OllamaEmbedding,
+    ),
+    Route("/api/tags", "List the models that requests may name", None, ollama.OllamaModels),
+    Route("/api/ps", "List the models in memory", None, ollama.OllamaLoadedModels),
+    Route("/api/show", "Describe a model", ollama.OllamaShowRequest, ollama.OllamaModelFacts),
+    Route("/api/version", "Return the supported version of Ollama's API", None, ollama.OllamaVersion),
 )
 _OTHERS: Final = (
     Health,
-    Models,
-    AnthropicModels,
-    Model,
-    AnthropicModel,
-    Error,
-    AnthropicError,
-    LlamaServerError,
-    OllamaError,
+    openai.Models,
+    anthropic.AnthropicModels,
+    openai.Model,
+    anthropic.AnthropicModel,
+    openai.Error,
+    anthropic.AnthropicError,
+    infill.LlamaServerError,
+    ollama.OllamaError,
 )
 
 
@@ -201,9 +192,9 @@ def document(version: str) -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     found = {route.path: _described(route) for route in ROUTES}
     found |= {
-        "/v1/models": _get("List the models that requests may name", _either(Models, AnthropicModels)),
+        "/v1/models": _get("List the models that requests may name", _either(openai.Models, anthropic.AnthropicModels)),
         "/v1/models/{id}": {
-            **_get("Get a model", _either(Model, AnthropicModel), "404"),
+            **_get("Get a model", _either(openai.Model, anthropic.AnthropicModel), "404"),
             "parameters": [_in_path("id")],
         },
         "/": _get("Show the chat page", {"text/html": {"schema": {"type": "string"}}}, security=[]),
@@ -215,7 +206,7 @@ def _paths() -> dict[str, Any]:
     for path, words in MISSING.items():
         method = "delete" if path == "/api/delete" else "post"
         parameters = {"parameters": [_in_path("digest")]} if "{digest}" in path else {}
-        answer = {"501": {"description": words, "content": _json(OllamaError)}}
+        answer = {"501": {"description": words, "content": _json(ollama.OllamaError)}}
         found[path] = {method: {"summary": f"Not supported: {words}", **parameters, "responses": answer}}
     return found
 
@@ -227,9 +218,9 @@ def _described(route: Route) -> dict[str, Any]:
         media_type = MEDIA_TYPE if is_ollama else "text/event-stream"
         content[media_type] = {"schema": {"type": "string", "contentSchema": _schema(route.chunk)}}
     answers: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
-    found = {"summary": route.summary, "responses": answers}
+    found: dict[str, Any] = {"summary": route.summary, "responses": answers}
     if is_ollama:
-        answers["default"] = {"description": _OLLAMA_ERROR, "content": _json(OllamaError)}
+        answers["default"] = {"description": _OLLAMA_ERROR, "content": _json(ollama.OllamaError)}
     else:
         answers |= {status: _error(status, _error_of(route)) for status in _ERRORS}
     if route.request is None:
@@ -242,8 +233,8 @@ def _described(route: Route) -> dict[str, Any]:
 
 def _error_of(route: Route) -> Any:
     if route.path.startswith("/v1/messages"):
-        return AnthropicError
-    return LlamaServerError if route.request is InfillRequest else Error
+        return anthropic.AnthropicError
+    return infill.LlamaServerError if route.request is infill.InfillRequest else openai.Error
 
 
 def _get(summary: str, content: dict[str, Any], *errors: str, **more: Any) -> dict[str, Any]:
@@ -253,7 +244,7 @@ def _get(summary: str, content: dict[str, Any], *errors: str, **more: Any) -> di
     return {"get": {"summary": summary, **more, "responses": answers}}
 
 
-def _error(status: str, body: Any = Error) -> dict[str, Any]:
+def _error(status: str, body: Any = openai.Error) -> dict[str, Any]:
     headers = {"headers": _RETRY} if status in ("429", "503") else {}
     return {"description": _ERRORS[status], **headers, "content": _json(body)}
 

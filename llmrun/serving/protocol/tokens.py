@@ -100,7 +100,8 @@ def tokenize_body(tokens: Sequence[int], facts: ModelFacts, pieces: Sequence[byt
     """Return the answer of /tokenize. `pieces` are the bytes of each token, or None to omit the pieces."""
     body: Tokens = {"tokens": [*tokens], "count": len(tokens), "max_model_len": facts.info.context_size}
     if pieces is not None:
-        body["tokens"] = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
+        listed: list[Piece] = [{"id": token, "piece": _piece(each)} for token, each in zip(tokens, pieces, strict=True)]
+        body["tokens"] = listed
     return body
 
 

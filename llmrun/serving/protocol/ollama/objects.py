@@ -55,9 +55,7 @@ class OllamaOptions(Sampling, total=False):
         "The maximum number of generated tokens, including thinking; -1 or -2 for no limit.",
     ]
     num_ctx: Annotated[
-        int,
-        Limits(1),
-        "Values larger than the server's context are an error. Smaller values are ignored.",
+        int, Limits(1), "Values larger than the server's context are an error. Smaller values are ignored."
     ]
 
 
@@ -152,8 +150,7 @@ class OllamaGenerateRequest(OllamaCommon, total=False):
     """The body of /api/generate."""
 
     prompt: Annotated[
-        str,
-        "The text of a user message. Without a prompt, the model is only loaded, or unloaded if `keep_alive` is 0.",
+        str, "The text of a user message. Without a prompt, the model is only loaded, or unloaded if `keep_alive` is 0."
     ]
     suffix: Annotated[
         str,
