@@ -332,6 +332,12 @@ class _Object:
         """The declared fields, including the fields that other code declares."""
         return ChainMap(self.fields, *self.inline.values())
 
+    @property
+    def is_refused(self) -> bool:
+        """True if the server refuses every value of a required field."""
+        needed = (each.refused for each in self.fields.values() if each.required)
+        return any(refused is not None and not refused.accepted for refused in needed)
+
     def fits(self, value: Any) -> bool:
         return type(value) is dict
 
@@ -432,7 +438,8 @@ class _AnyOf:
         raise wrong(path, f"one of {', '.join(supported)}", given)
 
     def schema(self, found: dict[str, Schema]) -> Schema:
-        schemas = [kind.schema(found) for kind in self.kinds]
+        kinds = [kind for kind in self.kinds if not (isinstance(kind, _Object) and kind.is_refused)]
+        schemas = [kind.schema(found) for kind in kinds]
         return {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
 
 

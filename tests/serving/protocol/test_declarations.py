@@ -40,6 +40,10 @@ class Bread(TypedDict):
     slices: NotRequired[Annotated[int, Limits(1, 9)]]
 
 
+class _Cake(TypedDict):
+    kind: Annotated[Literal["cake"], Refused((), "eat bread")]
+
+
 class Soup(TypedDict):
     kind: Literal["soup"]
     salt: NotRequired[float]
@@ -90,6 +94,7 @@ class Meal(TypedDict, total=False):
             {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 2},
         ),
         (list[str | Other], {"type": "array", "items": {"anyOf": [{"type": "string"}, kind_of(Other).schema({})]}}),
+        (Bread | Soup | _Cake, {"anyOf": [kind_of(Bread).schema({}), kind_of(Soup).schema({})]}),
         (dict[str, float], {"type": "object", "additionalProperties": {"type": "number"}}),
         (dict[str, Any], {"type": "object"}),
         (_Hidden, {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}),
