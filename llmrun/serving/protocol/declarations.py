@@ -282,7 +282,10 @@ class _Map:
         if type(value) is not dict:
             raise wrong_type(place, self.words, value)
         given = {name: each for name, each in value.items() if each is not None or self.value.fits(None)}
-        return {name: self.value.read(each, f"{place}.{name}", ignored) for name, each in given.items()}
+        return {
+            name: self.value.read(each, f"{place}.{shown(name, _LONGEST_SHOWN)}", ignored)
+            for name, each in given.items()
+        }
 
     def schema(self, found: dict[str, Schema]) -> Schema:
         others = self.value.schema(found)
