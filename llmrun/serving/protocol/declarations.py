@@ -18,9 +18,8 @@ import math
 import re
 import sys
 import types
-from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from typing import (
@@ -30,7 +29,6 @@ from typing import (
     Literal,
     NamedTuple,
     NotRequired,
-    Protocol,
     Required,
     TypeVar,
     Union,
@@ -54,12 +52,23 @@ _INDEX: Final = re.compile(r"\[\d+\]")
 class Limits(NamedTuple):
     """The inclusive limits of a number, of the length of a string, or of the number of items in a list.
 
-    noun  what a list contains, for messages
+    noun     what a list contains, for messages
+    without  a number within the limits that is not allowed
     """
 
     low: float = -math.inf
     high: float = math.inf
     noun: str = "item"
+    without: float | None = None
+
+    def allow(self, value: float) -> bool:
+        return self.low <= value <= self.high and value != self.without
+
+    def keywords(self, lowest: str, highest: str) -> Schema:
+        """Return the keywords of a JSON schema for these limits, under the given names."""
+        given = {lowest: self.low, highest: self.high}
+        found: Schema = {keyword: limit for keyword, limit in given.items() if math.isfinite(limit)}
+        return found if self.without is None else {**found, "not": {"const": self.without}}
 
 
 class Matching(NamedTuple):
@@ -73,12 +82,6 @@ class Expected(NamedTuple):
     """The words that describe the expected value in messages."""
 
     words: str
-
-
-class Without(NamedTuple):
-    """A value within the limits that is not allowed."""
-
-    value: float
 
 
 class Usual(NamedTuple):
@@ -140,12 +143,9 @@ def read(declared: type[T], body: Mapping[str, Any], place: str = "") -> tuple[T
     place     the path of the object in the body, which is "" for the body itself
     """
     ignored: list[str] = []
-    found = kind_of(declared).read(body, place, ignored)
-    return found, tuple(dict.fromkeys(_INDEX.sub("[]", path) for path in sorted(ignored, key=_depth)))
-
-
-def _depth(path: str) -> int:
-    return path.count(".") + path.count("[")
+    found: T = kind_of(declared).read(body, place, ignored)
+    in_order = sorted(ignored, key=lambda path: path.count(".") + path.count("["))
+    return found, tuple(dict.fromkeys(_INDEX.sub("[]", path) for path in in_order))
 
 
 def schemas(*declared: Any) -> dict[str, Schema]:
@@ -156,435 +156,341 @@ def schemas(*declared: Any) -> dict[str, Schema]:
     return found
 
 
-class Kind(Protocol):
+@dataclass(slots=True, eq=False)
+class Kind:
     """The set of JSON values that a type allows.
 
-    words  describes an allowed value, for messages
+    words     describes an allowed value, for messages
+    types     the Python types of the values; () for any value
+    check     returns an allowed value of one of these types, and raises InvalidField for other values; the arguments
+              are the value, the value's path, and a list that receives the paths of fields without effect
+    schema    returns the JSON schema, and adds the schemas of named objects to the argument
+    literals  the only allowed values, or () if there are others
+    items     the kind of a list's items
+    fields    the fields of an object
     """
 
     words: str
-
-    def fits(self, value: Any) -> bool:
-        """Return whether a value has the right JSON type."""
-
-    def read(self, value: Any, place: str, ignored: list[str]) -> Any:
-        """Return an allowed value. Raises InvalidField for other values.
-
-        ignored  receives the path of each field that has no effect
-        """
-
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        """Return the JSON schema, and add the schemas of all named objects to `found`."""
-
-
-@dataclass(slots=True)
-class _Plain:
-    """A boolean, a number, a string, or any value at all."""
-
-    words: str
     types: tuple[type, ...]
-    keywords: Schema
-    low: float = -math.inf
-    high: float = math.inf
-    without: float | None = None
-    pattern: str | None = None
+    check: Callable[[Any, str, list[str]], Any]
+    schema: Callable[[dict[str, Schema]], Schema]
+    literals: tuple[Any, ...] = ()
+    items: Kind | None = None
+    fields: Mapping[str, _Field] = field(default_factory=dict)
 
     def fits(self, value: Any) -> bool:
+        """Return whether a value has the right type."""
         return not self.types or type(value) in self.types
 
-    def read(self, value: Any, place: str, ignored: list[str]) -> Any:
-        if not self.fits(value):
-            raise wrong_type(place, self.words, value)
-        if type(value) is str:
-            self._check_text(value, place)
-        elif self.types and not (self.low <= value <= self.high and value != self.without):
-            raise wrong(place, self.words, value)
-        return float(value) if float in self.types else value
-
-    def allows_all(self, values: list[Any]) -> bool:
-        """Return True for a list of allowed integers."""
-        is_integers = int in self.types and set(map(type, values)) == {int}
-        return is_integers and self.low <= min(values) and max(values) <= self.high
-
-    def _check_text(self, text: str, place: str) -> None:
-        if not text and (self.low, self.high) == (1, math.inf):
-            raise wrong(place, "a text that is not empty", text)
-        if not self.low <= len(text) <= self.high:
-            limits = (
-                f"{max(self.low, 0):.0f} to {self.high:,.0f}" if self.high < math.inf else f"at least {self.low:.0f}"
-            )
-            raise InvalidField(place, f"expected {limits} characters, got {len(text):,}")
-        if self.pattern is not None and not re.fullmatch(self.pattern, text):
-            raise wrong(place, self.words, text)
-
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        return self.keywords
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One of several literal values, or of the values of an enumeration, which `read` returns as a member."""
-
-    words: str
-    values: tuple[Any, ...]
-    member: Callable[[Any], Any] = lambda value: value
-
-    def fits(self, value: Any) -> bool:
-        return type(value) in {type(each) for each in self.values}
+    @property
+    def is_refused(self) -> bool:
+        """True for an object with a required field of which the server refuses every value."""
+        needed = (each.refused for each in self.fields.values() if each.required)
+        return any(refused is not None and not refused.accepted for refused in needed)
 
     def read(self, value: Any, place: str, ignored: list[str]) -> Any:
+        """Return an allowed value. Raises InvalidField for other values."""
         if not self.fits(value):
-            raise wrong_type(place, "a string" if type(self.values[0]) is str else self.words, value)
-        if value not in self.values:
-            raise wrong(place, self.words, value)
-        return self.member(value)
-
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        return {"const": self.values[0]} if len(self.values) == 1 else {"enum": [*self.values]}
-
-
-@dataclass(slots=True)
-class _List:
-    item: Kind
-    limits: Limits
-    words: str = "a list"
-
-    def fits(self, value: Any) -> bool:
-        return type(value) is list
-
-    def read(self, value: Any, place: str, ignored: list[str]) -> list[Any]:
-        if type(value) is not list:
             raise wrong_type(place, self.words, value)
-        low, high, noun = self.limits
+        return self.check(value, place, ignored)
+
+
+def kind_of(declared: Any) -> Kind:
+    """Return the kind of a type. Raises TypeError for types that no API uses."""
+    marks: dict[type, Any] = {}
+    if get_origin(declared) is Annotated:
+        declared, *rest = get_args(declared)
+        marks = {type(mark): mark for mark in rest if mark != KEPT}
+        if KEPT in rest:
+            return _object(declared, kept=True)
+    kind = _kind_of(declared, marks)
+    if Expected in marks:
+        kind.words = marks[Expected].words
+    if Keywords in marks:
+        keywords = {**kind.schema({}), **marks[Keywords].keywords}
+        kind.schema = lambda found: keywords
+    return kind
+
+
+def _kind_of(declared: Any, marks: Mapping[type, Any]) -> Kind:
+    origin, arguments = get_origin(declared), get_args(declared)
+    limits: Limits = marks.get(Limits, Limits())
+    if origin in (Union, types.UnionType) or Tagged in marks:
+        return _union([kind_of(each) for each in arguments or [declared]], marks.get(Tagged))
+    if declared in (bool, Any):
+        return _anything(declared)
+    if declared in (int, float):
+        return _number(declared, limits)
+    if declared is str:
+        return _text(limits, marks.get(Matching, Matching("", "a string")))
+    if declared is type(None):
+        return Kind("null", (type(None),), lambda value, *_: value, lambda found: {"type": "null"})
+    if origin is Literal:
+        return _choice(arguments)
+    if origin is list:
+        return _list(kind_of(arguments[0]), limits)
+    if origin in (dict, Mapping):
+        return _map(arguments[0], arguments[1])
+    if is_typeddict(declared):
+        return _object(declared, kept=False)
+    if issubclass(declared, Enum):
+        return _choice([member.value for member in declared], declared)
+    raise TypeError(f"no kind for {declared}")
+
+
+def _anything(declared: Any) -> Kind:
+    if declared is bool:
+        return Kind("true or false", (bool,), lambda value, *_: value, lambda found: {"type": "boolean"})
+    return Kind("any value", (), lambda value, *_: value, lambda found: {})
+
+
+def _number(declared: type, limits: Limits) -> Kind:
+    low, high = limits.low, limits.high
+    if declared is int:
+        high = MOST_INTEGER if high == math.inf else high
+        words = f"an integer of at least {low}" if high == MOST_INTEGER else f"an integer from {low} to {high}"
+    else:
+        words = f"a number from {low:g} to {high:g}" if math.isfinite(high) else "a number"
+        low, high = max(low, -sys.float_info.max), min(high, sys.float_info.max)  # integers can be larger
+    allowed = limits._replace(low=low, high=high)
+
+    def check(value: Any, place: str, ignored: list[str]) -> Any:
+        if not allowed.allow(value):
+            is_too_large = value > high and math.isinf(limits.high)
+            raise wrong(place, f"a number of at most {high}" if is_too_large else kind.words, value)
+        return declared(value)
+
+    schema = {"type": "integer" if declared is int else "number", **limits.keywords("minimum", "maximum")}
+    kind = Kind(words, (int,) if declared is int else (int, float), check, lambda found: schema)
+    return kind
+
+
+def _text(limits: Limits, matching: Matching) -> Kind:
+    def check(text: str, place: str, ignored: list[str]) -> str:
+        if not limits.allow(len(text)):
+            if math.isinf(limits.high):
+                raise wrong(place, "a text that is not empty", text)
+            words = f"{max(limits.low, 0):.0f} to {limits.high:,.0f} characters"
+            raise InvalidField(place, f"expected {words}, got {len(text):,}")
+        if matching.pattern and not re.fullmatch(matching.pattern, text):
+            raise wrong(place, kind.words, text)
+        return text
+
+    schema = {"type": "string", **limits.keywords("minLength", "maxLength")}
+    if matching.pattern:
+        schema["pattern"] = f"^{matching.pattern}$"
+    kind = Kind(matching.words, (str,), check, lambda found: schema)
+    return kind
+
+
+def _choice(values: Sequence[Any], member: Callable[[Any], Any] = lambda value: value) -> Kind:
+    """Return the kind of literal values. `member` converts a value, such as to a member of an enumeration."""
+    named = ", ".join(each if type(each) is str else seen(each) for each in values)
+
+    def check(value: Any, place: str, ignored: list[str]) -> Any:
+        if value not in values:
+            raise wrong(place, kind.words, value)
+        return member(value)
+
+    schema = {"const": values[0]} if len(values) == 1 else {"enum": [*values]}
+    words = f"one of {named}" if len(values) > 1 else named
+    kind = Kind(words, tuple({type(each) for each in values}), check, lambda found: schema, tuple(values))
+    return kind
+
+
+def _list(item: Kind, limits: Limits) -> Kind:
+    low, high, noun, _ = limits
+
+    def check(value: list[Any], place: str, ignored: list[str]) -> list[Any]:
         if len(value) < low:
             raise InvalidField(place, f"expected at least one {noun}, got an empty list")
         if len(value) > high:
             raise InvalidField(place, f"{len(value):,} {noun}s are too many; the limit is {high:,}")
-        if isinstance(self.item, _Plain) and self.item.allows_all(value):
-            return value  # millions of token IDs are checked in a tenth of the time
-        return [self.item.read(each, f"{place}[{number}]", ignored) for number, each in enumerate(value)]
+        if item.types == (int,) and set(map(type, value)) == {int}:
+            for each in (min(value), max(value)):  # checking millions of token IDs one by one would take seconds
+                item.read(each, f"{place}[{value.index(each)}]", ignored)
+            return value
+        return [item.read(each, f"{place}[{number}]", ignored) for number, each in enumerate(value)]
 
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        return {"type": "array", "items": self.item.schema(found), **_limits("minItems", "maxItems", self.limits)}
+    keywords = limits.keywords("minItems", "maxItems")
+    return Kind(
+        "a list",
+        (list,),
+        check,
+        lambda found: {"type": "array", "items": item.schema(found), **keywords},
+        items=item,
+    )
 
 
-@dataclass(slots=True)
-class _Map:
-    """An object with any names whose values have the same type."""
+def _map(key: Any, declared: Any) -> Kind:
+    """Return the kind of an object whose values have one type, with any names or with the literal names of `key`."""
+    if get_origin(key) is Literal:
+        return _object_of("_", "", {name: _field(declared, required=True) for name in get_args(key)})
+    kind = kind_of(declared)
 
-    value: Kind
-    words: str = "an object"
+    def check(value: dict[str, Any], place: str, ignored: list[str]) -> dict[str, Any]:
+        given = {name: each for name, each in value.items() if each is not None or kind.fits(None)}
+        shown_names = {name: shown(name, _LONGEST_SHOWN) for name in given}
+        return {name: kind.read(each, f"{place}.{shown_names[name]}", ignored) for name, each in given.items()}
 
-    def fits(self, value: Any) -> bool:
-        return type(value) is dict
-
-    def read(self, value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
-        if type(value) is not dict:
-            raise wrong_type(place, self.words, value)
-        given = {name: each for name, each in value.items() if each is not None or self.value.fits(None)}
-        return {
-            name: self.value.read(each, f"{place}.{shown(name, _LONGEST_SHOWN)}", ignored)
-            for name, each in given.items()
-        }
-
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        others = self.value.schema(found)
+    def schema(found: dict[str, Schema]) -> Schema:
+        others = kind.schema(found)
         return {"type": "object", **({"additionalProperties": others} if others else {})}
+
+    return Kind("an object", (dict,), check, schema)
+
+
+def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
+    """Return the kind of a union. `tag` tells objects apart, and unions of objects that have other tags."""
+
+    def check(value: Any, place: str, ignored: list[str]) -> Any:
+        if tag is not None and type(value) is dict:
+            given = {**value, tag.name: value.get(tag.name) or tag.default or None}
+            return _tagged(kinds, tag, given, place).read(given, place, ignored)
+        fitting = [kind for kind in kinds if kind.fits(value)]
+        if len(fitting) > 1 and value:  # the first item tells lists apart
+            items = [kind.items for kind in fitting if kind.items is not None]
+            fitting = [kind for kind in fitting if kind.items is not None and kind.items.fits(value[0])]
+            if not fitting:
+                raise wrong_type(f"{place}[0]", _either(item.words for item in items), value[0])
+        if fitting[0].literals and value not in fitting[0].literals:
+            raise wrong(place, union.words, value)
+        return fitting[0].read(value, place, ignored)
+
+    def schema(found: dict[str, Schema]) -> Schema:
+        schemas = [kind.schema(found) for kind in kinds if not kind.is_refused]
+        return {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
+
+    all_types = tuple(each for kind in kinds for each in kind.types)
+    fields = kinds[0].fields  # all objects have the tag
+    union = Kind(_either(kind.words for kind in kinds if kind.types != (type(None),)), all_types, check, schema)
+    union.fields = fields
+    return union
+
+
+def _tagged(kinds: Sequence[Kind], tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
+    """Return the kind of an object in a union. Raises InvalidField if the union has no such object."""
+    path, given = _path(place, tag.name), value[tag.name]
+    if given is None:
+        raise missing(path)
+    if type(given) is not str:
+        raise wrong_type(path, "a string", given)
+    objects = [kind for kind in kinds if tag.name in kind.fields]
+    named = {name: kind for kind in objects for name in kind.fields[tag.name].kind.literals}
+    if given in named:
+        return named[given]
+    if tag.unknown:
+        raise unsupported(place, tag.unknown.format(seen(given)), hint=tag.advice)
+    supported = [name for name, kind in named.items() if kind.fields[tag.name].refused is None]
+    raise wrong(path, f"one of {', '.join(supported)}", given)
 
 
 @dataclass(slots=True)
 class _Field:
-    """A field of an object. `usual` contains the values without effect if all other values are ignored."""
+    """A field of an object. `usual` contains the values without effect if all other values are ignored.
+
+    inline  the name under which `read` collects the field, or "" for a field of the object itself
+    """
 
     kind: Kind
     required: bool
     description: str
     usual: tuple[Any, ...] | None = None
     refused: Refused | None = None
+    inline: str = ""
 
     def uses(self, value: Any) -> bool:
         """Return False if a value has no effect although the field is known."""
         return self.usual is None or any(type(value) is type(each) and value == each for each in self.usual)
 
-    @property
-    def is_hidden(self) -> bool:
-        return self.refused is not None and self.kind.fits(None)
+    def read(self, value: Any, place: str, ignored: list[str]) -> Any:
+        refused = self.refused
+        if refused is not None and value not in refused.accepted:
+            problem = f"{seen(value)} is not supported" if refused.accepted else "not supported"
+            raise unsupported(place, refused.problem or problem, hint=refused.advice)
+        return self.kind.read(value, place, ignored)
 
     def schema(self, found: dict[str, Schema]) -> Schema:
         schema = self.kind.schema(found)
         return {**schema, "description": self.description} if self.description else schema
 
 
-@dataclass(slots=True, eq=False)
-class _Object:
-    """An object with declared fields.
-
-    inline  maps the names of Inline fields to the fields that they collect
-    kept    True if `read` keeps undeclared fields
-    """
-
-    name: str
-    description: str
-    fields: dict[str, _Field] = field(default_factory=dict)
-    inline: dict[str, dict[str, _Field]] = field(default_factory=dict)
-    kept: bool = False
-    words: str = "an object"
-
-    @property
-    def all_fields(self) -> Mapping[str, _Field]:
-        """The declared fields, including the fields that other code declares."""
-        return ChainMap(self.fields, *self.inline.values())
-
-    @property
-    def is_refused(self) -> bool:
-        """True if the server refuses every value of a required field."""
-        needed = (each.refused for each in self.fields.values() if each.required)
-        return any(refused is not None and not refused.accepted for refused in needed)
-
-    def fits(self, value: Any) -> bool:
-        return type(value) is dict
-
-    def read(self, value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
-        if type(value) is not dict:
-            raise wrong_type(place, self.words, value)
-        read = _read_fields(self.fields, value, place, ignored)
-        # The client's order is kept, because some objects become part of the prompt.
-        found = {
-            name: read.get(name, each)
-            for name, each in value.items()
-            if name in read or (self.kept and each is not None)
-        }
-        for name, fields in self.inline.items():
-            found[name] = _read_fields(fields, value, place, ignored)
-        if not self.kept:
-            known = self.all_fields
-            unused = (name for name in value if name not in known or not known[name].uses(value[name]))
-            ignored += [_path(place, name) for name in unused if value[name] is not None]
-        return found
-
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        if self.name.startswith("_"):
-            return self._whole(found)
-        if self.name not in found:
-            found[self.name] = self._whole(found)
-        return {"$ref": f"#/components/schemas/{self.name}"}
-
-    def _whole(self, found: dict[str, Schema]) -> Schema:
-        fields = self.all_fields
-        whole: Schema = {"type": "object"}
-        if self.description:
-            whole["description"] = self.description
-        if required := [name for name, each in fields.items() if each.required]:
-            whole["required"] = required
-        whole["properties"] = {name: each.schema(found) for name, each in fields.items() if not each.is_hidden}
-        return whole
-
-
-def _read_fields(
-    fields: Mapping[str, _Field], value: Mapping[str, Any], place: str, ignored: list[str]
-) -> dict[str, Any]:
-    found = {}
-    for name, each in fields.items():
-        given = value.get(name)
-        if given is None:
-            if each.required:
-                raise missing(_path(place, name))
-        elif each.refused is not None and given not in each.refused.accepted:
-            problem = f"{seen(given)} is not supported" if each.refused.accepted else "not supported"
-            raise unsupported(_path(place, name), each.refused.problem or problem, hint=each.refused.advice)
-        elif each.uses(given):
-            found[name] = each.kind.read(given, _path(place, name), ignored)
-    return found
-
-
-@dataclass(slots=True, eq=False)
-class _AnyOf:
-    """A union of types. `tag` tells objects apart, and unions of objects that have other tags."""
-
-    kinds: tuple[Kind, ...]
-    words: str
-    tag: Tagged | None = None
-
-    def fits(self, value: Any) -> bool:
-        return any(kind.fits(value) for kind in self.kinds)
-
-    def read(self, value: Any, place: str, ignored: list[str]) -> Any:
-        kinds = [kind for kind in self.kinds if kind.fits(value)]
-        if not kinds:
-            raise wrong_type(place, self.words, value)
-        if self.tag is not None and type(value) is dict:
-            if self.tag.default and not value.get(self.tag.name):
-                value = {**value, self.tag.name: self.tag.default}
-            return self._tagged(self.tag, value, place).read(value, place, ignored)
-        if len(kinds) > 1 and value:  # the first item tells lists apart
-            items = [kind.item for kind in kinds if isinstance(kind, _List)]
-            kinds = [kind for kind, item in zip(kinds, items, strict=True) if item.fits(value[0])]
-            if not kinds:
-                raise wrong_type(f"{place}[0]", _either([item.words for item in items]), value[0])
-        if isinstance(kinds[0], _Choice) and value not in kinds[0].values:
-            raise wrong(place, self.words, value)
-        return kinds[0].read(value, place, ignored)
-
-    def _tagged(self, tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
-        path, given = _path(place, tag.name), value.get(tag.name)
-        if not given:
-            raise missing(path)
-        if type(given) is not str:
-            raise wrong_type(path, "a string", given)
-        tags = {kind: found for kind in self.kinds if (found := _field_of(kind, tag.name)) is not None}
-        named = {name: kind for kind, each in tags.items() for name in getattr(each.kind, "values", ())}
-        if given in named:
-            return named[given]
-        if tag.unknown:
-            raise unsupported(place, tag.unknown.format(seen(given)), hint=tag.advice)
-        supported = [name for name, kind in named.items() if tags[kind].refused is None]
-        raise wrong(path, f"one of {', '.join(supported)}", given)
-
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        kinds = [kind for kind in self.kinds if not (isinstance(kind, _Object) and kind.is_refused)]
-        schemas = [kind.schema(found) for kind in kinds]
-        return {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
-
-
-class _Null:
-    """The value null, which only answers contain, because a field with the value null counts as missing."""
-
-    words = "null"
-
-    def fits(self, value: Any) -> bool:
-        return value is None
-
-    def read(self, value: Any, place: str, ignored: list[str]) -> None:
-        return None
-
-    def schema(self, found: dict[str, Schema]) -> Schema:
-        return {"type": "null"}
-
-
-def kind_of(declared: Any) -> Kind:
-    """Return the kind of a type. Raises TypeError for types that no API uses."""
-    marks: tuple[Any, ...] = ()
-    if get_origin(declared) is Annotated:
-        declared, *rest = get_args(declared)
-        marks = tuple(rest)
-    kind = _kind_of(declared, marks)
-    for mark in marks:
-        if isinstance(mark, Expected) and isinstance(kind, _Plain | _Choice | _List | _AnyOf):
-            kind = replace(kind, words=mark.words)
-        elif isinstance(mark, Keywords) and isinstance(kind, _Plain):
-            kind = replace(kind, keywords={**kind.keywords, **mark.keywords})
-    return kind
-
-
-def _kind_of(declared: Any, marks: tuple[Any, ...]) -> Kind:
-    origin, arguments = get_origin(declared), get_args(declared)
-    limits = next((mark for mark in marks if isinstance(mark, Limits)), Limits())
-    if declared is Any:
-        return _Plain("any value", (), {})
-    if declared is bool:
-        return _Plain("true or false", (bool,), {"type": "boolean"})
-    if declared in (int, float):
-        return _number(declared, limits, next((mark.value for mark in marks if isinstance(mark, Without)), None))
-    if declared is str:
-        return _text(limits, next((mark for mark in marks if isinstance(mark, Matching)), None))
-    if declared is type(None):
-        return _Null()
-    if origin is Literal:
-        return _Choice(_one_of(arguments), arguments)
-    if isinstance(declared, type) and issubclass(declared, Enum):
-        values = tuple(member.value for member in declared)
-        return _Choice(_one_of(values), values, declared)
-    if origin is list:
-        return _List(kind_of(arguments[0]), limits)
-    if origin in (dict, Mapping):
-        if get_origin(arguments[0]) is Literal:
-            return _Object("_", "", {name: _field(arguments[1], required=True) for name in get_args(arguments[0])})
-        return _Map(kind_of(arguments[1]))
-    tag = next((mark for mark in marks if isinstance(mark, Tagged)), None)
-    if origin in (Union, types.UnionType) or tag is not None:
-        kinds = tuple(map(kind_of, arguments or [declared]))
-        return _AnyOf(kinds, _either([kind.words for kind in kinds if not isinstance(kind, _Null)]), tag)
-    if is_typeddict(declared):
-        return _object(declared, kept=KEPT in marks)
-    raise TypeError(f"no kind for {declared}")
-
-
-def _one_of(values: Sequence[Any]) -> str:
-    words = ", ".join(each if type(each) is str else seen(each) for each in values)
-    return f"one of {words}" if len(values) > 1 else words
-
-
-def _number(declared: type, limits: Limits, without: float | None) -> _Plain:
-    low, high, is_integer = limits.low, limits.high, declared is int
-    keywords = {"type": "integer" if is_integer else "number", **_limits("minimum", "maximum", limits)}
-    if without is not None:
-        keywords["not"] = {"const": without}
-    if is_integer:
-        high = min(high, MOST_INTEGER) if high == math.inf else high
-        words = f"an integer of at least {low}" if high == MOST_INTEGER else f"an integer from {low} to {high}"
-        return _Plain(words, (int,), keywords, low, high, without)
-    words = f"a number from {low:g} to {high:g}" if math.isfinite(high) else "a number"
-    largest = sys.float_info.max  # integers can be larger
-    return _Plain(words, (int, float), keywords, max(low, -largest), min(high, largest), without)
-
-
-def _text(limits: Limits, matching: Matching | None) -> _Plain:
-    keywords = {"type": "string", **_limits("minLength", "maxLength", limits)}
-    if matching is None:
-        return _Plain("a string", (str,), keywords, limits.low, limits.high)
-    return _Plain(
-        matching.words,
-        (str,),
-        {**keywords, "pattern": f"^{matching.pattern}$"},
-        limits.low,
-        limits.high,
-        pattern=matching.pattern,
+def _field(hint: Any, *, required: bool, inline: str = "") -> _Field:
+    marks = {type(mark): mark for mark in get_args(hint)[1:]} if get_origin(hint) is Annotated else {}
+    usual, text = marks.get(Usual), marks.get(str, "")
+    return _Field(
+        kind_of(hint),
+        required,
+        "" if text == KEPT else text,
+        None if usual is None else usual.values,
+        marks.get(Refused),
+        inline,
     )
 
 
-def _limits(lowest: str, highest: str, limits: Limits) -> Schema:
-    given = {lowest: limits.low, highest: limits.high}
-    return {keyword: limit for keyword, limit in given.items() if math.isfinite(limit)}
-
-
 @cache
-def _object(declared: Any, *, kept: bool) -> _Object:
-    text = declared.__doc__ or ""
-    found = _Object(declared.__name__, " ".join(text.split()), kept=kept)
+def _object(declared: Any, *, kept: bool) -> Kind:
+    fields: dict[str, _Field] = {}
     for name, hint in get_type_hints(declared, include_extras=True).items():
         required = name in declared.__required_keys__
         while get_origin(hint) in (Required, NotRequired):
             required = get_origin(hint) is Required
             [hint] = get_args(hint)
-        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        inline = next((mark for mark in marks if isinstance(mark, Inline)), None)
-        if inline is not None:
-            found.inline[name] = {each: _field(of, required=False) for each, of in inline.fields().items()}
+        inline = [mark for mark in get_args(hint) if isinstance(mark, Inline)]
+        if inline:
+            fields |= {each: _field(of, required=False, inline=name) for each, of in inline[0].fields().items()}
         else:
-            found.fields[name] = _field(hint, required=required)
-    return found
+            fields[name] = _field(hint, required=required)
+    return _object_of(declared.__name__, " ".join((declared.__doc__ or "").split()), fields, kept=kept)
 
 
-def _field(hint: Any, *, required: bool) -> _Field:
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    texts = [mark for mark in marks if type(mark) is str and mark is not KEPT]
-    usual = next((mark.values for mark in marks if isinstance(mark, Usual)), None)
-    refused = next((mark for mark in marks if isinstance(mark, Refused)), None)
-    return _Field(kind_of(hint), required, texts[-1] if texts else "", usual, refused)
+def _object_of(name: str, description: str, fields: Mapping[str, _Field], *, kept: bool = False) -> Kind:
+    """Return the kind of an object. `kept` is True if undeclared fields are kept instead of ignored."""
+    groups = {each.inline for each in fields.values()} - {""}
 
+    def check(value: dict[str, Any], place: str, ignored: list[str]) -> dict[str, Any]:
+        read: dict[str, Any] = {}
+        for name, each in fields.items():
+            if (given := value.get(name)) is not None and each.uses(given):
+                read[name] = each.read(given, _path(place, name), ignored)
+            elif each.required and given is None:
+                raise missing(_path(place, name))
+        # The client's order is kept, because some objects become part of the prompt.
+        found: dict[str, Any] = {group: {} for group in groups}
+        for name, given in value.items():
+            if name in read:
+                (found[fields[name].inline] if fields[name].inline else found)[name] = read[name]
+            elif given is not None and kept:
+                found[name] = given
+            elif given is not None:
+                ignored.append(_path(place, name))
+        return found
 
-def _field_of(kind: Kind, name: str) -> _Field | None:
-    """Return the field of an object, or of the first object in a union; None for other kinds."""
-    if isinstance(kind, _AnyOf):
-        return _field_of(kind.kinds[0], name)
-    return kind.fields[name] if isinstance(kind, _Object) else None
+    def whole(found: dict[str, Schema]) -> Schema:
+        shown_fields = {name: each for name, each in fields.items() if each.refused is None or each.kind.types}
+        required = [name for name, each in fields.items() if each.required]
+        return {
+            "type": "object",
+            **({"description": description} if description else {}),
+            **({"required": required} if required else {}),
+            "properties": {name: each.schema(found) for name, each in shown_fields.items()},
+        }
+
+    def schema(found: dict[str, Schema]) -> Schema:
+        if name.startswith("_"):
+            return whole(found)
+        if name not in found:
+            found[name] = whole(found)
+        return {"$ref": f"#/components/schemas/{name}"}
+
+    return Kind("an object", (dict,), check, schema, fields=fields)
 
 
 def _path(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-def _either(words: list[str]) -> str:
+def _either(words: Iterable[str]) -> str:
     """Return a list of alternatives, such as "a, b or c"."""
     different = [*dict.fromkeys(words)]
     return " or ".join([", ".join(different[:-1]), different[-1]] if len(different) > 1 else different)

@@ -32,6 +32,7 @@ from llmrun.serving.protocol.anthropic.answers import (
 from llmrun.serving.protocol.anthropic.requests import parse_message
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.infill import InfillAnswer, parse_infill
+from llmrun.serving.protocol.openai.objects import Model
 from llmrun.serving.protocol.openai.options import seed_from
 from llmrun.serving.protocol.openai.requests import parse_chat, parse_completion
 from llmrun.serving.protocol.openai.responses import (
@@ -177,7 +178,7 @@ class ModelRoutes:
         self._models, self._upstreams = service.models, service.upstreams
 
     async def list_models(self, request: HttpRequest) -> Response:
-        bodies = [self._body(known) for known in await self._models.known.listed()]
+        bodies: list[Any] = [self._body(known) for known in await self._models.known.listed()]
         if self._upstreams is not None:
             bodies = self._upstreams.beside(bodies, request.headers)
         body = models_body(bodies)
@@ -187,7 +188,7 @@ class ModelRoutes:
         body = await self._shown(request.path_params["id"], request)
         return json_response(anthropic_model(body) if VERSION_HEADER in request.headers else body)
 
-    async def _shown(self, name: str, request: HttpRequest) -> dict[str, Any]:
+    async def _shown(self, name: str, request: HttpRequest) -> Any:
         try:
             return self._body(await self._models.find(name))
         except ModelNotFound:
@@ -195,13 +196,15 @@ class ModelRoutes:
                 raise
             return self._upstreams.model(name, request.headers)
 
-    def _body(self, known: KnownModel) -> dict[str, Any]:
+    def _body(self, known: KnownModel) -> Model:
         process = self._models.process_of(known)
         if process is None or process.facts is None:
             body = unloaded_model_body(known.name, self._models.created)
         else:
             body = model_body(Ready.under(known, process).facts, self._models.created)
-        return {**body, "parent": known.parent} if known.parent else body
+        if known.parent:
+            body["parent"] = known.parent
+        return body
 
 
 RESPONSE: Final = Call(PREFIX, parse_response, ResponseAnswer, RESPONSES)

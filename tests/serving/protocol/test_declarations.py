@@ -17,7 +17,6 @@ from llmrun.serving.protocol.declarations import (
     Refused,
     Tagged,
     Usual,
-    Without,
     kind_of,
     read,
     schemas,
@@ -66,7 +65,7 @@ class Meal(TypedDict, total=False):
         list[Annotated[Bread | Soup, Tagged("kind", unknown="no {} here", advice="eat bread")]], Limits(1)
     ]
     prices: dict[str, Annotated[float, Limits(0, 100)]]
-    count: Annotated[int, Limits(-1), Without(0), Expected("a count")]
+    count: Annotated[int, Limits(-1, without=0), Expected("a count")]
     size_or_words: Annotated[int | str | list[str] | list[int], Expected("one of many things")]
     quiet: Annotated[bool, Usual((False,))]
     loud: Annotated[Any, Refused((False,), "be quiet", "too loud")]
@@ -84,7 +83,7 @@ class Meal(TypedDict, total=False):
         (Literal["a", "b"], {"enum": ["a", "b"]}),
         (Literal[0], {"const": 0}),
         (
-            Annotated[int, Limits(-1, 7), Without(0)],
+            Annotated[int, Limits(-1, 7, without=0)],
             {"type": "integer", "minimum": -1, "maximum": 7, "not": {"const": 0}},
         ),
         (Annotated[str, Matching("[a-z]+", "letters")], {"type": "string", "pattern": "^[a-z]+$"}),

@@ -221,8 +221,8 @@ def test_responses_match_their_schemas() -> None:
         for event in response_events(answer, *given):
             validate(event, ResponseEvent)
         validate(answer.whole(), Response)
-    for event in response_answer(**fields).failed(api_error(InvalidField("n", "wrong"))):
-        validate(event, ResponseEvent)
+    for last in response_answer(**fields).failed(api_error(InvalidField("n", "wrong"))):
+        validate(last, ResponseEvent)
 
 
 @pytest.mark.parametrize("fields", [{}, {"n_cmpl": 2}, {"stream": True}], ids=str)

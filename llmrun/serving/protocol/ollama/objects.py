@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
-from llmrun.serving.protocol.declarations import Expected, Keywords, Limits, Matching, Refused, Tagged, Usual, Without
+from llmrun.serving.protocol.declarations import Expected, Keywords, Limits, Matching, Refused, Tagged, Usual
 from llmrun.serving.protocol.openai.objects import (
     Count,
     Fingerprint,
@@ -49,8 +49,7 @@ class OllamaOptions(Sampling, total=False):
     stop: Stops
     num_predict: Annotated[
         int,
-        Limits(-2),
-        Without(0),
+        Limits(-2, without=0),
         Expected("an integer of at least 1, or -1 or -2 for no limit"),
         "The maximum number of generated tokens, including thinking; -1 or -2 for no limit.",
     ]

@@ -19,7 +19,6 @@ from llmrun.serving.protocol.declarations import (
     Refused,
     Tagged,
     Usual,
-    Without,
 )
 
 MOST_CHOICES: Final = 128
@@ -44,7 +43,7 @@ Stops = Annotated[
     "Texts that end the answer. The answer does not contain them.",
 ]
 Choices = Annotated[list[Annotated[str, Limits(1)]], Limits(1, noun="choice")]
-TokenLimit = Annotated[int, Limits(NO_LIMIT), Without(0), Expected("an integer of at least 1, or -1 for no limit")]
+TokenLimit = Annotated[int, Limits(NO_LIMIT, without=0), Expected("an integer of at least 1, or -1 for no limit")]
 Budget = Annotated[int, Limits(NO_LIMIT), "The maximum number of thinking tokens; -1 means no limit."]
 TopLogprobs = Annotated[int, Limits(0, MOST_LOGPROBS), "The number of likeliest tokens to return at each position."]
 Effort = Annotated[
@@ -349,18 +348,13 @@ class AllowedTools(TypedDict, total=False):
     allowed_tools: Required[_Allowed]
 
 
-CHOICES_OF: Final = Tagged(
-    "type", unknown="choices of the type {} are not supported", advice="only functions are supported"
-)
-
-
 class ToolFields(TypedDict, total=False):
     """The fields for tools."""
 
     tools: Annotated[list[Tool], Limits(0, MOST_TOOLS, "tool")]
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | FunctionChoice | AllowedTools,
-        CHOICES_OF,
+        Tagged("type"),
         Expected("one of none, auto, required, or an object"),
     ]
     parallel_tool_calls: Annotated[bool, "Allow several tool calls in one answer. The default is true."]

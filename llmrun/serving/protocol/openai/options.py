@@ -239,7 +239,8 @@ def thinking_of(given: Thinking, facts: ModelFacts, effort: str | None, effort_n
     think = agreed(wishes)
     if effort is not None and effort != _OFF:
         variables.setdefault("reasoning_effort", effort)  # some templates write the effort into the prompt
-    limits: dict[str, Any] = {name: value for name, value in given.items() if name in BUDGETS}
+    values: Mapping[str, Any] = given
+    limits = {name: values[name] for name in BUDGETS if name in values}
     budget = agreed(limits)
     if budget == NO_LIMIT:
         limits, budget = {}, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from anthropic.types import ModelInfo
 
 
-def official(body: dict[str, Any]) -> ModelInfo:
+def official(body: Mapping[str, Any]) -> ModelInfo:
     from anthropic.types import ModelInfo  # importing it takes seconds
 
     return ModelInfo.model_validate(body)

@@ -66,9 +66,13 @@ def test_breakers_may_be_a_list() -> None:
     assert sampling(dry_sequence_breakers=[]).dry_sequence_breakers == "[]"
 
 
-@pytest.mark.parametrize("value", [["no_such"], [], "edkypmxt", 5, [1], {"a": 1}, ["x"] * 20_000])
+@pytest.mark.parametrize("value", [["no_such"], [], "edkypmxt", 5, {"a": 1}, ["x"] * 20_000])
 def test_invalid_samplers_are_refused(value: Any) -> None:
     refused(chat, "samplers", samplers=value)
+
+
+def test_the_first_sampler_that_is_no_text_is_named() -> None:
+    refused(chat, "samplers[1]", samplers=["temperature", 1])
 
 
 def test_unknown_samplers_get_a_suggestion() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from tests.support.protocol.response_answers import (
 WITH_LOGPROBS: dict[str, Any] = {"include": [LOGPROBS], "top_logprobs": 1}
 
 
-def kinds(events: list[dict[str, Any]]) -> list[str]:
+def kinds(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
