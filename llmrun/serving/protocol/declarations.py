@@ -256,8 +256,8 @@ def _number(declared: type, limits: Limits) -> Kind:
 
     def check(value: Any, place: str, ignored: list[str]) -> Any:
         if not allowed.allow(value):
-            is_too_large = value > high and math.isinf(limits.high)
-            raise wrong(place, f"a number of at most {high}" if is_too_large else kind.words, value)
+            is_huge = value > MOST_INTEGER and declared is int and math.isinf(limits.high)
+            raise wrong(place, f"an integer of at most {MOST_INTEGER:,}" if is_huge else kind.words, value)
         return declared(value)
 
     schema = {"type": "integer" if declared is int else "number", **limits.keywords("minimum", "maximum")}

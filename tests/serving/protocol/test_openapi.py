@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, is_typeddict
 
 import jsonschema
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from llmrun.base.types import FinishReason
 from llmrun.engine.child.messages import Embedded
 from llmrun.engine.requests import Event, ToolCallDelta
+from llmrun.serving import protocol
 from llmrun.serving.protocol.anthropic.answers import ANTHROPIC, anthropic_models
 from llmrun.serving.protocol.anthropic.objects import AnthropicMessage, AnthropicModels, MessageEvent
 from llmrun.serving.protocol.anthropic.requests import parse_count
@@ -26,6 +30,8 @@ from llmrun.serving.protocol.embeddings import (
     ollama_embed_body,
     ollama_embeddings_body,
     parse_embeddings,
+    parse_ollama_embed,
+    parse_ollama_embeddings,
     parse_rerank,
     rerank_body,
 )
@@ -40,6 +46,7 @@ from llmrun.serving.protocol.openai.objects import (
     Model,
     Models,
 )
+from llmrun.serving.protocol.openai.options import BUDGETS
 from llmrun.serving.protocol.openai.responses import model_body, models_body, unloaded_model_body
 from llmrun.serving.protocol.openai_responses.objects import Response, ResponseEvent
 from llmrun.serving.protocol.tokens import (
@@ -68,7 +75,7 @@ from tests.support.protocol.answers import (
 from tests.support.protocol.anthropic_answers import TOOL as ANTHROPIC_TOOL
 from tests.support.protocol.anthropic_answers import USER, answer, message, streamed
 from tests.support.protocol.ollama import OLLAMA_ROUTES
-from tests.support.protocol.openapi import DOCUMENT, SCHEMAS, validate
+from tests.support.protocol.openapi import DOCUMENT, SCHEMAS, forgotten_fields, validate
 from tests.support.protocol.response_answers import (
     FLAT_TOOL,
     LOGPROBS,
@@ -107,6 +114,8 @@ PARSERS: dict[str, Callable[..., Any]] = {
     "DetokenizeRequest": lambda **fields: parse_detokenize({"tokens": [1], **fields}, FACTS),
     "EmbeddingRequest": lambda **fields: parse_embeddings({"input": "a", **fields}, FACTS, ""),
     "RerankRequest": lambda **fields: parse_rerank({"query": "a", "documents": ["b"], **fields}, FACTS, ""),
+    "OllamaEmbedRequest": lambda **fields: parse_ollama_embed({"input": "a", **fields}, FACTS, ""),
+    "OllamaEmbeddingsRequest": lambda **fields: parse_ollama_embeddings({"prompt": "a", **fields}, FACTS, ""),
     "MessageRequest": message,
     "MessageCountRequest": lambda **fields: parse_count({"model": "tiny", "messages": [USER], **fields}, FACTS),
 }
@@ -137,6 +146,31 @@ def test_every_reference_leads_somewhere() -> None:
     assert found == {f"#/components/schemas/{name}" for name in SCHEMAS}
     for schema in SCHEMAS.values():
         jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_each_schema_belongs_to_one_declaration() -> None:
+    modules = [
+        importlib.import_module(each.name)
+        for each in pkgutil.walk_packages(protocol.__path__, f"{protocol.__name__}.")
+        if not each.ispkg
+    ]
+    declared = Counter(
+        name
+        for module in modules
+        for name, each in vars(module).items()
+        if is_typeddict(each) and each.__module__ == module.__name__ and name in SCHEMAS
+    )
+    assert {name: count for name, count in declared.items() if count > 1} == {}
+    assert {*declared} == {*SCHEMAS}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_no_declared_field_is_forgotten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A declared field that no code uses would have no effect, and x-llmrun-ignored would not say so."""
+    known = {*BUDGETS, "context_management"}  # a loop looks up the budgets, and supported edits have no effect
+    if name == "ResponseRequest":
+        known.add("stream_options")
+    assert forgotten_fields(name, PARSERS[name], monkeypatch) - known == set()
 
 
 @pytest.mark.push
@@ -221,8 +255,8 @@ def test_responses_match_their_schemas() -> None:
         for event in response_events(answer, *given):
             validate(event, ResponseEvent)
         validate(answer.whole(), Response)
-    for last in response_answer(**fields).failed(api_error(InvalidField("n", "wrong"))):
-        validate(last, ResponseEvent)
+    for failure in response_answer(**fields).failed(api_error(InvalidField("n", "wrong"))):
+        validate(failure, ResponseEvent)
 
 
 @pytest.mark.parametrize("fields", [{}, {"n_cmpl": 2}, {"stream": True}], ids=str)

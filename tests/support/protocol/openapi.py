@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import jsonschema
+import pytest
 from jsonschema.exceptions import best_match
 
+from llmrun.serving.protocol import declarations
 from llmrun.serving.protocol.declarations import kind_of
 from llmrun.serving.protocol.openapi import document
 from tests.support.protocol.answers import as_json
@@ -40,6 +43,53 @@ def closed(schema: Any) -> Any:
     if "properties" in schema and isinstance(schema.get("type"), str):
         found["additionalProperties"] = False
     return found
+
+
+class _Watched(dict[str, Any]):
+    """The fields of a request. `used` collects the names of fields that code looks up."""
+
+    used: set[str]
+
+    def __getitem__(self, name: str) -> Any:
+        self.used.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.used.add(name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self.used.add(str(name))
+        return super().__contains__(name)
+
+
+def forgotten_fields(name: str, parse: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the fields of the request `name` that a parser never looks up after the check against the declaration.
+
+    Fields that routes look up, that have one possible value or that are documented to have no effect are left out.
+    """
+    used, known = set[str](), declarations._Object.read
+
+    def watched(kind: Any, value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
+        found = known(kind, value, place, ignored)
+        if place:
+            return found
+        watched = _Watched(found)
+        watched.used = used
+        for inline in kind.inline:
+            watched[inline] = _Watched(found[inline])
+            watched[inline].used = used
+        return watched
+
+    with monkeypatch.context() as patch:
+        patch.setattr(declarations._Object, "read", watched)
+        parse()
+    fields = SCHEMAS[name]["properties"].items()
+    return {field for field, schema in fields if not _has_no_effect(schema)} - used - {"model", "keep_alive"}
+
+
+def _has_no_effect(schema: Any) -> bool:
+    return "const" in schema or schema.get("maxItems") == 0 or "without effect" in schema.get("description", "")
 
 
 def check_reply(method: str, path: str, status: int, media_type: str, body: bytes) -> None:

@@ -32,7 +32,7 @@ from llmrun.serving.protocol.ollama.requests import parse_show
 from tests.serving.protocol.test_openapi import invalid
 from tests.support.protocol.answers import FACTS, TOOL, called, chosen, ended, said
 from tests.support.protocol.ollama import chat, chat_answer, generate, generate_answer, streamed, whole
-from tests.support.protocol.openapi import DOCUMENT, SCHEMAS, validate
+from tests.support.protocol.openapi import DOCUMENT, SCHEMAS, forgotten_fields, validate
 
 PARSERS: dict[str, Callable[..., Any]] = {
     "OllamaChatRequest": chat,
@@ -44,6 +44,11 @@ PARSERS: dict[str, Callable[..., Any]] = {
 USUAL = {"truncate": False, "shift": False, "verbose": False}
 PROPERTIES = [(name, field, schema) for name in PARSERS for field, schema in SCHEMAS[name]["properties"].items()]
 MODEL = OllamaModel("tiny", 5, 1_700_000_000.5, "0" * 64, "llama", "1B", "Q4_K_M", 4096)
+
+
+@pytest.mark.parametrize("name", ["OllamaChatRequest", "OllamaGenerateRequest", "OllamaShowRequest"])
+def test_no_declared_field_is_forgotten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forgotten_fields(name, PARSERS[name], monkeypatch) == set()
 
 
 @pytest.mark.push
