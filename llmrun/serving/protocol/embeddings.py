@@ -35,8 +35,6 @@ Dimensions = Annotated[int, Limits(1), "Keep only the first dimensions, for mode
 
 
 class EmbeddingRequest(TypedDict, total=False):
-    """The body of /v1/embeddings."""
-
     model: ModelName
     input: Required[Inputs]
     encoding_format: Annotated[Encoding, "Return vectors as numbers, or as little-endian float32 values in Base64."]
@@ -45,14 +43,10 @@ class EmbeddingRequest(TypedDict, total=False):
 
 
 class Document(TypedDict):
-    """A document as an object."""
-
     text: str
 
 
 class RerankRequest(TypedDict, total=False):
-    """The body of /v1/rerank."""
-
     model: ModelName
     query: Required[str]
     documents: Required[
@@ -67,16 +61,12 @@ class RerankRequest(TypedDict, total=False):
 
 
 class OllamaEmbedRequest(Loading, total=False):
-    """The body of /api/embed."""
-
     input: Required[Inputs]
     truncate: Annotated[bool, "Cut off the end of inputs that are too long. The default is true."]
     dimensions: Dimensions
 
 
 class OllamaEmbeddingsRequest(Loading, total=False):
-    """The body of /api/embeddings."""
-
     prompt: Required[str]
 
 
@@ -98,8 +88,6 @@ class _Embedding(TypedDict):
 
 
 class Embeddings(_Computed):
-    """The answer of /v1/embeddings."""
-
     data: list[_Embedding]
 
 
@@ -116,8 +104,6 @@ class Ranking(_Computed):
 
 
 class OllamaEmbeddings(TypedDict):
-    """The answer of /api/embed."""
-
     model: str
     embeddings: list[list[float]]
     total_duration: Nanoseconds
@@ -126,8 +112,6 @@ class OllamaEmbeddings(TypedDict):
 
 
 class OllamaEmbedding(TypedDict):
-    """The answer of /api/embeddings."""
-
     embedding: list[float]
 
 

@@ -49,8 +49,6 @@ class _File(TypedDict, total=False):
 
 
 class InfillRequest(Common, total=False):
-    """The body of /infill."""
-
     input_prefix: Required[Annotated[str, "The text before the gap."]]
     input_suffix: Required[Annotated[str, "The text after the gap."]]
     prompt: Annotated[

@@ -15,8 +15,6 @@ from llmrun.serving.protocol.openai.objects import Count, Token
 
 
 class TokenizeRequest(TypedDict, total=False):
-    """The body of /tokenize."""
-
     model: ModelName
     content: Annotated[str, "The text, as in llama-server."]
     prompt: Annotated[str, "The text, as in vLLM."]
@@ -29,8 +27,6 @@ class TokenizeRequest(TypedDict, total=False):
 
 
 class DetokenizeRequest(TypedDict, total=False):
-    """The body of /detokenize."""
-
     model: ModelName
     tokens: Required[Annotated[list[Token], "The IDs of the tokens."]]
 

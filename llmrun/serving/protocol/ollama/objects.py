@@ -107,8 +107,6 @@ class OllamaSystemMessage(_AnyMessage, total=False):
 
 
 class OllamaUserMessage(_AnyMessage, total=False):
-    """A message of the user."""
-
     role: Required[Literal["user"]]
 
 
@@ -137,8 +135,6 @@ OllamaMessage = OllamaSystemMessage | OllamaUserMessage | OllamaAssistantMessage
 
 
 class OllamaChatRequest(ToolFields, OllamaCommon, total=False):
-    """The body of /api/chat."""
-
     messages: Annotated[
         list[Annotated[OllamaMessage, Tagged("role")]],
         "The conversation. Without messages, the model is only loaded, or unloaded if `keep_alive` is 0.",
@@ -146,8 +142,6 @@ class OllamaChatRequest(ToolFields, OllamaCommon, total=False):
 
 
 class OllamaGenerateRequest(OllamaCommon, total=False):
-    """The body of /api/generate."""
-
     prompt: Annotated[
         str, "The text of a user message. Without a prompt, the model is only loaded, or unloaded if `keep_alive` is 0."
     ]
@@ -173,8 +167,6 @@ class OllamaGenerateRequest(OllamaCommon, total=False):
 
 
 class OllamaShowRequest(TypedDict, total=False):
-    """The body of /api/show."""
-
     model: Annotated[str, "The name of a model. Required, unless there is a `name`."]
     name: Annotated[str, "The old name of `model`."]
     verbose: Annotated[Literal[False], Usual((False,))]
@@ -184,8 +176,6 @@ DoneReason = Literal["stop", "length", "load", "unload"]
 
 
 class Head(TypedDict):
-    """The first fields of an answer."""
-
     model: str
     created_at: Time
 
@@ -219,8 +209,6 @@ class Thought(TypedDict, total=False):
 
 
 class Said(Thought):
-    """A part of an answer's message."""
-
     content: str
     tool_calls: NotRequired[list[OllamaToolCall]]
 
@@ -242,8 +230,6 @@ class OllamaText(Head, Thought, End):
 
 
 class OllamaDetails(TypedDict):
-    """Facts about a model."""
-
     parent_model: str
     format: str
     family: str
@@ -264,28 +250,20 @@ class NamedModel(TypedDict):
 
 
 class OllamaListedModel(NamedModel):
-    """A model that requests may name."""
-
     modified_at: Time
 
 
 class OllamaModels(TypedDict):
-    """The models that requests may name."""
-
     models: list[OllamaListedModel]
 
 
 class OllamaLoadedModel(NamedModel):
-    """A model in memory."""
-
     size_vram: Count
     expires_at: Time
     context_length: Count
 
 
 class OllamaLoadedModels(TypedDict):
-    """The models in memory."""
-
     models: list[OllamaLoadedModel]
 
 
@@ -293,8 +271,6 @@ Ability = Literal["completion", "embedding", "tools", "thinking", "insert"]
 
 
 class OllamaModelFacts(TypedDict):
-    """The description of a model."""
-
     modified_at: Time
     details: OllamaDetails
     model_info: Annotated[
@@ -321,6 +297,4 @@ class OllamaVersion(TypedDict):
 
 
 class OllamaError(TypedDict):
-    """An error."""
-
     error: str
