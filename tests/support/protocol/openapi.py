@@ -68,21 +68,21 @@ def forgotten_fields(name: str, parse: Callable[[], object], monkeypatch: pytest
 
     Fields that routes look up, that have one possible value or that are documented to have no effect are left out.
     """
-    used, known = set[str](), declarations._Object.read
+    used, known = set[str](), declarations.Kind.read
 
-    def watched(kind: Any, value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
+    def watched(kind: declarations.Kind, value: Any, place: str, ignored: list[str]) -> Any:
         found = known(kind, value, place, ignored)
         if place:
             return found
         watched = _Watched(found)
         watched.used = used
-        for inline in kind.inline:
-            watched[inline] = _Watched(found[inline])
-            watched[inline].used = used
+        for group in {each.inline for each in kind.fields.values()} - {""}:
+            watched[group] = _Watched(found[group])
+            watched[group].used = used
         return watched
 
     with monkeypatch.context() as patch:
-        patch.setattr(declarations._Object, "read", watched)
+        patch.setattr(declarations.Kind, "read", watched)
         parse()
     fields = SCHEMAS[name]["properties"].items()
     return {field for field, schema in fields if not _has_no_effect(schema)} - used - {"model", "keep_alive"}
