@@ -345,8 +345,9 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
 
     def check(value: Any, place: str, ignored: list[str]) -> Any:
         if tag is not None and type(value) is dict:
-            given = {**value, tag.name: value.get(tag.name) or tag.default or None}
-            return _tagged(kinds, tag, given, place).read(given, place, ignored)
+            if tag.default and value.get(tag.name) is None:
+                value = {**value, tag.name: tag.default}
+            return _tagged(named, tag, value, place).read(value, place, ignored)
         fitting = [kind for kind in kinds if kind.fits(value)]
         if len(fitting) > 1 and value:  # the first item tells lists apart
             items = [kind.items for kind in fitting if kind.items is not None]
@@ -361,6 +362,8 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
         schemas = [kind.schema(found) for kind in kinds if not kind.is_refused]
         return {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
 
+    tagged = [kind for kind in kinds if tag is not None and tag.name in kind.fields]
+    named = {name: kind for kind in tagged for name in kind.fields[tag.name].kind.literals} if tag else {}
     all_types = tuple(each for kind in kinds for each in kind.types)
     fields = kinds[0].fields  # all objects have the tag
     union = Kind(_either(kind.words for kind in kinds if kind.types != (type(None),)), all_types, check, schema)
@@ -368,15 +371,16 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
     return union
 
 
-def _tagged(kinds: Sequence[Kind], tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
-    """Return the kind of an object in a union. Raises InvalidField if the union has no such object."""
-    path, given = _path(place, tag.name), value[tag.name]
+def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
+    """Return the kind of an object in a union. Raises InvalidField if the union has no such object.
+
+    named  maps the values of the tag to kinds
+    """
+    path, given = _path(place, tag.name), value.get(tag.name)
     if given is None:
         raise missing(path)
     if type(given) is not str:
         raise wrong_type(path, "a string", given)
-    objects = [kind for kind in kinds if tag.name in kind.fields]
-    named = {name: kind for kind in objects for name in kind.fields[tag.name].kind.literals}
     if given in named:
         return named[given]
     if tag.unknown:
