@@ -43,7 +43,7 @@ main()
 """
 _STARTING = {"preexec_fn", "start_new_session", "process_group", "creationflags"}
 # Only these may use the arguments directly: `child_processes` has the functions for all others, and Ray needs POSIX.
-_MAY_START = ("base/child_processes.py", "jobs/batching/workers/ray_cluster.py")
+_MAY_START = ("base/child_processes.py", "base/processes/commands.py", "jobs/batching/workers/ray_cluster.py")
 
 
 def as_windows(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,253 @@
+"""Tests of frames and of the codecs of their contents."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmrun.base.errors import DoesNotFit, KVFull, LlmrunError, Overloaded, Unavailable, UsageError
+from llmrun.base.processes.frames import (
+    BadMessage,
+    Codec,
+    FrameReader,
+    FrameTooLong,
+    FrameWriter,
+    decoded,
+    encoded,
+    error_from_json,
+    error_to_json,
+    frame_length,
+    framed,
+    read_frame,
+    write_frame,
+)
+
+LONGEST = 1 << 20
+
+
+def test_frames_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "frames"
+    values = [{}, ["é\ud800", 2**70], "x" * 100_000]
+    with path.open("wb") as stream:
+        for value in values:
+            write_frame(stream, encoded(value))
+    with path.open("rb") as stream:
+        assert [decoded(read_frame(stream, LONGEST) or b"") for _ in values] == values
+        assert read_frame(stream, LONGEST) is None
+    with path.open("rb") as stream:
+        assert read_frame(stream, 2) == b"{}"
+        with pytest.raises(FrameTooLong):
+            read_frame(stream, 10)
+    path.write_bytes(path.read_bytes()[:-1])
+    with path.open("rb") as stream:
+        assert [read_frame(stream, LONGEST) is None for _ in values] == [False, False, True]
+
+
+@pytest.mark.parametrize("length", [101, 1 << 30, 1 << 62, 2**64 - 1])
+def test_a_header_is_refused_before_anything_is_read(length: int) -> None:
+    header = length.to_bytes(8, "big")
+    with pytest.raises(FrameTooLong, match=f"{length:,} bytes; the limit is 100"):
+        frame_length(header, 100)
+    with pytest.raises(FrameTooLong):
+        read_frame(io.BytesIO(header), 100)
+
+
+def test_only_bytes_that_arrive_take_memory() -> None:
+    huge = (1 << 50).to_bytes(8, "big")
+    assert read_frame(io.BytesIO(huge + b"abc"), 1 << 62) is None
+
+
+class Trickle(io.RawIOBase):
+    """A stream whose reads and writes accept a few bytes at a time, and are interrupted now and then."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+        self.calls = 0
+        self.is_patient = False
+
+    def _interrupt(self) -> None:
+        self.calls += 1
+        if self.calls % 3 == 0 and not self.is_patient:
+            raise KeyboardInterrupt
+
+    def read(self, size: int = -1) -> bytes:
+        self._interrupt()
+        piece, self.data = self.data[: min(size, 5)], self.data[min(size, 5) :]
+        return piece
+
+    def write(self, data: Any) -> int:
+        self._interrupt()
+        self.data += bytes(data[:5])
+        return len(data[:5])
+
+
+def frames_of(reader: FrameReader, longest: int = LONGEST) -> Iterator[bytes | None]:
+    while True:
+        try:
+            frame = reader.read(longest)
+        except KeyboardInterrupt:
+            continue
+        yield frame
+        if frame is None:
+            return
+
+
+CONTENTS = [b"", b"a", b"0123456789" * 3, b"\n" * 8, b"b"]
+
+
+def test_a_reader_continues_after_interruptions() -> None:
+    stream = Trickle(b"".join(map(framed, CONTENTS)) + framed(b"half of it")[:-1])
+    assert list(frames_of(FrameReader(stream))) == [*CONTENTS, None]
+    whole = io.BytesIO(b"".join(map(framed, CONTENTS)))
+    assert list(frames_of(FrameReader(whole))) == [*CONTENTS, None]  # type: ignore[arg-type]
+
+
+def test_a_writer_sends_the_rest_of_a_frame_before_the_next_one() -> None:
+    stream = Trickle()
+    writer = FrameWriter(stream)
+    interrupted = 0
+    for content in CONTENTS:
+        try:
+            writer.write(content)
+        except KeyboardInterrupt:
+            interrupted += 1
+    stream.is_patient = True
+    writer.write(b"end")
+    assert interrupted >= 3
+    reader = io.BytesIO(stream.data)
+    assert list(iter(lambda: read_frame(reader, LONGEST), None)) == [*CONTENTS, b"end"]
+
+
+def test_a_reader_refuses_long_frames_and_pipes_that_end(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as source, os.fdopen(writing, "wb", buffering=0) as sink:
+        FrameWriter(sink).write(b"x" * 100)
+        reader = FrameReader(source)
+        with pytest.raises(FrameTooLong):
+            reader.read(99)
+        assert reader.read(100) == b"x" * 100
+        sink.write(framed(b"half")[:-1])
+        sink.close()
+        assert reader.read(100) is None
+
+
+# --- codecs
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    numbers: tuple[float, ...] = ()
+    names: frozenset[str] = frozenset()
+    scales: Mapping[int, float] | None = None
+
+
+class Ask(msgspec.Struct, tag=True, frozen=True):
+    id: int
+    text: str = ""
+    data: bytes = b""
+    inner: Inner = Inner()
+    anything: Any = None
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    error: LlmrunError
+
+
+Message = Ask | Failed
+CODEC: Codec[Message] = Codec(Message)
+ASKED = [
+    Ask(1),
+    Ask(
+        -(2**63),
+        "é🙂\x00\u2028",
+        bytes(range(256)),
+        Inner((1.5, math.inf), frozenset("ab"), {3: 0.5}),
+        {"a": [1, None]},
+    ),
+    Ask(2, "\ud83d \udcff", bytes(range(256)), Inner((1e300,), frozenset("a\udfff"), {-7: 0.1}), ["\ud800"]),
+    Ask(3, anything={"n": 2**70}),
+]
+
+
+@pytest.mark.parametrize("message", ASKED)
+def test_messages_survive_the_way(message: Message) -> None:
+    assert CODEC.decode(CODEC.encode(message)) == message
+
+
+def test_values_that_are_no_numbers_survive_the_way() -> None:
+    for text in ("", "\ud800"):  # as MessagePack and as JSON
+        found = CODEC.decode(CODEC.encode(Ask(1, text, inner=Inner((math.nan,)))))
+        assert isinstance(found, Ask)
+        assert math.isnan(found.inner.numbers[0])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LlmrunError("a", hint="b"),
+        UsageError("a\ud800"),
+        Overloaded("a", retry_after=2.5),
+        Unavailable("a", state="restarting", retry_after=0.5),
+        DoesNotFit("a", most_weights=7),
+        KVFull("a"),
+    ],
+)
+def test_errors_survive_the_way(error: LlmrunError) -> None:
+    found = CODEC.decode(CODEC.encode(Failed(error)))
+    assert isinstance(found, Failed)
+    assert type(found.error) is type(error)
+    assert (str(found.error), vars(found.error)) == (str(error), vars(error))
+
+
+def test_unknown_errors_become_known_ones() -> None:
+    class Special(UsageError):
+        pass
+
+    assert type(error_from_json(error_to_json(Special("a")))) is UsageError
+    assert type(error_from_json({"error": "warnings", "message": "a"})) is LlmrunError
+    assert type(error_from_json({"error": "Special", "message": "a"})) is LlmrunError
+    with pytest.raises(BadMessage):
+        error_from_json(["a"])
+
+
+GARBAGE = {
+    "nothing": b"",
+    "noise": bytes(range(255, 0, -1)),
+    "zeros": bytes(100),
+    "half": CODEC.encode(ASKED[1])[:-1],
+    "too much": CODEC.encode(ASKED[0]) + b"\x00",
+    "another type": Codec[Any](Any).encode({"type": "Other", "id": 1}),
+    "no type": Codec[Any](Any).encode({"id": 1}),
+    "wrong field": Codec[Any](Any).encode({"type": "Ask", "id": "1"}),
+    "missing field": Codec[Any](Any).encode({"type": "Ask"}),
+    "no error": Codec[Any](Any).encode({"type": "Failed", "error": 1}),
+    "too deep": b"\x91" * 100_000,
+    "huge list": b"\xdd\xff\xff\xff\xff",
+    "huge map": b"\xdf\xff\xff\xff\xff",
+    "huge bytes": b"\xc6\xff\xff\xff\xff",
+    "no text": b"\xa1\xff",
+    "no JSON": b"\xc1{",
+    "JSON too deep": b"\xc1" + b"[" * 100_000,
+    "JSON that is no UTF-8": b"\xc1\xff",
+    "wrong JSON": b'\xc1{"type": "Ask", "id": "x"}',
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_refused(name: str) -> None:
+    with pytest.raises(BadMessage):
+        CODEC.decode(GARBAGE[name])
+
+
+@pytest.mark.parametrize("value", [object(), {1: object()}, Ask])
+def test_values_that_no_message_may_contain_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError):
+        CODEC.encode(Ask(1, anything=value))
