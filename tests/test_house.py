@@ -24,7 +24,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 ONLY_ROOM_FOR = {
     "numba": {"kernels"},
     "llvmlite": {"kernels", "base/compiled"},
-    "psutil": {"base/machine", "base/processes", "engine"},
+    "psutil": {"base/machine", "base/processes"},
     "pynvml": {"base/machine"},
     "rich": {"cli"},
     "prompt_toolkit": {"cli"},

@@ -56,29 +56,23 @@ class Child:
         group        `in_own_session` or `in_own_group`
         kept_stderr  the number of bytes that are kept of the end of stderr; 0 discards stderr
         """
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if kept_stderr else subprocess.DEVNULL,
-                bufsize=0,  # with a buffer, closing a pipe would have to flush it, which may block
-                cwd=folder,
-                env=commands.environment() if environment is None else environment,
-                pass_fds=pass_fds,
-                **group(),
-            )
-        except (OSError, ValueError) as error:  # ValueError means that an argument contains a NUL character
-            raise LlmrunError(f"cannot start {_names(purpose, command)}: {_reason(error)}") from error
-        pipes: Any = process
-        self.pid = process.pid
+        pipes: Any = _start(
+            purpose,
+            command,
+            stderr=subprocess.PIPE if kept_stderr else subprocess.DEVNULL,
+            cwd=folder,
+            env=commands.environment() if environment is None else environment,
+            pass_fds=pass_fds,
+            **group(),
+        )
+        self.pid: int = pipes.pid
         self.stdin: io.RawIOBase = pipes.stdin
         self.stdout: io.RawIOBase = pipes.stdout
-        self._process = process
+        self._process: subprocess.Popen[bytes] = pipes
         self._writer, self._reader = FrameWriter(self.stdin), FrameReader(self.stdout)
         self._lock = threading.Lock()
         self._swept = False
-        self._destroy = weakref.finalize(self, _destroy, process)
+        self._destroy = weakref.finalize(self, _destroy, self._process)
         self._stderr = _Tail(pipes.stderr, kept_stderr)
 
     def send(self, data: bytes) -> None:
@@ -180,6 +174,14 @@ class _Tail:
         """Wait for the end of the stream."""
         if self._thread is not None:
             self._thread.join(_LAST_WORDS_S)
+
+
+def _start(purpose: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process whose pipes are unbuffered, because closing a pipe with a full buffer may block."""
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, **options)
+    except (OSError, ValueError) as error:  # ValueError means that an argument contains a NUL character
+        raise LlmrunError(f"cannot start {_names(purpose, command)}: {_reason(error)}") from error
 
 
 def _destroy(process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from time import process_time
 from typing import Any
@@ -46,6 +45,7 @@ def end_with_parent(requests: int) -> None:
     if sys.platform == "win32":
         return  # the process detects the closed pipe when it reads the next request
     import select
+    import threading
 
     hung_up = select.poll()
     hung_up.register(requests, 0)

@@ -13,10 +13,10 @@ from typing import Any
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import UsageError, shown
+from llmrun.base.processes.limits import ProcessFailed, ProcessLimits
 from llmrun.engine.constraint.keywords import ignored, place_of
 from llmrun.engine.constraint.process import ConstraintProcess, one_line
 from llmrun.engine.constraint.strict_json import parse_unique
-from llmrun.engine.isolated_process import ProcessFailed, ProcessLimits
 
 MOST_SCHEMA_BYTES = 2 << 20
 MOST_GRAMMAR_BYTES = 1 << 20

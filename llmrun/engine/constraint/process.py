@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from llmrun.base.errors import shown
-from llmrun.engine.isolated_process import TOO_DEEP, IsolatedProcess, ProcessFailed, ProcessLimits
-from llmrun.engine.isolated_worker import encoded
+from llmrun.base.processes.frames import encoded
+from llmrun.base.processes.limits import TOO_DEEP, IsolatedProcess, ProcessFailed, ProcessLimits
 
 _MEMORY_PER_BYTE = 60  # memory per byte of a request; nested JSON of short values takes 50 bytes per byte of text
 _REASON_LENGTH = 300

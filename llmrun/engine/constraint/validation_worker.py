@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmrun.engine.isolated_worker import serve
+from llmrun.base.processes.worker import serve_limited
 
 
 def main() -> None:
     """Answer requests until stdin closes."""
-    serve(_answer)
+    serve_limited(_answer)
 
 
 def _answer(request: dict[str, Any]) -> tuple[str, Any]:

@@ -21,8 +21,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
-from llmrun.engine.isolated_process import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
-from llmrun.engine.isolated_worker import encoded
+from llmrun.base.processes.frames import encoded
+from llmrun.base.processes.limits import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
 from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags, ToolAbilities
 
 if TYPE_CHECKING:

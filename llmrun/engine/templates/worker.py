@@ -13,13 +13,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from llmrun.engine.isolated_worker import serve
+from llmrun.base.processes.worker import serve_limited
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 
 
 def main() -> None:
     """Answer requests until stdin closes."""
-    serve(_answer)
+    serve_limited(_answer)
 
 
 def _answer(request: dict[str, Any]) -> tuple[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.base import child_processes
+from llmrun.base.processes import commands
 from llmrun.engine.constraint import process as module
 from llmrun.engine.constraint import process as process_module
 from llmrun.engine.constraint.process import ConstraintProcess, Verdict, validate
@@ -185,9 +185,7 @@ def test_one_process_gives_many_verdicts(process: ConstraintProcess) -> None:
 
 
 def test_a_broken_process_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        child_processes, "isolated_command", lambda _: [sys.executable, "-c", "import sys; sys.exit(3)"]
-    )
+    monkeypatch.setattr(commands, "isolated_command", lambda _: [sys.executable, "-c", "import sys; sys.exit(3)"])
     assert str(validate("1", {})) == "not validated: its process ended: exit status 3"
 
 

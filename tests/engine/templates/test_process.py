@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from llmrun.backends.scripted import ScriptedBackend, echo
-from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, TemplateRefused
+from llmrun.base.processes import commands
+from llmrun.base.processes import limits as isolation
 from llmrun.cli.answers.open_model import open_model
-from llmrun.engine import isolated_process as isolation
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.templates import chat_template as module
@@ -130,16 +130,16 @@ def test_memory_is_looked_at_where_the_system_has_no_limit(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate Windows in the process that sets the limits, as soon as everything is imported there."""
-    found = child_processes.isolated_command
+    found = commands.isolated_command
     on_windows = (
-        "from llmrun.engine import isolated_worker; "
-        "isolated_worker.sys = type('', (), {'platform': 'win32', 'stdin': sys.stdin, 'stdout': sys.stdout})"
+        "from llmrun.base.processes import worker; "
+        "worker.sys = type('', (), {'platform': 'win32', 'stdin': sys.stdin, 'stdout': sys.stdout})"
     )
 
     def without_limits(name: str) -> list[str]:
         return [word.replace("; main()", f"; {on_windows}; main()") for word in found(name)]
 
-    monkeypatch.setattr(child_processes, "isolated_command", without_limits)
+    monkeypatch.setattr(commands, "isolated_command", without_limits)
     hoard = (
         "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l, 'a' * 100000 ~ i] %}{% endfor %}"
     )
@@ -274,7 +274,7 @@ def test_it_has_no_environment_no_files_and_the_systems_limits(
     with open(os.devnull) as held:  # noqa: PTH123
         os.set_inheritable(held.fileno(), True)
         running = child(process)
-    assert {*running.environ()} <= {"LC_CTYPE", *child_processes._NEEDED_TO_START}
+    assert {*running.environ()} <= {"LC_CTYPE", *commands._NEEDED_TO_START}
     assert sorted(os.listdir(f"/proc/{running.pid}/fd")) == ["0", "1", "2"]  # noqa: PTH208
     assert os.getsid(running.pid) == running.pid  # a terminal's Ctrl-C must not reach it
     assert running.rlimit(psutil.RLIMIT_AS) == (256_000_000, 256_000_000)
@@ -336,7 +336,7 @@ def answer(data): ready(); read(); read(); out(len(data).to_bytes(8, 'big') + da
 def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, words = ODD[name]
     command = [sys.executable, "-c", HELPERS + program]
-    monkeypatch.setattr(child_processes, "isolated_command", lambda _: command)
+    monkeypatch.setattr(commands, "isolated_command", lambda _: command)
     process = TemplateProcess(RenderLimits(wall_s=1.0 if "within 1 s" in words else 30.0))
     assert words in refusal(process, "{{ x }}", x="a" * 100_000)  # more than a pipe holds
     assert process.abilities("{{ x }}") == TemplateAbilities()
@@ -345,6 +345,6 @@ def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.push
 def test_a_process_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_processes, "isolated_command", lambda _: ["/no/such/python"])
+    monkeypatch.setattr(commands, "isolated_command", lambda _: ["/no/such/python"])
     with pytest.raises(LlmrunError, match=r"cannot start the process for chat templates: .*No such file"):
         TemplateProcess().start()

@@ -37,13 +37,14 @@ _FLUSH_FAILED = 120  # Python's exit code if the last output cannot be written
 
 
 class ForkedProcess:
-    """A process that a server has forked, with the methods of `subprocess.Popen` that tests and `IsolatedProcess` call.
+    """A process that a server has forked, with the attributes of `subprocess.Popen` that tests and `Child` use.
 
     The process is not a child of this one, so its exit code arrives through a pipe.
     """
 
     stdin: IO[bytes]
     stdout: IO[bytes]
+    stderr = None
 
     def __init__(self, pid: int, report: IO[bytes]) -> None:
         self.pid = pid
@@ -61,7 +62,9 @@ class ForkedProcess:
                 self.wait()
         return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None and self.returncode is None and not select.select([self._report], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a forked process", timeout)
         with self._waiting:
             if self.returncode is None:
                 with self._report:
@@ -117,7 +120,7 @@ def _start_template_process() -> ForkedProcess:
     (stdin, their_stdin), (stdout, their_stdout) = _pipe("wb"), _pipe("rb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     process = _forked(_template_server(), {"leads_session": True}, their_stdin, their_stdout, nowhere)
-    process.stdin, process.stdout = stdin, stdout
+    process.stdin, process.stdout = stdin.detach(), stdout.detach()  # type: ignore[attr-defined]  # unbuffered
     return process
 
 
@@ -153,10 +156,10 @@ def _run_server() -> socket.socket:
 @functools.cache
 def _template_server() -> socket.socket:
     """Start the server of template processes, with the options and the environment of an isolated process."""
-    from llmrun.base import child_processes
+    from llmrun.base.processes.commands import isolated_environment
 
     command = [sys.executable, "-I", "-S", "-c", _program("serve_template_processes")]
-    return _started(command, child_processes.isolated_environment())
+    return _started(command, isolated_environment())
 
 
 def _program(function: str) -> str:
@@ -209,15 +212,16 @@ def serve_template_processes(requests: int) -> None:
 
 def _fork_template_processes() -> None:
     """Let runs fork the processes that render templates instead of starting them."""
-    from llmrun.engine import isolated_process
+    from llmrun.base.processes import child
 
-    start = isolated_process._start_process
+    start = child._start
     _template_server()
 
-    def start_or_fork(module: str) -> Any:
-        return _start_template_process() if module == _TEMPLATES else start(module)
+    def start_or_fork(purpose: str, command: Sequence[str], **options: Any) -> Any:
+        is_template = any(f"llmrun.{_TEMPLATES} " in word for word in command)
+        return _start_template_process() if is_template else start(purpose, command, **options)
 
-    isolated_process._start_process = start_or_fork
+    child._start = start_or_fork
 
 
 def _forked_for_request(requests: socket.socket) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from llmrun.engine.isolated_process import IsolatedProcess
+from llmrun.base.processes.limits import IsolatedProcess
 
 
 def started() -> IsolatedProcess:
