@@ -10,127 +10,28 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrun.base import child_processes
-from llmrun.base.errors import Cancelled, shown
+from llmrun.base.errors import Cancelled, LlmrunError
+from llmrun.base.processes.child import Child
+from llmrun.base.processes.commands import ending
 from llmrun.engine.tools import tool
 from llmrun.engine.tools.tool import Definition, Limits, ToolFailed, ToolResult, digest_of, shortened
 from llmrun.engine.tools.tools_file import CommandDeclaration, environment, filled_command
 
-_TAIL = 4096  # number of bytes of standard error that are kept for messages
 _PIECE = 1 << 16
-_LAST_WORDS_S = 1.0  # time limit for reading the rest of standard error, which an escaped descendant may hold open
 
 
-class Child:
-    """A running process.
-
-    stdin   unbuffered; must be used by only one thread
-    stdout  buffered; must be used by only one thread
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None) -> None:
-        """Start the process. Raises ToolFailed."""
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                cwd=folder,
-                env=environment,
-                **child_processes.in_own_session(),
-            )
-        except (OSError, ValueError) as error:  # ValueError means that an argument contains a NUL character
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ToolFailed(f"cannot start {shown(command[0])}: {reason}") from error
-        pipes: Any = self._process
-        self.stdin: io.RawIOBase = pipes.stdin
-        self.stdout = io.BufferedReader(pipes.stdout)
-        self._lock = threading.Lock()
-        self._swept = False
-        self._tail = b""
-        self._stderr_reader = threading.Thread(target=self._read_stderr, args=(pipes.stderr,), daemon=True)
-        self._stderr_reader.start()
-
-    @property
-    def status(self) -> int:
-        """The exit status, which is negative for a signal. The process must have ended."""
-        return self._process.returncode or 0
-
-    @property
-    def stderr(self) -> str:
-        """The last few thousand characters of standard error, which are untrusted."""
-        return self._tail.decode(errors="replace")
-
-    def ended(self) -> bool:
-        """Return True if the process has ended, and kill the descendants of an ended process."""
-        with self._lock:
-            ended = self._process.poll() is not None
-            # Kill the descendants immediately and only once, because the system may reuse the process ID.
-            if ended and not self._swept:
-                self._swept = True
-                self._end_all(at_once=True)
-            return ended
-
-    def wait(self, seconds: float) -> bool:
-        """Wait at most this long for the process to end. Returns True if the process has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        return self.ended()
-
-    def kill(self) -> None:
-        """Kill the process and its descendants immediately. Idempotent."""
-        if not self.ended():
-            self._end_all(at_once=True)
-
-    def end(self, seconds: float) -> None:
-        """End the process after its standard input has been closed: wait, then send SIGTERM, then SIGKILL.
-
-        seconds  how long to wait after each of the three steps
-        """
-        if self.wait(seconds):
-            return
-        self._end_all(at_once=False)
-        if self.wait(seconds):
-            return
-        self.kill()
-        self.wait(seconds)
-
-    def ending(self) -> str:
-        """Describe how the process ended, with the last line of its standard error, in one line that is safe to print.
-
-        If the process has not ended, return only the last line of standard error. The result may be empty.
-        """
-        if self.ended():
-            self._stderr_reader.join(_LAST_WORDS_S)
-        line = next((line for line in reversed(self.stderr.splitlines()) if line.strip()), "")
-        how = [child_processes.ending(self.status)] if self.ended() else []
-        return ": ".join([*how, *([shown(line.strip(), 200)] if line else [])])
-
-    def _end_all(self, *, at_once: bool) -> None:
-        """Send SIGKILL or SIGTERM to the process and its descendants. On Windows, always kill all of the processes."""
-        if sys.platform == "win32":
-            command = ["taskkill", "/T", "/F", "/PID", str(self._process.pid)]
-            subprocess.run(command, capture_output=True, check=False)
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids signals to dead processes
-            os.killpg(self._process.pid, signal.SIGKILL if at_once else signal.SIGTERM)
-
-    def _read_stderr(self, stream: io.RawIOBase) -> None:
-        with contextlib.suppress(OSError), stream:
-            while piece := stream.read(_PIECE):
-                self._tail = (self._tail + piece)[-_TAIL:]
+def start(command: Sequence[str], environment: Mapping[str, str], folder: Path | None) -> Child:
+    """Start the process of a tool. Raises ToolFailed."""
+    try:
+        return Child(command, environment=environment, folder=folder)
+    except LlmrunError as error:
+        raise ToolFailed(str(error)) from error
 
 
 def write_all(stream: io.RawIOBase, data: bytes) -> None:
@@ -167,7 +68,7 @@ def run_command(
         command = filled_command(declared.command, declared.parameters, arguments)
     except ValueError as error:
         return ToolResult(f"invalid arguments: {error}", is_error=True)
-    child = Child(command, environment(declared.environment), declared.folder)
+    child = start(command, environment(declared.environment), declared.folder)
     output = _Output(child.stdout, limits)
     threads = [
         threading.Thread(target=output.read, daemon=True),
@@ -181,9 +82,9 @@ def run_command(
         _wait(child, output, declared.timeout_s, cancelled)
     finally:
         child.kill()
-        child.wait(limits.end_s)
         for thread in threads:
             thread.join(limits.end_s)
+        child.end(0)
     return _result(child, output, limits)
 
 
@@ -194,7 +95,7 @@ class _Output:
     too_long  True if the output exceeds the limit for commands
     """
 
-    def __init__(self, stream: io.BufferedReader, limits: Limits) -> None:
+    def __init__(self, stream: io.RawIOBase, limits: Limits) -> None:
         self.size = 0
         self.kept = b""
         self._stream = stream
@@ -206,14 +107,14 @@ class _Output:
         return self.size > self._most
 
     def read(self) -> None:
-        with contextlib.suppress(OSError), self._stream:
-            while not self.too_long and (piece := self._stream.read1(_PIECE)):
+        with contextlib.suppress(OSError, ValueError), self._stream:  # a descendant held the stream open
+            while not self.too_long and (piece := self._stream.read(_PIECE)):
                 self.kept += piece[: self._most_kept - len(self.kept)]
                 self.size += len(piece)
 
 
 def _write(stream: io.RawIOBase, text: str) -> None:
-    with contextlib.suppress(OSError), stream:  # the command has ended, or does not read standard input
+    with contextlib.suppress(OSError, ValueError), stream:  # the command has ended, or does not read standard input
         write_all(stream, text.encode())
 
 
@@ -234,6 +135,6 @@ def _result(child: Child, output: _Output, limits: Limits) -> ToolResult:
         return ToolResult(f"{text}\n{words}", is_error=True, truncated=True)
     if child.status == 0:
         return ToolResult(text, truncated=truncated)
-    stderr, _ = shortened(child.stderr, limits.result)
-    parts = [text.rstrip("\n"), stderr.rstrip("\n"), f"[{child_processes.ending(child.status)}]"]
+    stderr, _ = shortened(child.last_words, limits.result)
+    parts = [text.rstrip("\n"), stderr.rstrip("\n"), f"[{ending(child.status)}]"]
     return ToolResult("\n".join(part for part in parts if part), is_error=True, truncated=truncated)

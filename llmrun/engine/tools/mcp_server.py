@@ -10,6 +10,7 @@ and another writes, and every request has a time limit.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import queue
 import threading
@@ -21,8 +22,9 @@ from typing import Any
 
 from llmrun import __version__
 from llmrun.base.errors import Cancelled, shown
+from llmrun.base.processes.child import Child
 from llmrun.engine.tools import tool
-from llmrun.engine.tools.command import Child, write_all
+from llmrun.engine.tools.command import start, write_all
 from llmrun.engine.tools.tool import (
     Definition,
     Limits,
@@ -54,6 +56,7 @@ class Connection:
     def __init__(self, child: Child, limits: Limits, notes: deque[str]) -> None:
         self.tools_changed = threading.Event()
         self._child = child
+        self._output = io.BufferedReader(child.stdout)
         self._limits = limits
         self._notes = notes
         self._lock = threading.Lock()
@@ -100,9 +103,9 @@ class Connection:
         """Close the server's input and end the server. Closing takes at most five times `end_s`. Idempotent."""
         with contextlib.suppress(queue.Full):  # if the server does not read its input, signals end the server
             self._outgoing.put_nowait(None)
+        self._writer.join(self._limits.end_s)
         self._child.end(self._limits.end_s)
-        for thread in (self._writer, self._reader):
-            thread.join(self._limits.end_s)
+        self._reader.join(self._limits.end_s)
 
     def kill(self) -> None:
         """Kill the server without waiting."""
@@ -165,7 +168,7 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            with contextlib.suppress(OSError), self._child.stdout:
+            with contextlib.suppress(OSError, ValueError), self._output:  # a descendant held the output open
                 while line := self._line():
                     self._take(line)
         finally:
@@ -174,12 +177,12 @@ class Connection:
     def _line(self) -> bytes:
         """Return the next line, or b"" at the end. Lines over the limit are skipped, and the pending requests fail."""
         while True:
-            line = self._child.stdout.readline(self._limits.line)
+            line = self._output.readline(self._limits.line)
             if line.endswith(b"\n") or len(line) < self._limits.line:
                 return line
             while line and not line.endswith(b"\n"):
                 self._count(line)
-                line = self._child.stdout.readline(self._limits.line)
+                line = self._output.readline(self._limits.line)
             self._fail_pending(self._trouble or f"the answer is longer than {self._limits.line:,} bytes")
 
     def _take(self, line: bytes) -> None:
@@ -270,7 +273,7 @@ class McpServer:
         """Start the server and list its tools. Raises ToolFailed and Cancelled after closing the server."""
         self.close()
         declared = self.declared
-        child = Child(declared.command, environment(declared.environment), declared.folder)
+        child = start(declared.command, environment(declared.environment), declared.folder)
         self._connection = Connection(child, self.limits, self.notes)
         deadline = time.monotonic() + declared.start_timeout_s
         try:
