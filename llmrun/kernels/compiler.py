@@ -2,7 +2,9 @@
 
     python -m llmrun.kernels.compiler
 
-It reads one JSON request per line from stdin, and writes a JSON header line and the bytes of the object file to stdout.
+A request is a frame with the arguments of `compile_kernel`. The answer is a frame with [error, object file], of which
+one is empty. The parent is base/compiled/store.py.
+
 Compiling in child processes keeps Numba (0.7 s, 100 MB) out of the main process, uses every core, and lets the user
 interrupt the parent process.
 """
@@ -11,9 +13,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import re
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +23,8 @@ import numba
 from numba import types
 from numba.core import codegen
 
+from llmrun.base.processes import worker
+from llmrun.base.processes.frames import Codec
 from llmrun.kernels import object_file
 from llmrun.kernels.faster_numba import make_faster
 
@@ -161,18 +163,16 @@ def serve() -> None:
     _make_no_code_for_this_process()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    output = sys.stdout.buffer
-    sys.stdout = sys.stderr  # a stray print must not end up in the middle of a response
-    for line in sys.stdin:
-        request = json.loads(line)
-        identity = request.pop("id")
+    requests: Codec[dict[str, Any]] = Codec(dict[str, Any])
+    answers: Codec[tuple[str, bytes]] = Codec(tuple[str, bytes])
+
+    def answer(request: bytes) -> bytes:
         try:
-            emitted, error = compile_kernel(**request), ""
+            return answers.encode(("", compile_kernel(**requests.decode(request))))
         except Exception:  # noqa: BLE001 - the parent process reports every error with its traceback
-            emitted, error = b"", traceback.format_exc()
-        header = {"id": identity, "bytes": len(emitted), "error": error}
-        output.write(json.dumps(header).encode() + b"\n" + emitted)
-        output.flush()
+            return answers.encode((traceback.format_exc(), b""))
+
+    worker.serve(answer)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from llmrun.base import child_processes, folders
+from llmrun.base import folders
 from llmrun.base.errors import KernelWarning, UsageError
+from llmrun.base.processes import commands
 
 # This folder contains the probe's source files, which are part of the cache key.
 _KERNELS = Path(__file__).resolve().parents[2] / "kernels"
@@ -46,7 +47,7 @@ def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
     with contextlib.suppress(OSError):
         if path.read_bytes() == _WORKED:
             return True
-    command = child_processes.command("kernels.level_probe", level, triple, cpu, features)
+    command = commands.command("kernels.level_probe", level, triple, cpu, features)
     try:
         done = subprocess.run(
             command,
@@ -54,8 +55,8 @@ def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
             capture_output=True,
             timeout=_TIMEOUT_SECONDS,
             check=False,
-            env=child_processes.environment(),
-            **child_processes.in_own_session(),  # the parent process handles Ctrl-C
+            env=commands.environment(),
+            **commands.in_own_session(),  # the parent process handles Ctrl-C
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(errno.ETIMEDOUT, f"no result after {_TIMEOUT_SECONDS:g} s") from None

@@ -7,14 +7,12 @@ disk.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
 import itertools
 import json
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +20,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import llvmlite.binding as llvm
 
-from llmrun.base import child_processes
 from llmrun.base.compiled.cache import KernelCache
 from llmrun.base.compiled.levels import Target, elf_triple, host_target
 from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.cpu_count import most_threads
+from llmrun.base.processes import commands
+from llmrun.base.processes.child import Child
+from llmrun.base.processes.frames import BadMessage, Codec, FrameTooLong
 
 
 def create_linker(machine: llvm.TargetMachine) -> llvm.LLJIT:
@@ -284,34 +284,35 @@ def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) ->
             child.close()
 
 
+_LONGEST = 1 << 28  # bytes of an answer; the largest object file has 200 KB
+_KEPT_STDERR = 1 << 16
+_END_S = 10.0
+
+
 class _Child:
     """A compiler process for one target. Numba reads the target from NUMBA_CPU_* when it is imported."""
 
-    _ids = itertools.count()
-
     def __init__(self, target: Target) -> None:
+        """Start the process. Raises LlmrunError."""
         self._target = target
         native = target.triple.partition("-")[0] == llvm.get_default_triple().partition("-")[0]
         environment = {
-            **child_processes.environment(),
+            **commands.environment(),
             "NUMBA_CPU_NAME": target.cpu if native else "generic",
             "NUMBA_CPU_FEATURES": target.features if native else "",
         }
-        self._process = subprocess.Popen(
-            child_processes.command("kernels.compiler"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            **child_processes.in_own_session(),  # the parent process handles Ctrl-C
+        self._requests: Codec[dict[str, Any]] = Codec(dict[str, Any])
+        self._answers: Codec[tuple[str, bytes]] = Codec(tuple[str, bytes])
+        self._process = Child(
+            commands.command("kernels.compiler"),
+            purpose="a kernel compiler",
+            environment=environment,
+            kept_stderr=_KEPT_STDERR,
         )
-        self._errors = bytearray()  # stderr is kept in memory because the disk may be full
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
 
     def compile(self, name: KernelName, symbol: str) -> bytes:
+        """Compile a kernel and return its object file. Raises KernelCompileError."""
         request = {
-            "id": next(self._ids),
             "module": name.module,
             "name": name.function,
             "parameters": dict(name.parameters),
@@ -321,46 +322,26 @@ class _Child:
             "features": self._target.features,
             "symbol": symbol,
         }
-        stdin, stdout = self._pipes()
-        with contextlib.suppress(BrokenPipeError):  # the process has exited and explained why on stderr
-            stdin.write(json.dumps(request).encode() + b"\n")
-            stdin.flush()
-        line = stdout.readline()
-        header: dict[str, Any] = json.loads(line) if line else {"error": self._exit_message(), "bytes": 0}
-        image = stdout.read(header["bytes"])
-        if len(image) < header["bytes"]:
-            header["error"] = self._exit_message()
-        if header["error"]:
+        self._process.send(self._requests.encode(request))
+        try:
+            answer = self._process.receive(_LONGEST)
+            error, image = (self._exit_message(), b"") if answer is None else self._answers.decode(answer)
+        except (FrameTooLong, BadMessage) as bad:
+            error, image = f"the compiler process sent an invalid answer: {bad}", b""
+        if error:
             raise KernelCompileError(
                 f"cannot compile kernel: {name.module}.{name.function} {dict(name.parameters)}: "
-                f"{header['error'].strip().splitlines()[-1]}",
+                f"{error.strip().splitlines()[-1]}",
                 hint="run llmrun with --debug to see the full error",
-            ) from RuntimeError(header["error"])
+            ) from RuntimeError(error)
         return image
 
-    def _listen(self) -> None:
-        """Collect the process's stderr, so that the process never blocks on a full pipe."""
-        assert self._process.stderr is not None
-        with self._process.stderr as stderr:
-            for line in stderr:
-                self._errors += line
-
-    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        return self._process.stdin, self._process.stdout
-
     def _exit_message(self) -> str:
-        self._process.wait()
-        self._listener.join()
-        return self._errors.decode(errors="replace").strip() or "the compiler process exited without an error message"
+        self._process.wait(_END_S)
+        return self._process.last_words.strip() or "the compiler process exited without an error message"
 
     def kill(self) -> None:
         self._process.kill()
 
     def close(self) -> None:
-        for pipe in self._pipes():
-            with contextlib.suppress(BrokenPipeError):  # the process may have exited before a flush
-                pipe.close()
-        self._process.wait()
-        self._listener.join()
+        self._process.end(_END_S)

@@ -17,10 +17,10 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from llmrun.base import child_processes
 from llmrun.base.compiled import levels
 from llmrun.base.compiled.levels import LEVELS, PORTABLE, Target, host_levels, host_target
 from llmrun.base.errors import KernelWarning, UsageError
+from llmrun.base.processes import commands
 from llmrun.kernels import level_probe
 from llmrun.kernels.code import simd
 from tests.support.kernels.runs import LEVELS_HERE, target_of
@@ -42,7 +42,7 @@ def works(target: Target) -> bool:
 
 def dying(code: str) -> mock._patch[mock.Mock]:
     """Replace trials by the given Python program."""
-    return mock.patch.object(child_processes, "command", return_value=[sys.executable, "-c", code])
+    return mock.patch.object(commands, "command", return_value=[sys.executable, "-c", code])
 
 
 @pytest.mark.push

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from llmrun.base import child_processes
 from llmrun.base.compiled import store
 from llmrun.base.compiled.levels import host_target
 from llmrun.base.compiled.store import KernelCompileError, KernelName, object_images
+from llmrun.base.processes import commands
 
 pytestmark = pytest.mark.push
 
@@ -50,7 +50,7 @@ def test_kernels_load_beside_a_large_model() -> None:
     object_images([SAMPLE], host_target())
     done = subprocess.run(
         [sys.executable, "-c", _BESIDE_A_LARGE_MODEL],
-        env=child_processes.environment(),
+        env=commands.environment(),
         capture_output=True,
         text=True,
         timeout=100,

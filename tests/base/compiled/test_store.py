@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import errno
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,6 +30,9 @@ from llmrun.base.compiled import cache, store
 from llmrun.base.compiled.levels import PORTABLE, Target, host_target
 from llmrun.base.compiled.store import KernelCompileError, KernelName, load_kernel, load_kernels, object_images
 from llmrun.base.errors import KernelWarning
+from llmrun.base.processes.child import Child
+from llmrun.base.processes.commands import command
+from llmrun.base.processes.frames import Codec
 from tests.support.cli.commands import ROOT
 from tests.support.tiers import examples
 
@@ -391,9 +394,11 @@ def test_one_bad_kernel_does_not_spoil_the_others(cold: Path) -> None:
     [
         ("import sys; sys.exit('numba is broken')", "numba is broken"),
         ("import os; os._exit(3)", "exited without an error message"),
-        ('input(); print(\'{"id": 0, "bytes": 5000, "error": ""}\')', "exited without an error message"),
+        ("print('\\0' * 6 + 'aa half of it')", "exited without an error message"),
+        ("import sys; print('noise, which is no frame'); sys.stdin.read()", "sent an invalid answer: a message of "),
+        ("import sys; print(end='\\0' * 7 + '\\2[}'); sys.stdin.read()", "sent an invalid answer"),
     ],
-    ids=["says why", "silent", "dies while answering"],
+    ids=["says why", "silent", "dies while answering", "talks", "sends no values"],
 )
 def test_a_compiler_that_dies_is_reported(cold: Path, program: str, words: str) -> None:
     real = subprocess.Popen
@@ -483,14 +488,16 @@ def test_the_key_changes_with_the_kernels_file_and_every_file_it_imports(tmp_pat
 
 
 SOURCES = [path for room in ROOMS[:3] for path in sorted((PACKAGE / room).rglob("*.py"))]
-# These cannot change machine code: amounts, errors, the notation of settings, the linker, and the levels that the probe
-# receives.
+# These cannot change machine code: amounts, errors, the notation of settings, the linker, the levels that the probe
+# receives, and the compiler's connection to its parent.
 OTHERS = {
     "base.amounts",
     "base.errors",
     "base.sampling_texts",
     "base.compiled.levels",
     "base.compiled.store",
+    "base.processes.frames",
+    "base.processes.worker",
 }
 
 
@@ -523,11 +530,10 @@ def test_one_kernel_by_name() -> None:
     assert load_kernel("team", "start").address == load_kernels([START])[START].address
 
 
-def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
+def test_requests_to_the_compiler_are_frames(cold: Path) -> None:
     """Tests the compiler process without the store: its responses hold what the store needs."""
     target = host_target()
     request = {
-        "id": 7,
         "module": NAME.module,
         "name": NAME.function,
         "parameters": {},
@@ -537,10 +543,14 @@ def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
         "features": target.features,
         "symbol": "here",
     }
-    compiler = [sys.executable, "-P", "-m", "llmrun.kernels.compiler"]
-    done = subprocess.run(compiler, input=json.dumps(request).encode(), capture_output=True, check=True, timeout=120)
-    header, _, image = done.stdout.partition(b"\n")
-    assert json.loads(header) == {"id": 7, "bytes": len(image), "error": ""}
+    values: Codec[Any] = Codec(Any)
+    compiler = Child(command("kernels.compiler"), purpose="a compiler")
+    try:
+        compiler.send(values.encode(request))
+        error, image = values.decode(compiler.receive(1 << 20) or b"")
+    finally:
+        compiler.end(10)
+    assert (error, compiler.ending()) == ("", "exit status 0")
     assert image.startswith(b"\x7fELF")
 
 

@@ -10,8 +10,8 @@ import os
 
 import pytest
 
-from llmrun.base import child_processes
 from llmrun.base.compiled import levels
+from llmrun.base.processes import commands
 from tests.support.arm.machines import HOST_PYTHON, ROOT
 
 # Numba must not optimize for the emulated processor, and modules must not come from the emulated machine's folders.
@@ -25,14 +25,14 @@ serve()
 
 
 def compile_outside() -> None:
-    command = child_processes.command
+    command = commands.command
 
     def outside(module: str, *arguments: str) -> list[str]:
         if module == "kernels.compiler":
             return [os.environ[HOST_PYTHON], "-I", "-c", _PROGRAM, str(ROOT)]
         return command(module, *arguments)
 
-    child_processes.command = outside
+    commands.command = outside
     levels._TIMEOUT_SECONDS = 600.0
 
 
