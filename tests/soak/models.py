@@ -170,7 +170,7 @@ def _open(path: Path, backend: str, options: OpenOptions) -> Engine:
     """Open the model. llama.cpp uses the child process of the previous case, because starting one takes 0.1 s."""
     if backend == "cpu":
         return Engine.open(path, replace(options, backend="cpu"))
-    if _llama_process()._process.poll() is not None:
+    if _llama_process()._child.ended():
         _llama_process().close()
         _llama_process.cache_clear()
     with open_gguf(path) as file:

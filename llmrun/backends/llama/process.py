@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import select
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.log import advice_for, gpu_error
 from llmrun.backends.llama.memory_transfers import MemorySender
 from llmrun.backends.llama.messages import FLAG_BYTES, SharedMemory, read_answer, request_line
-from llmrun.base import child_processes
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
+from llmrun.base.processes import commands
+from llmrun.base.processes.child import Child
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.rpc_servers import RpcServer
@@ -46,11 +47,11 @@ class LlamaProcess:
         self.transfers = MemorySender()
         self._flag = self.memory.map(FLAG_BYTES)
         try:
-            self._process = _start_worker(worker, self.memory, self.transfers)
-        except OSError as error:
+            self._child = _start_worker(worker, self.memory, self.transfers)
+        except LlmrunError:
             self.memory.close()
             self.transfers.close()
-            raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
+            raise
         self.transfers.child_started()
         self.rpc_servers: Sequence[RpcServer] = ()  # the servers to which llama.cpp is connected
         self._lost: str | None = None  # after a crash: a description of the RPC server that caused it, or ""
@@ -58,18 +59,15 @@ class LlamaProcess:
         self._idle = True
         self._asking = threading.RLock()
         self._unread = b""
-        self._stderr_tail = b""
-        self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
-        self._listener.start()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def last_words(self) -> str:
         """The end of llama.cpp's output, which contains the reason for a crash."""
-        return self._stderr_tail.decode(errors="replace")
+        return self._child.last_words
 
     def ask(self, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
         """Send a request and return its answer. Requests from other threads wait until the answer arrives.
@@ -111,7 +109,7 @@ class LlamaProcess:
         self._requests += 1
         number = self._requests
         line = b"\n" + request_line(operation, number, fields)
-        descriptor = _pipe(self._process.stdin).fileno()
+        descriptor = _descriptor(self._child.stdin)
         with contextlib.suppress(BrokenPipeError):  # The process has died; `answer` will report the crash.
             written = 0
             while written < len(line):
@@ -148,7 +146,7 @@ class LlamaProcess:
 
     def kill(self) -> None:
         """Kill the process. Any thread can call `kill`. Waiting calls of `answer` raise BackendCrashed."""
-        self._process.kill()
+        self._child.kill()
 
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[threading.Event]:
@@ -170,18 +168,11 @@ class LlamaProcess:
     def close(self) -> None:
         """End the process. Calls after the first have no effect."""
         try:
-            if self._process.returncode is None:
-                self.stop()
-                if self._process.stdin is not None:
-                    self._process.stdin.close()
-                self._end()
+            self.stop()
+            self._child.stdin.close()
+            self._child.wait(_EXIT_S)
         finally:
-            self._process.kill()  # Killing has no effect unless the wait for the exit was interrupted.
-            self._process.wait()
-            self._listener.join(_EXIT_S)
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            self._child.end(0)
             self.memory.close()
             self.transfers.close()
 
@@ -197,16 +188,8 @@ class LlamaProcess:
             self.clear_stop()
             self._idle = True
 
-    def _end(self) -> int:
-        """Wait for the process to exit, and kill it if that takes longer than _EXIT_S. Returns the exit status."""
-        try:
-            return self._process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
-
     def _next_answer(self, doing: str) -> dict[str, Any]:
-        descriptor = _pipe(self._process.stdout).fileno()
+        descriptor = _descriptor(self._child.stdout)
         while b"\n" not in self._unread:
             if self.rpc_servers:
                 self._wait_for_servers(descriptor)
@@ -239,8 +222,9 @@ class LlamaProcess:
                 self.kill()
 
     def _crashed(self, doing: str) -> BackendCrashed:
-        status = self._end()
-        self._listener.join(_EXIT_S)
+        if not self._child.wait(_EXIT_S):
+            self.kill()
+            self._child.wait(_EXIT_S)
         reasons = _REASON.findall(self.last_words)
         if self.rpc_servers and (reasons or self._lost):
             from llmrun.backends.llama.rpc_servers import LOST_HINT, lost_connection
@@ -253,35 +237,29 @@ class LlamaProcess:
         reason = problem.cause or (reasons[-1].strip() if reasons else "")
         why = f": {shown(reason, 200)}" if reason else ""
         return BackendCrashed(
-            f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",
+            f"llama.cpp died while {doing}: {commands.ending(self._child.status)}{why}",
             hint=problem.advice or "try the CPU engine, which may support this model: --backend cpu",
         )
 
-    def _listen(self, pipe: IO[bytes]) -> None:
-        while data := os.read(pipe.fileno(), 1 << 16):
-            self._stderr_tail = (self._stderr_tail + data)[-_KEPT_BYTES:]
 
-
-def _start_worker(worker: str, memory: SharedMemory, transfers: MemorySender) -> subprocess.Popen[bytes]:
-    """Start the worker in its own process group.
+def _start_worker(worker: str, memory: SharedMemory, transfers: MemorySender) -> Child:
+    """Start the worker in its own process group. Raises LlmrunError.
 
     The terminal sends Ctrl-C to all processes in the foreground group. If the worker were in the foreground group, it
     could be interrupted while it is starting.
     """
-    return subprocess.Popen(
-        child_processes.command(worker, memory.handle, transfers.handle),
-        bufsize=0,  # With a buffer, closing the pipe would have to flush it, which blocks if the worker hangs.
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=memory.inherited + transfers.inherited,
-        **child_processes.in_own_group(),
+    return Child(
+        commands.command(worker, memory.handle, transfers.handle),
+        purpose="a process for llama.cpp",
         # Without GGML_NO_BACKTRACE, llama.cpp attaches a debugger to itself when it crashes.
-        env={**child_processes.environment(), "GGML_NO_BACKTRACE": "1"},
+        environment={**commands.environment(), "GGML_NO_BACKTRACE": "1"},
+        group=commands.in_own_group,
+        kept_stderr=_KEPT_BYTES,
+        pass_fds=memory.inherited + transfers.inherited,
     )
 
 
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None or pipe.closed:
+def _descriptor(pipe: io.RawIOBase) -> int:
+    if pipe.closed:
         raise LlmrunError("the process that runs llama.cpp has been closed")
-    return pipe
+    return pipe.fileno()

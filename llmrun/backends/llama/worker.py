@@ -14,10 +14,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
-import select
-import signal
 import sys
-import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +40,7 @@ from llmrun.backends.llama.rpc_devices import (
     usable_gpus,
     vulkan_starts,
 )
-from llmrun.base import child_processes
+from llmrun.base.processes.worker import take_over_streams
 from llmrun.base.stacks import USUAL_STACK, on_stack
 from llmrun.formats.layouts.kv import parse_kv_type
 
@@ -66,41 +63,17 @@ def _requests_from(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]
 
 
 def serve(answer: Callable[[int, str, int, dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer requests until the parent closes the pipe. The process leaves no core file if it crashes.
+    """Answer requests until the parent closes the pipe.
 
     answer  handles a request, given the pipe for answers, the operation, the request's number and its fields
     """
-    requests, answers = child_processes.private_streams()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _end_with_the_parent(requests)
+    requests, answers = take_over_streams()
     for operation, number, fields in _requests_from(requests):
         try:
             answered = answer(answers, operation, number, fields)
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
             answered = {"broken": f"{type(error).__name__}: {error}"}
         os.write(answers, answer_line(number, answered))
-
-
-def _end_with_the_parent(requests: int) -> None:
-    """Exit as soon as the other end of the request pipe is closed, even in the middle of a forward pass.
-
-    Linux can send a signal when the parent dies (PR_SET_PDEATHSIG), but it sends the signal as soon as the thread that
-    started this process ends, even if the parent is still alive.
-    """
-    if sys.platform == "win32":
-        return  # The worker detects the closed pipe when it reads the next request.
-    hung_up = select.poll()
-    hung_up.register(requests, 0)
-
-    def wait() -> None:
-        hung_up.poll()
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 # llama.cpp splits most text with std::regex, which recurses for every character of a match and uses 326 bytes of stack

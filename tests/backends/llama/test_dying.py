@@ -118,7 +118,7 @@ def test_a_process_killed_while_loading(path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_last_words_of_an_assertion_are_told() -> None:
     process = LlamaProcess()
-    process._stderr_tail = b"noise\nsrc/llama-vocab.cpp:12: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J\n"
+    process._child._stderr.tail = b"noise\nsrc/llama-vocab.cpp:12: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J\n"
     os.kill(process.pid, signal.SIGABRT)
     with pytest.raises(BackendCrashed) as caught:
         process.ask("devices", "looking")

@@ -42,7 +42,7 @@ class Worker:
     def answer(self, process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
         self.asked.append((operation, fields.get("address", "")))
         if operation in self.dies:
-            process._stderr_tail = self.dies[operation]
+            process._child._stderr.tail = self.dies[operation]
             raise BackendCrashed(f"llama.cpp died while {doing}: SIGABRT")
         if operation == "add_rpc_server":
             return {"devices": self.per_server}

@@ -184,7 +184,7 @@ def test_a_crash_because_of_a_server_is_told_as_such(port: int, monkeypatch: pyt
     """The servers are tried only once, even if several requests report the crash."""
     process = LlamaProcess()
     process.rpc_servers = [RpcServer("box:1", f"127.0.0.1:{port}")]
-    process._stderr_tail = LOST.encode()
+    process._child._stderr.tail = LOST.encode()
     process.kill()
     tried: list[str] = []
     monkeypatch.setattr(rpc_servers, "_connect", lambda address, seconds: tried.append(address))
