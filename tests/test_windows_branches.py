@@ -20,8 +20,8 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("these tests imitate Windows", allow_module_level=True)
 
-from llmrun.base import child_processes
 from llmrun.base.compiled.cache import KernelCache
+from llmrun.base.processes import commands
 from llmrun.cli.chatting.tool_turns import ask
 from llmrun.cli.console.terminal import can_move_cursor
 from llmrun.serving.processes.stop_signals import StopSignals
@@ -35,7 +35,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(signal, "SIGBREAK", BREAK, raising=False)
     yield monkeypatch
     monkeypatch.undo()
-    importlib.reload(child_processes)
+    importlib.reload(commands)
 
 
 class Console(io.StringIO):
@@ -51,19 +51,19 @@ class Console(io.StringIO):
 def test_ctrl_c_does_not_reach_child_processes(windows: pytest.MonkeyPatch) -> None:
     windows.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
     windows.setattr(subprocess, "CREATE_NO_WINDOW", 0x8000000, raising=False)
-    assert child_processes.in_own_group() == {"creationflags": 0x200}
-    assert child_processes.in_own_session() == {"creationflags": 0x8000200}
+    assert commands.in_own_group() == {"creationflags": 0x200}
+    assert commands.in_own_session() == {"creationflags": 0x8000200}
 
 
 def test_exceptions_of_windows_are_shown_in_hexadecimal() -> None:
-    assert child_processes.ending(0xC0000005) == "exception 0xC0000005"
-    assert child_processes.ending(3) == "exit status 3"
+    assert commands.ending(0xC0000005) == "exception 0xC0000005"
+    assert commands.ending(3) == "exit status 3"
 
 
 def test_ctrl_break_asks_programs_to_end(windows: pytest.MonkeyPatch) -> None:
-    importlib.reload(child_processes)
-    assert list(child_processes.TERMINATING) == [signal.SIGTERM, BREAK]
-    assert list(child_processes.HANGUP) == []
+    importlib.reload(commands)
+    assert list(commands.TERMINATING) == [signal.SIGTERM, BREAK]
+    assert list(commands.HANGUP) == []
 
 
 def test_a_server_stops_without_event_loop_handlers(windows: pytest.MonkeyPatch) -> None:

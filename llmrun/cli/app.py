@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
-from llmrun.base.child_processes import TERMINATING
 from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.processor import missing_instructions
+from llmrun.base.processes.commands import TERMINATING
 from llmrun.cli.arguments.options import Debug
 from llmrun.cli.console.output import Stdout, out, silence
 from llmrun.cli.messages import message_for

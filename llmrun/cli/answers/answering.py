@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llmrun.base.child_processes import TERMINATING
 from llmrun.base.errors import InvalidAnswer, LlmrunError
+from llmrun.base.processes.commands import TERMINATING
 from llmrun.base.types import FinishReason
 from llmrun.cli.answers.report import (
     AnsweredRequest,

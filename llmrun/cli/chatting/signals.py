@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from llmrun.base.child_processes import HANGUP, TERMINATING
+from llmrun.base.processes.commands import HANGUP, TERMINATING
 
 STUCK_S = 3.0  # stopping normally takes one engine step, which is much less than a second
 

@@ -281,6 +281,17 @@ def test_a_child_ends_when_its_parent_is_killed(start: str, state: str, number: 
     assert is_gone(pid, 5.0)
 
 
+@pytest.mark.parametrize("program", ["read()", "sys.exit(3)", "time.sleep(60)"])
+def test_an_ended_child_holds_nothing(program: str) -> None:
+    before = Left.now()
+    made = Child(command(program))
+    assert Left.now() != before
+    made.end(0.5)
+    made.end(0.5)
+    assert Left.now() == before
+    assert made.receive(LONGEST) is None
+
+
 # --- many of them
 
 QUICK = [sys.executable, "-I", "-S", "-c", "pass"]
@@ -292,8 +303,12 @@ ENDS: dict[str, Callable[[Child], object]] = {
 }
 
 
-@pytest.mark.push
-@pytest.mark.parametrize("end", ENDS)
+SLOW = ("ended", "waited for")  # Python's own wait sleeps up to 50 ms
+
+
+@pytest.mark.parametrize(
+    "end", [pytest.param(n, marks=pytest.mark.night if n in SLOW else pytest.mark.push) for n in ENDS]
+)
 def test_a_thousand_children_leave_nothing(end: str) -> None:
     for _ in range(1000):
         ENDS[end](Child(QUICK))
