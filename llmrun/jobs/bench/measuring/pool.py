@@ -1,35 +1,33 @@
 """Keeps a benchmark's engines open between their turns, as many at a time as fit into memory.
 
-Each engine is in a worker process (see worker.py). The parent exchanges lines of JSON with the worker, and reports the
-cause if the worker dies:
+Each engine is in a worker process (see worker.py). The parent exchanges messages with the worker, and reports the cause
+if the worker dies:
 
     {"do": "open", "target": {...}, "room": {...}}  -> {"facts": {...}}
     {"do": "run", "workload": {...}, "seed": 7}     -> {"sample": {...}}
-    {"do": "warm", "workload", "seed", "seconds": 6} -> {"seconds": 1.5}, or null if the run was cancelled
+    {"do": "warm", "workload", "seed", "seconds": 6} -> {"seconds": 1.5}, or None if the run was cancelled
     {"do": "limits", "threads": 2, "memory_bytes"}  -> {"bandwidth": 4e10, "multiply": 2e12}
     {"do": "peak"}                                  -> {"peak": 240000000}
+    {"do": "close"}                                 -> the worker ends
 
-Lines with {"progress": text} or {"note": text} may precede an answer. An answer may be {"error": class name, ...}.
+{"progress": text} and {"note": text} may precede an answer. An answer may be {"error": class name, ...}.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from llmrun.backends.base import beyond_training
-from llmrun.base import child_processes
-from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError, shown
+from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError
 from llmrun.base.machine.memory import free_memory
-from llmrun.engine.child.messages import codec_of, error_from_json
+from llmrun.base.processes import commands
+from llmrun.base.processes.child import Child
+from llmrun.base.processes.frames import BadMessage, Codec, FrameTooLong, error_from_json
 from llmrun.jobs.bench.measuring.asking import Sample
 from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration, Room, Workload
 
@@ -50,7 +48,8 @@ class BenchReporter(Protocol):
 
 
 _PATIENCE_S = 10.0
-_LAST_WORDS = 400  # The maximum length of a quoted line of the worker's stderr.
+LONGEST = 1 << 32  # bytes; a longer message is invalid
+CODEC: Codec[Any] = Codec(Any)
 
 
 class WorkerProcess:
@@ -59,39 +58,37 @@ class WorkerProcess:
     def __init__(self, reporter: BenchReporter, command: Sequence[str] | None = None) -> None:
         """Start the worker, or `command`, which must use the same protocol. Raises LlmrunError if starting fails."""
         self._reporter = reporter
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
-        try:
-            self._process = _started(
-                command or child_processes.command("jobs.bench.measuring.worker"), self._stderr.fileno()
-            )
-        except OSError as error:
-            self._stderr.close()
-            raise LlmrunError(f"cannot start a worker process: {sys.executable}: {error.strerror}") from error
+        self._is_closed = False
+        # In its own process group, the worker does not receive the terminal's Ctrl-C.
+        self._child = Child(
+            command or commands.command("jobs.bench.measuring.worker"),
+            purpose="a worker process",
+            group=commands.in_own_group,
+        )
 
     @property
     def pid(self) -> int:
         """The process ID."""
-        return self._process.pid
+        return self._child.pid
 
     def open(self, target: BenchTarget, room: Room) -> dict[str, Any]:
         """Open a target and return its metadata. Raises the error that the worker reports."""
-        answer = self._ask("opening the model", do="open", target=asdict(target), room=asdict(room))
+        answer = self._ask("opening the model", do="open", target=target, room=room)
         facts: dict[str, Any] = answer["facts"]
         return facts
 
     def run(self, workload: Workload, seed: int) -> Sample:
         """Run a workload once. Raises BackendCrashed, NetworkError and the error of a failed request."""
-        question = {"workload": codec_of(Workload).encode(workload), "seed": seed}
-        sample: Sample = codec_of(Sample).decode(self._ask("running a workload", do="run", **question)["sample"])
-        return sample
+        answer = self._ask("running a workload", do="run", workload=workload, seed=seed)
+        return msgspec.convert(answer["sample"], Sample)
 
     def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
         """Run a workload once and return its time in seconds, or None if the run was cancelled after `seconds`.
 
         The current prompt chunk is finished before the run is cancelled. Raises the errors of `run`.
         """
-        question = {"workload": codec_of(Workload).encode(workload), "seed": seed, "seconds": seconds}
-        taken: float | None = self._ask("warming up", do="warm", **question)["seconds"]
+        answer = self._ask("warming up", do="warm", workload=workload, seed=seed, seconds=seconds)
+        taken: float | None = answer["seconds"]
         return taken
 
     def limits(self, threads: int, memory_bytes: int) -> tuple[float, float]:
@@ -105,64 +102,35 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End the process after giving the process time to clean up. This method is idempotent."""
-        try:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            self._process.wait(_PATIENCE_S)
-        except (subprocess.TimeoutExpired, OSError):
-            pass  # the process is killed below
-        finally:
-            self.kill()
+        if not self._is_closed:
+            self._child.send(CODEC.encode({"do": "close"}))
+            self._child.wait(_PATIENCE_S)
+        self.kill()
 
     def kill(self) -> None:
         """Kill the process immediately. This method is idempotent."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        self._is_closed = True
+        self._child.end(0)
 
     def _ask(self, doing: str, **question: Any) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None or stdin.closed:
+        if self._is_closed:
             raise LlmrunError("the worker process of the benchmark is closed")
+        self._child.send(CODEC.encode(question))
         try:
-            stdin.write(json.dumps(question).encode() + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            raise self._crashed(doing) from None
-        while line := stdout.readline():
-            answer: dict[str, Any] = json.loads(line)
-            if "progress" in answer:
-                self._reporter.progress(answer["progress"])
-            elif "note" in answer:
-                self._reporter.note(answer["note"])
-            elif "error" in answer:
-                raise error_from_json(answer)
-            else:
-                return answer
-        raise self._crashed(doing)
-
-    def _crashed(self, doing: str) -> BackendCrashed:
-        status = self._process.wait()
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        why = f": {shown(lines[-1], _LAST_WORDS)}" if lines else ""
-        how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-        return BackendCrashed(f"a worker process of the benchmark died while {doing}: {how}{why}")
-
-
-def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
-    """Start the worker in its own process group, so that Ctrl-C in the terminal reaches only the parent."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        **child_processes.in_own_group(),
-        env=child_processes.environment(),
-    )
+            while (data := self._child.receive(LONGEST)) is not None:
+                answer: dict[str, Any] = CODEC.decode(data)
+                if "progress" in answer:
+                    self._reporter.progress(answer["progress"])
+                elif "note" in answer:
+                    self._reporter.note(answer["note"])
+                elif "error" in answer:
+                    raise error_from_json(answer)
+                else:
+                    return answer
+        except (BadMessage, FrameTooLong) as error:
+            raise BackendCrashed(f"a worker process of the benchmark sent an invalid message: {error}") from error
+        self._child.end(_PATIENCE_S)
+        raise BackendCrashed(f"a worker process of the benchmark died while {doing}: {self._child.ending()}")
 
 
 Start = Callable[[BenchTarget, BenchReporter], WorkerProcess]

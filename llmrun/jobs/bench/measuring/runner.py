@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from llmrun.backends.base import RPC_OFF
-from llmrun.base import child_processes
 from llmrun.base.amounts import format_seconds_briefly
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 from llmrun.base.machine.cpu_count import default_threads
 from llmrun.base.machine.memory import free_memory
+from llmrun.base.processes import commands
 from llmrun.jobs.bench.measuring.asking import Sample, joined
 from llmrun.jobs.bench.measuring.pool import BenchReporter, OpenedFacts, Pool, Start, WorkerProcess
 from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration
@@ -45,12 +45,12 @@ def cold_start(target: BenchTarget) -> Sample:
     with tempfile.TemporaryFile() as errors:
         started = time.perf_counter()
         process = subprocess.Popen(
-            child_processes.command("", *arguments, _PROMPT),
+            commands.command("", *arguments, _PROMPT),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            **child_processes.in_own_group(),
-            env=child_processes.environment(),
+            **commands.in_own_group(),
+            env=commands.environment(),
         )
         try:
             first = os.read(process.stdout.fileno(), 1) if process.stdout is not None else b""

@@ -3,29 +3,31 @@
 A separate process per engine makes it possible to measure each engine's peak memory, to run the engines alternately,
 and to keep the results of the other engines if one engine crashes.
 
-Each line on stdin is a JSON request, called a question. For each question, the worker writes a line with the answer to
-stdout, after any lines with notes and progress. The only caller, pool.py, describes the protocol.
+Requests are called questions. For each question, the worker sends an answer, after any notes and progress. The only
+caller, pool.py, describes the protocol.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import is_stand_in
 from llmrun.base.errors import Cancelled, LlmrunError, ModelFileError, UnsupportedModel, kernel_warnings_told
+from llmrun.base.processes.frames import error_to_json, read_frame, write_frame
+from llmrun.base.processes.worker import take_over_streams
 from llmrun.base.types import ModelInfo
-from llmrun.engine.child.messages import codec_of, error_to_json
 from llmrun.jobs.bench.measuring.asking import LocalAsker, RemoteAsker, Sample
+from llmrun.jobs.bench.measuring.pool import CODEC, LONGEST
 from llmrun.jobs.bench.measuring.workload import BenchTarget, Room, Workload
 from llmrun.options.settings import SPECULATE_OFF
 
@@ -151,7 +153,7 @@ class Worker:
             case "open":
                 return self._open(question)
             case "run":
-                return {"sample": codec_of(Sample).encode(self._run(question, math.inf))}
+                return {"sample": self._run(question, math.inf)}
             case "warm":
                 return self._warm(question)
             case "limits":
@@ -163,9 +165,8 @@ class Worker:
         raise LlmrunError(f"unknown question: {question['do']}")
 
     def _run(self, question: Mapping[str, Any], seconds: float) -> Sample:
-        sample: Sample = self._opened.asker.run(
-            codec_of(Workload).decode(question["workload"]), question["seed"], seconds
-        )
+        workload = msgspec.convert(question["workload"], Workload)
+        sample: Sample = self._opened.asker.run(workload, question["seed"], seconds)
         return sample
 
     def _warm(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -187,9 +188,8 @@ class Worker:
         def note(words: str) -> None:
             self._say({"note": words})
 
-        self._opened = open_target(
-            BenchTarget(**question["target"]), Room(**question["room"]), progress=progress, note=note
-        )
+        target, room = msgspec.convert(question["target"], BenchTarget), msgspec.convert(question["room"], Room)
+        self._opened = open_target(target, room, progress=progress, note=note)
         return {"facts": self._opened.facts}
 
     def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:
@@ -202,27 +202,22 @@ class Worker:
 
 
 def main() -> None:
-    """Handle the requests on stdin until stdin is closed."""
-    with _private_stdout() as stdout:
+    """Handle questions until the parent closes this process or has ended."""
+    requests, answers = take_over_streams()
+    with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
 
         def say(body: Mapping[str, Any]) -> None:
-            stdout.write(json.dumps(body) + "\n")
-            stdout.flush()
+            write_frame(sink, CODEC.encode(body))
 
         with kernel_warnings_told(lambda words: say({"note": words})), closing(Worker(say)) as worker:
-            for line in sys.stdin:
+            while (data := read_frame(source, LONGEST)) is not None:
+                question = CODEC.decode(data)
+                if question["do"] == "close":
+                    break
                 try:
-                    say(worker.answer(json.loads(line)))
+                    say(worker.answer(question))
                 except LlmrunError as error:
                     say(error_to_json(error))
-
-
-@contextmanager
-def _private_stdout() -> Iterator[TextIO]:
-    """Yield a private stdout for the answers. Output that libraries print to stdout goes to stderr."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
-        os.dup2(2, 1)
-        yield stdout
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from msgspec import convert
 
 from llmrun.base.types import Timings
-from llmrun.engine.child.messages import codec_of
 from llmrun.jobs.bench.measuring.asking import Sample, joined
+from llmrun.jobs.bench.measuring.pool import CODEC
 
 FIRST = Timings(
     load_s=9.0,
@@ -69,4 +68,4 @@ def test_runs_of_one_turn_add_up() -> None:
 
 def test_a_sample_survives_the_way_from_another_process() -> None:
     sample = Sample((FIRST, SECOND), 1.6)
-    assert codec_of(Sample).decode(json.loads(json.dumps(codec_of(Sample).encode(sample)))) == sample
+    assert convert(CODEC.decode(CODEC.encode(sample)), Sample) == sample

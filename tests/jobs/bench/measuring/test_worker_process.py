@@ -96,3 +96,24 @@ def test_many_requests_at_once_are_all_answered(tmp_path: Path) -> None:
     with worker() as process:
         process.open(target_of(tmp_path), Room(64, 64, to_the_limit=True))
         assert len(process.run(synthetic(4, 3, 0, 64), seed=1).requests) == 64
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print('garbage' * 9, flush=True); input()", "sent an invalid message: a message of"),
+        ("import os; os.write(1, bytes(7) + b'\\2{}'); input()", "sent an invalid message"),
+        ("import sys; sys.exit('no room')", "died while measuring its peak memory: exit status 1: no room"),
+        ("import os; os.close(1); input()", "died while measuring its peak memory: exit status 0"),
+    ],
+)
+def test_broken_workers_are_reported(code: str, words: str) -> None:
+    process = WorkerProcess(Notes(), [sys.executable, "-S", "-c", code])
+    with pytest.raises(BackendCrashed, match=words):
+        process.peak_memory()
+    process.close()
+
+
+def test_missing_programs_are_reported() -> None:
+    with pytest.raises(LlmrunError, match="cannot start a worker process: /no/such/program: No such file"):
+        WorkerProcess(Notes(), ["/no/such/program"])

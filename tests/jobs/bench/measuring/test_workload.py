@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import convert
 
 from llmrun.base.errors import UsageError
-from llmrun.engine.child.messages import codec_of
+from llmrun.jobs.bench.measuring.pool import CODEC
 from llmrun.jobs.bench.measuring.workload import CHAT_CONTEXT, Workload, chats, cold_starts, from_file, synthetic
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -46,7 +47,7 @@ def test_the_conversations_that_come_with_it_are_conversations() -> None:
 
 def test_a_workload_survives_the_way_to_another_process() -> None:
     for workload in (synthetic(5, 6, 7, 8), *chats(1), cold_starts()):
-        assert codec_of(Workload).decode(json.loads(json.dumps(codec_of(Workload).encode(workload)))) == workload
+        assert convert(CODEC.decode(CODEC.encode(workload)), Workload) == workload
 
 
 def test_a_file_of_prompts_is_read_a_line_at_a_time(tmp_path: Path) -> None:
