@@ -26,6 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from msgspec import structs  # noqa: E402
+
 from llmrun.backends.base import OpenOptions  # noqa: E402
 from llmrun.engine.constraint import answer as constrained  # noqa: E402
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat  # noqa: E402
@@ -137,8 +139,8 @@ class Measured:
         new = {**schema, "title": f"round {number}"}  # a schema that has not been compiled
         wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(new))
         request = Request(prompt, 500, sampling=sampling, response_format=wanted)
-        _, warm = answered(plain, replace(request, max_tokens=1, response_format=None))
-        _, first = answered(plain, replace(request, max_tokens=1))
+        _, warm = answered(plain, structs.replace(request, max_tokens=1, response_format=None))
+        _, first = answered(plain, structs.replace(request, max_tokens=1))
         self.new_schema.append(first.timings.ttft_s - warm.timings.ttft_s)
         with timed_masks(self.mask_times):
             text, shaped = answered(plain, request)

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
+
+from msgspec import Struct, field, structs
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
+from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.options.settings import RULES
-
-if TYPE_CHECKING:
-    from llmrun.engine.constraint.base import ResponseFormat
 
 # The values of `tool_choice` that are not names of tools.
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allows 64
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class Portable(Struct, frozen=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The base class of values that are sent to other processes. Fields with their default values are not sent."""
+
+
+class ChatPrompt(Portable, frozen=True):
     """A conversation, rendered by the model's chat template.
 
     messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`.
@@ -47,37 +50,32 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedChat(ChatPrompt):
+class RecordedChat(ChatPrompt, frozen=True):
     """A conversation whose prompt is recorded as token ids, even if the template would now render other tokens."""
 
     tokens: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(Portable, frozen=True):
     """A raw prompt without a chat template (`--raw`). Control strings in the prompt become control tokens."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
+class TokenPrompt(Portable, frozen=True):
     """A prompt of token ids, to which nothing is added, not even a BOS."""
 
     tokens: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ContextFile:
+class ContextFile(Portable, frozen=True):
     """Another file, as additional context for filling in the middle."""
 
     name: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class FillPrompt:
+class FillPrompt(Portable, frozen=True):
     """A text with a gap that the answer fills. The model's vocabulary must have special tokens for gaps (prompts.py).
 
     prefix, suffix  the text before and after the gap
@@ -98,8 +96,7 @@ class FillPrompt:
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | FillPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Portable, frozen=True):
     """A prompt with the options for its answer.
 
     max_tokens  the maximum number of generated tokens; None means until the answer ends or the context is full
@@ -119,7 +116,7 @@ class Request:
     prompt: Prompt
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = SamplingParams()
     logprobs: int | None = None
     think: bool | None = None
     think_budget: int | None = None
@@ -138,16 +135,14 @@ class Request:
         return self.sampling.seed if self.sends("seed") else None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(Portable, frozen=True):
     """The chosen token, and the likeliest tokens at its position, sorted by probability and then by id."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
+class PrefillProgress(Portable, frozen=True):
     """The progress of a prompt: the KV cache contains `done` of its `total` tokens, including reused tokens.
 
     `total` is 0 if the server reports only that the answer has not started yet.
@@ -158,8 +153,7 @@ class PrefillProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Portable, frozen=True):
     """A complete tool call. `arguments` is JSON text: an object, unless the model made a mistake."""
 
     id: str
@@ -171,8 +165,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+class ToolCallDelta(Portable, frozen=True):
     """A piece of a tool call, as in OpenAI's API.
 
     index      counts the calls of an answer from 0
@@ -189,8 +182,7 @@ class ToolCallDelta:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Portable, frozen=True):
     """The next token of the answer, with the text that can now be shown. A server's delta may combine several tokens.
 
     text       empty while a UTF-8 character is incomplete, or while the text may be the beginning of a stop string or
@@ -218,8 +210,7 @@ class TextDelta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Portable, frozen=True):
     """The last event of a request that succeeded or was cancelled.
 
     stop          the stop string that ended the answer, or None
@@ -240,8 +231,7 @@ class Finished:
     cut_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Portable, frozen=True):
     """The last event of a request that failed. `Engine.generate` raises `error` instead of yielding this event."""
 
     request_id: int
@@ -272,7 +262,7 @@ def ban_tokens(request: Request, tokens: Sequence[int]) -> Request:
     if not tokens:
         return request
     bias = {**request.sampling.logit_bias, **dict.fromkeys(tokens, -math.inf)}
-    return replace(request, sampling=replace(request.sampling, logit_bias=bias))
+    return structs.replace(request, sampling=replace(request.sampling, logit_bias=bias))
 
 
 def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> None:
@@ -295,8 +285,7 @@ def _check_sampling(params: SamplingParams) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(Portable, frozen=True):
     """Facts about an open model.
 
     name             the name that clients use

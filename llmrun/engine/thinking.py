@@ -13,6 +13,8 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import structs
+
 from llmrun.base.errors import UsageError
 from llmrun.engine.streaming import StreamingDecoder, first_completed, length_begun
 from llmrun.engine.templates.tool_format import TemplateAbilities
@@ -636,9 +638,9 @@ class ModelThinking:
             self.require()
         abilities = self._abilities
         variables = {} if on is None else abilities.reasoning_on if on else abilities.reasoning_off
-        asked = replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
+        asked = structs.replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
         if on is False and self._abilities.off_word:
-            asked = replace(asked, messages=_with_word(prompt.messages, self._abilities.off_word))
+            asked = structs.replace(asked, messages=_with_word(prompt.messages, self._abilities.off_word))
         return asked
 
     def begun(self, rendered: str, on: bool | None, given: Mapping[str, object] | None = None) -> Beginning:

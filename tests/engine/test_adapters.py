@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import InvalidAnswer, ModelFileError, UsageError
@@ -44,7 +45,7 @@ def backend_with_adapters(**options: Any) -> ScriptedBackend:
 
 def request_for(prompt: list[int], adapters: Mapping[str, float] | None, max_tokens: int = 6) -> Request:
     request = Request(TokenPrompt(prompt), max_tokens, adapters=adapters)
-    return replace(request, sampling=replace(request.sampling, temperature=0.0))
+    return structs.replace(request, sampling=replace(request.sampling, temperature=0.0))
 
 
 def fresh(request: Request) -> Gathered:

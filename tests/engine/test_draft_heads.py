@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.drafting.head import HeadSource
@@ -65,11 +65,11 @@ def answers(engine: Engine, requests: Sequence[Request]) -> list[Gathered]:
 @pytest.mark.parametrize("knows", ["token", "state"])
 def test_all_drafts_of_an_exact_head_are_accepted(tmp_path: Path, knows: str) -> None:
     """Prompts of one pass and of several, drawn greedily and at random."""
-    requests = [replace(request, max_tokens=100) for request in random_requests(6)]
+    requests = [structs.replace(request, max_tokens=100) for request in random_requests(6)]
     with opened(exact_head(tmp_path, knows=knows)) as engine:
         assert engine.has_draft_head
         for request in requests:
-            [found] = answers(engine, [replace(request, sampling=SamplingParams(temperature=0))])
+            [found] = answers(engine, [structs.replace(request, sampling=SamplingParams(temperature=0))])
             timings = found.finished.timings
             assert timings.generated_tokens == 100
             assert timings.accepted_tokens == timings.drafted_tokens
@@ -124,7 +124,7 @@ def test_exact_heads_draft_after_restored_prefixes(tmp_path: Path, knows: str, l
     request = Request(TokenPrompt(prompt), max_tokens=100, sampling=SamplingParams(temperature=2.0, seed=1))
     with opened(path, drafts=False) as engine:
         [expected] = answers(engine, [request])
-    restored(path, tmp_path / "state", replace(request, max_tokens=1), saves=True)
+    restored(path, tmp_path / "state", structs.replace(request, max_tokens=1), saves=True)
     found = restored(path, tmp_path / "state", request, saves=False)
     timings = found.finished.timings
     assert timings.cached_tokens >= length - 16
@@ -139,12 +139,12 @@ def test_adapters_change_no_draft_into_an_answer(tmp_path: Path) -> None:
     adapter = f"a={tiny_adapter(tmp_path / 'a.gguf', path)}:0.5"
     prompt = TokenPrompt(np.random.default_rng(3).integers(3, 290, 700).tolist())
     unlike = [*random_requests(3), Request(prompt, max_tokens=60, sampling=SamplingParams(temperature=0))]
-    requests = [replace(request, adapters={"a": scale}) for request in unlike for scale in (0.0, 0.5)]
+    requests = [structs.replace(request, adapters={"a": scale}) for request in unlike for scale in (0.0, 0.5)]
     with opened(path, drafts=False, adapters=[adapter]) as engine:
         expected = [answers(engine, [request])[0].tokens for request in requests]
     with opened(path, max_sequences=3, adapters=[adapter]) as engine:
         found = answers(engine, requests)
-    restored(path, tmp_path / "state", replace(requests[-1], max_tokens=1), saves=True, adapters=[adapter])
+    restored(path, tmp_path / "state", structs.replace(requests[-1], max_tokens=1), saves=True, adapters=[adapter])
     again = restored(path, tmp_path / "state", requests[-1], saves=False, adapters=[adapter])
     assert [one.tokens for one in found] == expected
     assert again.tokens == expected[-1]

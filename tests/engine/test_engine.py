@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.scripted import IM_END, ScriptedBackend, scripted_answers
 from llmrun.base.errors import ContextExceeded, UsageError
@@ -163,7 +164,7 @@ def test_logits_are_asked_for_only_where_a_token_is_drawn() -> None:
 def test_the_seed_decides() -> None:
     request = random_request(10)
     same = [answer_all(Engine(noisy()), [request])[0].tokens for _ in range(2)]
-    [other] = answer_all(Engine(noisy()), [replace(request, sampling=replace(request.sampling, seed=43))])
+    [other] = answer_all(Engine(noisy()), [structs.replace(request, sampling=replace(request.sampling, seed=43))])
     assert same[0] == same[1] != other.tokens
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer, scripted_answers
 from llmrun.base.errors import LlmrunError, TemplateRefused, UsageError
@@ -98,7 +99,7 @@ def test_waiting_for_others_counts_in_the_ttft_and_not_in_the_prefill() -> None:
 
 @pytest.mark.parametrize("n", [0, 3])
 def test_logprobs_describe_every_token_of_the_answer(n: int) -> None:
-    [gathered] = answer_all(Engine(noisy()), [replace(random_request(10), logprobs=n)])
+    [gathered] = answer_all(Engine(noisy()), [structs.replace(random_request(10), logprobs=n)])
     assert [entry.chosen.token_id for entry in gathered.logprobs] == gathered.tokens
     assert b"".join(entry.chosen.text for entry in gathered.logprobs) == bytes(gathered.tokens)
     for entry in gathered.logprobs:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
@@ -80,7 +80,7 @@ def test_control_strings_in_texts_stay_text() -> None:
     prompt = FillPrompt("<fim_middle>", "<fim_prefix>", files=(ContextFile("<fim_suffix>", "<|im_end|>"),))
     tokens, _ = encode_fill(prompt, tokenizer, 8192)
     assert [token for token in tokens if token >= 256] == [BOS, PREFIX, SUFFIX, MIDDLE]
-    tokens, _ = encode_fill(replace(FILL, line="<fim_suffix>"), tokenizer, 8192)
+    tokens, _ = encode_fill(structs.replace(FILL, line="<fim_suffix>"), tokenizer, 8192)
     assert tokens == [BOS, PREFIX, ord("a"), SUFFIX, SUFFIX, ord("b"), MIDDLE]
 
 
@@ -89,7 +89,7 @@ def test_only_prompts_that_may_be_cut_are_cut() -> None:
     long = FillPrompt("x" * 4000, "y" * 600)
     with pytest.raises(ContextExceeded, match="4,604"):
         engine.submit(Request(long))
-    [gathered] = answer_all(engine, [Request(replace(long, cut=True), sampling=GREEDY)])
+    [gathered] = answer_all(engine, [Request(structs.replace(long, cut=True), sampling=GREEDY)])
     assert gathered.finished.cut_tokens == (4000 - 1536) + (600 - 510)
     assert gathered.finished.timings.prompt_tokens == 4 + 1536 + 510
 

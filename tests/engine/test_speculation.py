@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.types import Batch, FinishReason, Outputs
@@ -89,7 +90,7 @@ def test_max_tokens_end_an_answer_inside_a_draft(name: str) -> None:
 def test_the_context_ends_an_answer_inside_a_draft(name: str) -> None:
     for context in (11, 12, 13, 26, 27):
         backend = noisy(context_size=context)
-        [gathered] = check(backend, name, replace(random_request(10, max_tokens=None), sampling=GREEDY))
+        [gathered] = check(backend, name, structs.replace(random_request(10, max_tokens=None), sampling=GREEDY))
         assert gathered.finished.context_used == context
         assert gathered.finished.reason is FinishReason.LENGTH
 
@@ -200,7 +201,7 @@ def test_the_next_turn_is_that_of_a_fresh_engine(name: str, checkpoint: int | No
     backend = ScriptedBackend(None, checkpoint=checkpoint)
     first = random_request(12, max_tokens=25)
     [plain] = answer_plainly(Engine(backend), [first])
-    second = replace(first, prompt=TokenPrompt([*plain.sequence, *random_prompt(9, seed=5).tokens]))
+    second = structs.replace(first, prompt=TokenPrompt([*plain.sequence, *random_prompt(9, seed=5).tokens]))
     forget_all(backend)
     [fresh] = answer_plainly(Engine(backend), [second])
     forget_all(backend)
@@ -348,7 +349,7 @@ def requests_of(draw: st.DrawFn, backend: ScriptedBackend, room: int) -> Request
     [whole] = answer_all(Engine(backend), [request])
     starts = draw(st.lists(st.integers(0, 60), min_size=1, max_size=3))
     stops = {whole.text[start : start + draw(st.integers(1, 5))] for start in starts} - {""}
-    return replace(request, stop=tuple(sorted(stops)))
+    return structs.replace(request, stop=tuple(sorted(stops)))
 
 
 @pytest.mark.push

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.serving.exchanges import AnswerId
 from tests.support.serving.fake_model import FACTS, FakeModel, text
@@ -67,7 +68,7 @@ def test_ids_of_other_requests_are_refused() -> None:
 def test_streams_of_one_api_do_not_continue_in_another() -> None:
     """Their events differ, even if both take the same body."""
     model = FakeModel()
-    model.facts = replace(FACTS, info=replace(FACTS.info, batch_invariant=True))
+    model.facts = structs.replace(FACTS, info=replace(FACTS.info, batch_invariant=True))
     body = {**HELLO, "model": "fake", "max_tokens": 9, "stream": True}
     with serving(model) as server:
         last = id_of(server.send("POST", "/v1/messages", body).body.split(b"\n\n")[0])
@@ -88,7 +89,7 @@ def test_malformed_ids_are_refused(last: str) -> None:
 @pytest.mark.parametrize(("invariant", "n", "has_ids"), [(True, 1, True), (True, 2, False), (False, 1, False)])
 def test_only_repeatable_streams_have_ids(invariant: bool, n: int, has_ids: bool) -> None:
     model = FakeModel(lambda number: text("one", "two"))
-    model.facts = replace(FACTS, info=replace(FACTS.info, batch_invariant=invariant))
+    model.facts = structs.replace(FACTS, info=replace(FACTS.info, batch_invariant=invariant))
     with serving(model) as server:
         received = server.chat(stream=True, n=n).body
         assert (b"id: " in received) == has_ids

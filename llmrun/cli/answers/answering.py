@@ -9,9 +9,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from llmrun.base.errors import InvalidAnswer, LlmrunError
 from llmrun.base.processes.commands import TERMINATING
@@ -130,7 +132,7 @@ class CollectedCalls:
         for place, call in enumerate(ordered):
             if call.id in known:
                 unused = next(name for name in (f"call_{number}" for number in numbers) if name not in known)
-                ordered[place] = replace(call, id=unused)
+                ordered[place] = structs.replace(call, id=unused)
             known.add(ordered[place].id)
         return ordered
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from llmrun.base.amounts import format_number, format_seconds_briefly
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import FinishReason
@@ -207,7 +209,7 @@ class _Run:
         self._as_json, self._hide_thinking = as_json, hide_thinking
         first = request.sampling
         seeds = range(first.seed, first.seed + wanted.count)
-        self._requests = [replace(request, sampling=replace(first, seed=seed)) for seed in seeds]
+        self._requests = [structs.replace(request, sampling=replace(first, seed=seed)) for seed in seeds]
         self._collected = [CollectedAnswer() for _ in seeds]
         self._done: list[AnsweredRequest | None] = [None] * wanted.count
         self._indexes: dict[int, int] = {}  # indexes of the samples by request id
@@ -218,7 +220,7 @@ class _Run:
 
     def submit(self) -> None:
         for index, request in enumerate(self._requests):
-            self._indexes[self._engine.submit(replace(request, logprobs=self._logprobs))] = index
+            self._indexes[self._engine.submit(structs.replace(request, logprobs=self._logprobs))] = index
 
     def take(self, event: Event) -> None:
         """Record an event, and print the answers that are complete. Raises the error of a failed request."""

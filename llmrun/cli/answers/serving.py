@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import is_stand_in
 from llmrun.base.amounts import format_parameters
@@ -141,7 +143,7 @@ class _Opener:
         flags, settings = self._flags, self._settings
         template = self._template if files.found.path in self._files else None
         opening = to_open(settings, files, parallel=flags.parallel, kv_tokens=flags.kv_tokens, template=template)
-        return replace(
+        return structs.replace(
             opening,
             sampling=dict(settings.sampling),
             max_wait_s=flags.max_wait,

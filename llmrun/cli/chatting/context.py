@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
+
 from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.cli.chatting.events import FORGET, ON_FULL
@@ -171,7 +173,7 @@ class PromptWindow:
                 "they stay in the saved conversation"
             )
         self.left_out = count
-        return replace(request, prompt=self.prompt(conversation, count))
+        return structs.replace(request, prompt=self.prompt(conversation, count))
 
 
 @dataclass(slots=True)

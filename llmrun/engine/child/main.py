@@ -15,9 +15,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import IO, TYPE_CHECKING
 
-from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, kernel_warnings_told
+from llmrun.base.processes.frames import read_frame, write_frame
+from llmrun.base.processes.worker import private_streams
 from llmrun.engine.child.messages import (
+    FROM_CHILD,
+    LONGEST,
+    TO_CHILD,
     CannotOpen,
     Crashed,
     FromChild,
@@ -25,11 +29,8 @@ from llmrun.engine.child.messages import (
     Open,
     Opened,
     ToChild,
-    decode_to_child,
-    encode_from_child,
 )
 from llmrun.engine.child.serving import Heart
-from llmrun.engine.isolated_worker import read_frame, write_frame
 
 if TYPE_CHECKING:
     from llmrun.engine.child.serving import EngineServing
@@ -46,12 +47,12 @@ class Connection:
     @classmethod
     def on_standard_streams(cls) -> Connection:
         """Take over stdin and stdout, so children cannot inherit them and the server notices when this process ends."""
-        requests, answers = child_processes.private_streams()
+        requests, answers = private_streams()
         return cls(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
 
     def send(self, message: FromChild) -> None:
         """Send a message. Ends the process if the server has ended."""
-        data = encode_from_child(message)
+        data = FROM_CHILD.encode(message)
         with self._lock:
             try:
                 write_frame(self._to_server, data)
@@ -59,9 +60,9 @@ class Connection:
                 end_process(0)
 
     def received(self) -> Iterator[ToChild]:
-        """Yield messages until the server has ended. Raises BadMessage."""
-        while (frame := read_frame(self._from_server)) is not None:
-            yield decode_to_child(frame)
+        """Yield messages until the server has ended. Raises BadMessage or FrameTooLong."""
+        while (frame := read_frame(self._from_server, LONGEST)) is not None:
+            yield TO_CHILD.decode(frame)
 
 
 def end_process(status: int) -> None:

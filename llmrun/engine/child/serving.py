@@ -17,6 +17,7 @@ from threading import Condition, Lock
 from typing import Final, Generic, TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.base.machine.memory import return_freed_memory
@@ -104,7 +105,7 @@ class Heart:
                 continue
             self._sent = now
             busy = self._last.busy or self._step_began is not None
-            self._send(replace(self._last, busy=busy, patience=self._patience))
+            self._send(structs.replace(self._last, busy=busy, patience=self._patience))
 
 
 Item = TypeVar("Item")
@@ -450,7 +451,7 @@ class EngineServing:
         renamed = []
         for event in events:
             request_id = self._server_ids[event.request_id]
-            renamed.append(replace(event, request_id=request_id))
+            renamed.append(structs.replace(event, request_id=request_id))
             if isinstance(event, Finished | Failed):
                 with self._wake:
                     self._forget(request_id)

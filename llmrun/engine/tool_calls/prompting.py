@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import REQUIRED
@@ -208,7 +210,7 @@ class ModelTools:
             require_tools(self.abilities)
             read_tools(prompt.tools)
         messages = template_messages(prompt.messages, self.abilities)
-        return replace(prompt, messages=messages, tools=template_tools(prompt.tools or ()) or None)
+        return structs.replace(prompt, messages=messages, tools=template_tools(prompt.tools or ()) or None)
 
     def answer_format(
         self, prompt: ChatPrompt, style: ThinkingStyle | None, check: Check

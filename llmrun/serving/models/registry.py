@@ -9,6 +9,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
+from msgspec import structs
+
 from llmrun.base.errors import DoesNotFit, LlmrunError, ModelNotFound, Overloaded, Unavailable
 from llmrun.engine.requests import ChatPrompt, ModelFacts, Request
 from llmrun.hub.local.safe_writes import in_use
@@ -113,9 +115,9 @@ class Ready:
     @classmethod
     def under(cls, known: KnownModel, model: ServedModel) -> Self:
         """Return a model with the settings for one of its names. Raises Unavailable if the model is not open."""
-        facts = replace(facts_of(model), name=known.name)
+        facts = structs.replace(facts_of(model), name=known.name)
         if known.preset is not None:
-            facts = replace(facts, default_sampling=replace(facts.default_sampling, **known.preset.sampling))
+            facts = structs.replace(facts, default_sampling=replace(facts.default_sampling, **known.preset.sampling))
         return cls(model, facts, known.preset, known.adapters)
 
     @property
@@ -132,19 +134,19 @@ class Ready:
     def completed(self, request: Request) -> Request:
         """Return a request with all unset values filled in from the preset and the default adapters."""
         if request.adapters is None and self.adapters is not None:
-            request = replace(request, adapters=self.adapters)
+            request = structs.replace(request, adapters=self.adapters)
         if self.preset is None:
             return request
         limit = self._values.get("max_tokens", _NO_LIMIT)
         if request.max_tokens is None and limit != _NO_LIMIT:
-            request = replace(request, max_tokens=limit)
+            request = structs.replace(request, max_tokens=limit)
         prompt = request.prompt
         if not isinstance(prompt, ChatPrompt):
             return request
         if request.think is None and request.think_budget is None and self.facts.thinks:
             think, budget = self._values.get("think"), self._values.get("think_budget")
-            request = replace(request, think=think, think_budget=budget)
-        return replace(request, prompt=_completed(prompt, self.preset))
+            request = structs.replace(request, think=think, think_budget=budget)
+        return structs.replace(request, prompt=_completed(prompt, self.preset))
 
     @property
     def _values(self) -> Mapping[str, Any]:
@@ -163,7 +165,7 @@ def _completed(prompt: ChatPrompt, preset: Preset) -> ChatPrompt:
     messages = prompt.messages
     if preset.system and all(message.get("role") != _SYSTEM for message in messages):
         messages = ({"role": _SYSTEM, "content": preset.system}, *messages)
-    return replace(prompt, messages=messages, template_kwargs={**preset.variables, **prompt.template_kwargs})
+    return structs.replace(prompt, messages=messages, template_kwargs={**preset.variables, **prompt.template_kwargs})
 
 
 FOREVER: Final = math.inf

@@ -7,11 +7,14 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
 
 from llmrun.base.errors import LlmrunError, Unavailable, UsageError
 from llmrun.engine.child.messages import (
+    TO_CHILD,
     Ask,
     Beat,
     Begun,
@@ -31,7 +34,6 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
     cancelled_unbegun,
-    encode_to_child,
 )
 from llmrun.engine.requests import Failed, Finished, ModelFacts
 from llmrun.serving.processes.request import (
@@ -82,7 +84,7 @@ class Calls:
 
     async def run(self, call_id: int, message: ToChild, tenant: str) -> Any:
         """Send a message, and return the result of the call. Raises Overloaded, and the errors given to `fail`."""
-        data = encode_to_child(message)
+        data = TO_CHILD.encode(message)
         waiting = [(each.tenant, len(each.message)) for each in self._calls.values()]
         self._limits.check_room(waiting, tenant, len(data), retry_after=1.0)
         call = self._calls[call_id] = _Call(tenant, data, asyncio.get_running_loop().create_future())
@@ -226,7 +228,7 @@ class ModelProcess:
         self._check_available()
         request_id, received = next(self._ids), time.perf_counter()
         try:
-            message = encode_to_child(Ask(request_id, request, received))
+            message = TO_CHILD.encode(Ask(request_id, request, received))
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
         waiting = [(served.request.tenant, served.n_bytes) for served in self._requests.values() if served.waits]
@@ -269,9 +271,9 @@ class ModelProcess:
         call = next(self._ids)
         parts = self._parts[call] = list[Embedded]()
         try:
-            await self._call(call, replace(wanted, id=call), wanted.tenant)
+            await self._call(call, structs.replace(wanted, id=call), wanted.tenant)
         except asyncio.CancelledError:  # the client has left
-            self._supervisor.send(encode_to_child(Cancel((call,))))
+            self._supervisor.send(TO_CHILD.encode(Cancel((call,))))
             raise
         finally:
             del self._parts[call]
@@ -353,7 +355,7 @@ class ModelProcess:
                 admitted=request.taken is not None,
                 alone=request.has_begun,
             )
-            self._send(request, encode_to_child(message))
+            self._send(request, TO_CHILD.encode(message))
         self._calls.send_held()
 
     def supervision_ended(self, error: BaseException) -> None:
@@ -433,7 +435,7 @@ class ModelProcess:
 
     def _cancel_in_process(self, request: ServedRequest) -> None:
         request.cancelled = True
-        self._supervisor.send(encode_to_child(Cancel((request.id,))))
+        self._supervisor.send(TO_CHILD.encode(Cancel((request.id,))))
 
     def _end_all(self, error: LlmrunError) -> None:
         for request in self._requests.values():

@@ -6,19 +6,19 @@ RestartPauses and StepProgress do not read a clock: their callers pass the times
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, Overloaded
+from llmrun.base.processes import commands
+from llmrun.base.processes.child import AsyncChild
+from llmrun.base.processes.frames import BadMessage, FrameTooLong
 from llmrun.engine.child.messages import (
-    BadMessage,
+    FROM_CHILD,
+    LONGEST,
+    TO_CHILD,
     Beat,
     CannotOpen,
     Close,
@@ -29,10 +29,7 @@ from llmrun.engine.child.messages import (
     Open,
     Opened,
     Stepped,
-    decode_from_child,
-    encode_to_child,
 )
-from llmrun.engine.isolated_worker import HEADER_BYTES, frame_length, framed
 from llmrun.engine.requests import ModelFacts
 from llmrun.serving.processes.served_model import State
 
@@ -141,94 +138,10 @@ class StepProgress:
         return self.age(now) > self._patience * limit
 
 
-_BUFFER_BYTES = 1 << 20
-
-
-class ChildProcess:
-    """One process that runs the engine."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process = process
-        self._reader, self._writer = process.stdout, process.stdin
-        self._reading = asyncio.Lock()  # only one coroutine may read at a time, and `end` also reads
-
-    @classmethod
-    async def start(cls, command: Sequence[str] | None = None) -> ChildProcess:
-        """Start the process, or run `command`, which must send the same messages. Raises LlmrunError.
-
-        The process runs in its own session, so that Ctrl-C in the terminal reaches only the server. When the server
-        ends, the process ends as well, because its pipes are closed.
-        """
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(command or child_processes.command("engine.child.main")),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=_BUFFER_BYTES,
-                env=child_processes.environment(),
-                **child_processes.in_own_session(),
-            )
-        except OSError as error:
-            raise LlmrunError(f"cannot start the engine's process: {sys.executable}: {error.strerror}") from error
-        return cls(process)
-
-    @property
-    def pid(self) -> int:
-        """The process ID."""
-        return self._process.pid
-
-    def send(self, message: bytes) -> None:
-        """Send an encoded message without waiting. If the process has ended, the message is dropped.
-
-        The process reads messages immediately, so few bytes are buffered here.
-        """
-        if not self._writer.is_closing():
-            self._writer.write(framed(message))
-
-    async def receive(self) -> FromChild | None:
-        """Return the next message, or None if the process has ended. Raises BadMessage or ValueError."""
-        try:
-            async with self._reading:
-                header = await self._reader.readexactly(HEADER_BYTES)
-                data = await self._reader.readexactly(frame_length(header))
-        except (asyncio.IncompleteReadError, OSError):
-            return None
-        return decode_from_child(data)
-
-    def kill(self) -> None:
-        """Kill the process, after which `receive` returns None."""
-        if self._process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if sys.platform == "win32":
-                self._process.kill()
-            else:  # Process.kill() polls the process first, and asyncio would miss the exit status of an ended process.
-                os.kill(self.pid, signal.SIGKILL)
-
-    async def end(self, patience_s: float = 0.0) -> str:
-        """Wait for the process to end, kill it after `patience_s` seconds, and return its ending, such as "SIGKILL"."""
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._ended()
-        except TimeoutError:
-            self.kill()
-        status = await self._ended()
-        self._writer.close()
-        return child_processes.ending(status)
-
-    async def _ended(self) -> int:
-        """Wait for the process to end, and return its exit status.
-
-        The rest of the output is discarded, because a process cannot end while its pipe is full. Moreover, `wait` in
-        older versions of Python, such as 3.11.7, returns only after the pipes are closed.
-        """
-        async with self._reading:
-            with contextlib.suppress(OSError):
-                while await self._reader.read(_BUFFER_BYTES):
-                    pass
-        return await self._process.wait()
+async def _received(child: AsyncChild) -> FromChild | None:
+    """Return a process's next message, or None if the process has ended. Raises BadMessage or FrameTooLong."""
+    data = await child.receive(LONGEST)
+    return None if data is None else FROM_CHILD.decode(data)
 
 
 _SILENCE_S: Final = 60.0  # the longest time without a beat while the model is being opened
@@ -279,7 +192,7 @@ class Supervisor:
         self._loading = loading
         self._note = note
         self._detail = detail
-        self._child: ChildProcess | None = None
+        self._child: AsyncChild | None = None
         self._task: asyncio.Task[None] | None = None
         self._pauses = RestartPauses(limits)
         self._progress = StepProgress(limits, time.monotonic())
@@ -335,28 +248,30 @@ class Supervisor:
             task.cancel()
             await asyncio.wait((task,))
         if self._child is not None:
-            self._child.send(encode_to_child(Close()))
+            self._child.send(TO_CHILD.encode(Close()))
             await self._child.end(_EXIT_S if self.state is State.READY else 0.0)
         self.state = State.FAILED
 
-    async def _open(self) -> ChildProcess:
+    async def _open(self) -> AsyncChild:
         """Start a process and open the model. Raises LlmrunError."""
-        child = self._child = await ChildProcess.start(self._command)
+        child = self._child = await AsyncChild.start(
+            self._command or commands.command("engine.child.main"), purpose="the engine's process"
+        )
         try:
-            child.send(encode_to_child(self._model))
+            child.send(TO_CHILD.encode(self._model))
             self.facts = await self._opened_by(child)
         except BaseException:
             await child.end()
             raise
         return child
 
-    async def _opened_by(self, child: ChildProcess) -> ModelFacts:
+    async def _opened_by(self, child: AsyncChild) -> ModelFacts:
         while True:
             try:
-                message = await asyncio.wait_for(child.receive(), _SILENCE_S)
+                message = await asyncio.wait_for(_received(child), _SILENCE_S)
             except TimeoutError:
                 raise LlmrunError(f"the engine's process gave no sign of life for {_SILENCE_S:.0f} s") from None
-            except (BadMessage, ValueError) as error:
+            except (BadMessage, FrameTooLong) as error:
                 raise LlmrunError(f"the engine's process sent an invalid message: {error}") from error
             match message:
                 case Opened(facts=facts):
@@ -370,7 +285,7 @@ class Supervisor:
                 case None:
                     raise LlmrunError(f"the engine's process ended while it opened the model: {await child.end(1.0)}")
 
-    async def _supervise(self, child: ChildProcess) -> None:
+    async def _supervise(self, child: AsyncChild) -> None:
         try:
             while True:
                 ready_since = time.monotonic()
@@ -389,7 +304,7 @@ class Supervisor:
             self._handlers.supervision_ended(error)
             raise
 
-    async def _reopen(self, pause: float) -> ChildProcess:
+    async def _reopen(self, pause: float) -> AsyncChild:
         """Open the model again, retrying until the model is open."""
         while True:
             await asyncio.sleep(pause)
@@ -403,14 +318,14 @@ class Supervisor:
     def _expect(self, pause: float) -> None:
         self._ready_at = time.monotonic() + pause + self._load_s
 
-    async def _run(self, child: ChildProcess) -> str:
+    async def _run(self, child: AsyncChild) -> str:
         """Handle a process's messages until the process ends, and return a short description of its ending."""
         self._progress = StepProgress(self._limits, time.monotonic())
         self._stuck = False
         reason = ""
         watch = asyncio.create_task(self._watch(child))
         try:
-            while (message := await child.receive()) is not None:
+            while (message := await _received(child)) is not None:
                 self._note_progress(message)
                 if isinstance(message, Crashed):
                     reason = str(message.error)
@@ -418,7 +333,7 @@ class Supervisor:
                 if isinstance(message, Note):
                     self._tell(message)
                 self._handlers.take(message)
-        except (BadMessage, ValueError) as error:
+        except (BadMessage, FrameTooLong) as error:
             reason = f"the process sent an invalid message: {error}"
         finally:
             watch.cancel()
@@ -436,7 +351,7 @@ class Supervisor:
         if isinstance(beat, Beat):
             self._progress.beat(beat, now)
 
-    async def _watch(self, child: ChildProcess) -> None:
+    async def _watch(self, child: AsyncChild) -> None:
         """Kill the process when its engine is stuck."""
         while True:
             due = time.monotonic() + _WATCH_S

@@ -7,10 +7,11 @@ Responses API.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from msgspec import structs
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -125,7 +126,8 @@ class Generation(Generic[P]):
             name = f"{self._call.prefix}{answer_id}"
             answer = self._call.answer(parsed, ready.facts, name, answer_id.created)
             requests = [
-                replace(ready.completed(request), tenant=exchange_of(scope).tenant) for request in parsed.requests
+                structs.replace(ready.completed(request), tenant=exchange_of(scope).tenant)
+                for request in parsed.requests
             ]
             if len(requests) > (most := ready.model.most_requests):
                 raise InvalidField("n", f"{len(requests)} choices, but the queue has room for {most}")

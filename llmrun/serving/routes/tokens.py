@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from msgspec import structs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -73,7 +74,7 @@ class TokenRoutes:
         async with self._service.models.lease(body.get("model")) as lease:
             ready = await lease.ready()
             parsed = await off_the_loop(large, lambda: parse_count(body, ready.facts))
-            asked = replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
+            asked = structs.replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
             tokens = await ready.model.count_prompt(asked)
         return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.base import OpenOptions
 from llmrun.base.errors import UsageError
@@ -35,7 +36,7 @@ from tests.support.serving.fake_model import FACTS
     ],
 )
 def test_the_example_is_one_the_model_can_answer(changes: dict[str, Any], takes_chats: bool, route: str) -> None:
-    facts = replace(FACTS, info=replace(FACTS.info, **changes), takes_chats=takes_chats)
+    facts = structs.replace(FACTS, info=replace(FACTS.info, **changes), takes_chats=takes_chats)
     assert serving.example_for(facts)[0] == route
 
 

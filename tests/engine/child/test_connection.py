@@ -7,26 +7,26 @@ from io import BytesIO
 
 import pytest
 
+from llmrun.base.processes.frames import framed, read_frame
 from llmrun.engine.child import main
 from llmrun.engine.child.main import Connection
-from llmrun.engine.child.messages import Cancel, Preparing, decode_from_child, encode_to_child
-from llmrun.engine.isolated_worker import framed, read_frame
+from llmrun.engine.child.messages import FROM_CHILD, LONGEST, TO_CHILD, Cancel, Preparing
 
 
 def test_messages_pass_in_both_directions() -> None:
     to_server = BytesIO()
-    connected = Connection(BytesIO(framed(encode_to_child(Cancel((1,))))), to_server)
+    connected = Connection(BytesIO(framed(TO_CHILD.encode(Cancel((1,))))), to_server)
     connected.send(Preparing(1))
     to_server.seek(0)
-    frame = read_frame(to_server)
+    frame = read_frame(to_server, LONGEST)
     assert frame is not None
-    assert decode_from_child(frame) == Preparing(1)
+    assert FROM_CHILD.decode(frame) == Preparing(1)
     assert list(connected.received()) == [Cancel((1,))]
 
 
 def test_messages_end_when_the_server_is_killed() -> None:
     """The last message may be incomplete."""
-    whole = framed(encode_to_child(Cancel((1,))))
+    whole = framed(TO_CHILD.encode(Cancel((1,))))
     assert list(Connection(BytesIO(whole + whole[:-1]), BytesIO()).received()) == [Cancel((1,))]
 
 

@@ -10,7 +10,7 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import Adapter, ModelInfo
-from llmrun.engine.child.messages import Loading, Note, Open, decode_to_child, encode_to_child
+from llmrun.engine.child.messages import TO_CHILD, Loading, Note, Open
 from llmrun.engine.child.opening import describe, fingerprint, open_engine, portable_options
 
 INFO: ModelInfo = replace(ScriptedBackend().info, device="2 threads, avx2")
@@ -21,7 +21,7 @@ def test_options_survive_the_journey() -> None:
         "cpu", 512, max_sequences=3, threads=2, kv_type="q8_0", gpu_layers="all", adapters=("a.gguf",)
     )
     message = Open("m.gguf", "m", portable_options(options), thinking_tags=("<a>", "</a>"), speculate=False)
-    back = decode_to_child(encode_to_child(message))
+    back = TO_CHILD.decode(TO_CHILD.encode(message))
     assert back == message
     assert portable_options(OpenOptions(**message.options)) == portable_options(options)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer, scripted_answers
 from llmrun.base.errors import UsageError
@@ -69,7 +70,7 @@ def has_format(text: str, wanted: ResponseFormat) -> bool:
 
 def formatted(wanted: ResponseFormat, seed: int = 0, **options: object) -> Request:
     request = Request(random_prompt(9, seed), 200, sampling=replace(DRAWN, seed=seed, logit_bias=CLOSING))
-    return replace(request, response_format=wanted, **options)  # type: ignore[arg-type]
+    return structs.replace(request, response_format=wanted, **options)  # type: ignore[arg-type]
 
 
 def check(gathered: Gathered, wanted: ResponseFormat) -> None:
@@ -128,7 +129,7 @@ def test_other_samplers_draw_allowed_tokens(sampling: dict[str, Any], name: str)
     backend = noisy()
     for seed in range(3):
         request = formatted(JSON, seed)
-        request = replace(request, sampling=replace(request.sampling, **sampling))
+        request = structs.replace(request, sampling=replace(request.sampling, **sampling))
         forget_all(backend)
         known = answer_plainly(Engine(backend), [request])
         check(known[0].gathered, JSON)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
@@ -168,7 +169,7 @@ def test_a_repeated_draft_is_the_same() -> None:
 def test_cached_prefixes_are_run_without_states_if_the_head_lacks_them() -> None:
     head, first = ScriptedHead(noisy()), random_request(100)
     assert isinstance(first.prompt, TokenPrompt)
-    longer = replace(first, prompt=TokenPrompt([*first.prompt.tokens, 1, 2, 3]))
+    longer = structs.replace(first, prompt=TokenPrompt([*first.prompt.tokens, 1, 2, 3]))
     with Engine(noisy()) as engine:
         answer_all(engine, [first])
         speculate_eagerly(engine, [HeadSource(head)])
@@ -189,7 +190,7 @@ def test_heads_get_only_the_end_of_long_prefixes_without_states() -> None:
     """The next turns continue from there."""
     head, first = ScriptedHead(counting()), random_request(900)
     assert isinstance(first.prompt, TokenPrompt)
-    longer = replace(first, prompt=TokenPrompt([*first.prompt.tokens, 1, 2, 3]), max_tokens=40)
+    longer = structs.replace(first, prompt=TokenPrompt([*first.prompt.tokens, 1, 2, 3]), max_tokens=40)
     with Engine(counting()) as engine:
         [expected] = answer_all(engine, [longer])
         engine.forget()
@@ -214,7 +215,7 @@ def test_the_next_turn_reuses_the_cache_of_the_head() -> None:
         assert isinstance(first.prompt, TokenPrompt)
         history = [*first.prompt.tokens, *found.tokens]
         n = len(head.passes)
-        answer_all(engine, [replace(first, prompt=TokenPrompt([*history, 1, 2, 3]))])
+        answer_all(engine, [structs.replace(first, prompt=TokenPrompt([*history, 1, 2, 3]))])
     assert len(head.passes[n]) <= 20
     assert head.states[0][:400] == [NONE, *[TRUE] * 399]
 

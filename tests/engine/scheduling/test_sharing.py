@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import FinishReason
@@ -22,8 +23,8 @@ from tests.support.engine.scripted_models import endless, noisy, random_prompt, 
 
 def samples(count: int, length: int, *, max_tokens: int = 20, logprobs: int | None = None) -> list[Request]:
     """Return requests with the same prompt of random tokens and the seeds 0 to count - 1."""
-    first = replace(random_request(length, max_tokens=max_tokens), logprobs=logprobs)
-    return [replace(first, sampling=replace(first.sampling, seed=seed)) for seed in range(count)]
+    first = structs.replace(random_request(length, max_tokens=max_tokens), logprobs=logprobs)
+    return [structs.replace(first, sampling=replace(first.sampling, seed=seed)) for seed in range(count)]
 
 
 def rows(backend: ScriptedBackend) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import UsageError
@@ -84,7 +85,7 @@ def test_what_is_closed_but_never_opened_is_told() -> None:
 
 
 def test_a_raw_prompt_gives_out_everything_as_it_is() -> None:
-    request = replace(ASK, prompt=TextPrompt(TURN))
+    request = structs.replace(ASK, prompt=TextPrompt(TURN))
     assert answered(thinking_backend(SWITCHED), request).text == f"<think>\n{THOUGHT}{ENDED}{ANSWER}"
 
 
@@ -101,9 +102,9 @@ def test_tokens_and_the_first_word_of_the_answer_are_counted() -> None:
 
 
 def test_stop_strings_are_for_the_answer_and_max_tokens_for_both() -> None:
-    gathered = answered(thinking_backend(), replace(ASK, stop=("it is", "see")))
+    gathered = answered(thinking_backend(), structs.replace(ASK, stop=("it is", "see")))
     assert (gathered.reasoning, gathered.text, gathered.finished.stop) == (THOUGHT, "Yes, `</think>` ", "it is")
-    gathered = answered(thinking_backend(), replace(ASK, max_tokens=len("<think>\nhm,")))
+    gathered = answered(thinking_backend(), structs.replace(ASK, max_tokens=len("<think>\nhm,")))
     assert (gathered.reasoning, gathered.text) == ("hm,", "")
     assert (gathered.finished.reason, gathered.finished.first_answer_s) == (FinishReason.LENGTH, 0.0)
 
@@ -112,14 +113,14 @@ def test_stop_strings_are_for_the_answer_and_max_tokens_for_both() -> None:
 
 
 def test_the_template_is_told() -> None:
-    gathered = answered(thinking_backend(SWITCHED), replace(ASK, think=False))
+    gathered = answered(thinking_backend(SWITCHED), structs.replace(ASK, think=False))
     assert (gathered.reasoning, gathered.text) == ("", ANSWER)
-    assert answered(thinking_backend(SWITCHED), replace(ASK, think=True)).reasoning == THOUGHT
-    prompt = replace(QUESTION, template_kwargs={"enable_thinking": True})
-    assert answered(thinking_backend(SWITCHED), replace(ASK, prompt=prompt, think=False)).reasoning == THOUGHT
+    assert answered(thinking_backend(SWITCHED), structs.replace(ASK, think=True)).reasoning == THOUGHT
+    prompt = structs.replace(QUESTION, template_kwargs={"enable_thinking": True})
+    assert answered(thinking_backend(SWITCHED), structs.replace(ASK, prompt=prompt, think=False)).reasoning == THOUGHT
 
 
-@pytest.mark.parametrize("request_", [replace(ASK, think=False), replace(ASK, think_budget=0)])
+@pytest.mark.parametrize("request_", [structs.replace(ASK, think=False), structs.replace(ASK, think_budget=0)])
 def test_where_the_template_knows_no_switch_thinking_is_closed_in_the_prompt(request_: Request) -> None:
     backend = thinking_backend(OPENED)
     gathered = answered(backend, request_)
@@ -133,9 +134,10 @@ def test_where_the_template_knows_no_switch_thinking_is_closed_in_the_prompt(req
 def test_thinking_asked_of_a_model_that_knows_none_is_refused() -> None:
     engine = Engine(thinking_backend(None))
     with pytest.raises(UsageError, match="thinking cannot be switched on"):
-        engine.submit(replace(ASK, think=True))
+        engine.submit(structs.replace(ASK, think=True))
     assert engine.idle
-    assert answered(thinking_backend(OPENED), replace(ASK, think=True)).reasoning == THOUGHT  # this model always thinks
+    always_thinks = thinking_backend(OPENED)
+    assert answered(always_thinks, structs.replace(ASK, think=True)).reasoning == THOUGHT
 
 
 def test_past_thinking_is_handed_to_the_template_which_decides_what_becomes_of_it() -> None:
@@ -146,10 +148,10 @@ def test_past_thinking_is_handed_to_the_template_which_decides_what_becomes_of_i
         {"role": "user", "content": "Sure?"},
     ]
     backend = thinking_backend(template)
-    answered(backend, replace(ASK, prompt=ChatPrompt(past)))
+    answered(backend, structs.replace(ASK, prompt=ChatPrompt(past)))
     assert "<think>\nhm\n</think>\n\nYes." in "".join(map(chr, backend.kv.sequences[0]))
     forgetful = thinking_backend(SWITCHED)
-    answered(forgetful, replace(ASK, prompt=ChatPrompt(past)))
+    answered(forgetful, structs.replace(ASK, prompt=ChatPrompt(past)))
     assert "hm\n" not in "".join(map(chr, forgetful.kv.sequences[0])).rpartition("Sure?")[0]
 
 
@@ -157,17 +159,17 @@ def test_past_thinking_is_handed_to_the_template_which_decides_what_becomes_of_i
 
 
 def test_thinking_ends_after_as_many_tokens() -> None:
-    gathered = answered(thinking_backend(), replace(ASK, think_budget=6))
+    gathered = answered(thinking_backend(), structs.replace(ASK, think_budget=6))
     assert (gathered.reasoning, gathered.text) == ("hm, l", ANSWER)  # a newline is the first of the six
     assert gathered.finished.thinking_tokens == 6 + len("\n</think>")
-    assert answered(thinking_backend(), replace(ASK, think_budget=10_000)).reasoning == THOUGHT
-    assert answered(thinking_backend(None), replace(ASK, think_budget=6)).finished.thinking_tokens == 0
+    assert answered(thinking_backend(), structs.replace(ASK, think_budget=10_000)).reasoning == THOUGHT
+    assert answered(thinking_backend(None), structs.replace(ASK, think_budget=6)).finished.thinking_tokens == 0
 
 
 @pytest.mark.push
 def test_a_tag_that_the_model_is_just_writing_is_not_cut() -> None:
     for budget in range(len(THOUGHT) + 1, len(THOUGHT) + 10):
-        gathered = answered(thinking_backend(OPENED), replace(ASK, think_budget=budget))
+        gathered = answered(thinking_backend(OPENED), structs.replace(ASK, think_budget=budget))
         assert (gathered.reasoning, gathered.text) == (THOUGHT, ANSWER)
 
 
@@ -176,21 +178,23 @@ def test_a_budget_holds_for_all_stretches_of_thinking_together() -> None:
     closed = "<|end|><|start|>assistant<|channel|>final<|message|>"
     script = [("so?<|end|><|start|>assistant", tag + "hmhmhm"), (closed, "Yes.")]
     backend = thinking_backend(CHANNELS, control_tokens=CHANNEL_TOKENS, script=script)
-    gathered = answered(backend, replace(ASK, think_budget=4))
+    gathered = answered(backend, structs.replace(ASK, think_budget=4))
     assert (gathered.reasoning, gathered.text) == ("hmhm", "Yes.")
 
 
 @pytest.mark.parametrize("budget", [0, 4])
 def test_a_model_that_begins_to_think_again_each_time_is_ended_once(budget: int) -> None:
     script = [(TURN, "<think>hmhmhmhm"), (ENDED, "<think>hm</think>")]
-    gathered = answered(thinking_backend(SWITCHED, script=script), replace(ASK, think_budget=budget, max_tokens=200))
+    gathered = answered(
+        thinking_backend(SWITCHED, script=script), structs.replace(ASK, think_budget=budget, max_tokens=200)
+    )
     assert gathered.finished.reason is FinishReason.STOP
     assert (gathered.reasoning, gathered.text) == ("hmhm"[:budget], "<think>hm</think>")
 
 
 def test_a_negative_budget_is_refused() -> None:
     with pytest.raises(UsageError, match="think_budget: -1"):
-        Engine(thinking_backend()).submit(replace(ASK, think_budget=-1))
+        Engine(thinking_backend()).submit(structs.replace(ASK, think_budget=-1))
 
 
 def noise(backend: ScriptedBackend, rows_per_step: int, budgets: list[int | None]) -> list[Gathered]:
@@ -199,7 +203,7 @@ def noise(backend: ScriptedBackend, rows_per_step: int, budgets: list[int | None
     return answer_all(
         engine,
         [
-            endless(replace(ASK, think_budget=budget, max_tokens=80, sampling=replace(DRAWN, seed=3)))
+            endless(structs.replace(ASK, think_budget=budget, max_tokens=80, sampling=replace(DRAWN, seed=3)))
             for budget in budgets
         ],
     )
@@ -220,6 +224,6 @@ def test_the_answer_does_not_depend_on_the_batch_or_the_chunk() -> None:
 
 def test_text_may_be_given_out_with_the_end_alone() -> None:
     engine = Engine(thinking_backend(None, script=[(TURN, "Yes.<thi")]), thinking_tags=("<think>", "</think>"))
-    events = list(engine.generate(replace(ASK, max_tokens=8)))
+    events = list(engine.generate(structs.replace(ASK, max_tokens=8)))
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Yes.<thi"
     assert isinstance(events[-1], Finished)

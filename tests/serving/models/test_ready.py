@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.lora_files import LoraOption
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
@@ -24,7 +25,7 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 
 def ready(preset: Preset | None = PIRATE, *, thinks: bool = True) -> Ready:
     model = FakeModel()
-    model.facts = replace(FACTS, thinks=thinks)
+    model.facts = structs.replace(FACTS, thinks=thinks)
     return Ready.under(KnownModel("Pirate" if preset else "fake", Path("fake"), preset=preset), model)
 
 
@@ -62,7 +63,7 @@ def test_names_choose_adapters() -> None:
     for known, expected in ((base, None), (pirate, {"arr": 0.5, "b": 1.0}), (adapter, {"arr": 1.0})):
         made = Ready.under(known, FakeModel())
         assert made.completed(text).adapters == expected
-        assert made.completed(replace(text, adapters={})).adapters == {}
+        assert made.completed(structs.replace(text, adapters={})).adapters == {}
 
 
 @pytest.mark.parametrize("limit", [-1, None])

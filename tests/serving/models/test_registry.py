@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.errors import DoesNotFit, ModelFileError, ModelNotFound, Overloaded, Unavailable
 from llmrun.serving.models import registry
@@ -45,7 +46,7 @@ class House:
             process.broken = DoesNotFit("too large")
         elif self.broken is not None:
             process.broken = self.broken  # type: ignore[assignment]
-        process.facts = replace(FACTS, name=known.name, memory_bytes=self.needs[known.name])
+        process.facts = structs.replace(FACTS, name=known.name, memory_bytes=self.needs[known.name])
         self.opened.append(known.name)
         self.processes[known.name] = process
         return process

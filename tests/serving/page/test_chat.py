@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, TextDelta
@@ -201,7 +202,7 @@ def choose(page: Page, model: str) -> None:
 
 def test_the_model_can_be_chosen(chromium: Browser) -> None:
     other = FakeModel(lambda _: text("I am the other."))
-    other.facts = replace(FACTS, name="other")
+    other.facts = structs.replace(FACTS, name="other")
     with serving(others=[other]) as server:
         page = open_chat(chromium, server)
         assert answer_to(page, "Hi") == "Hello there"

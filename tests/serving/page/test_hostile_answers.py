@@ -8,10 +8,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
@@ -142,7 +143,7 @@ def test_markup_is_shown_as_text(chromium: Browser) -> None:
 def test_names_questions_and_errors_are_shown_as_text(chromium: Browser) -> None:
     markup = f"</option><img src=x onerror={OWN}>"
     model = FakeModel()
-    model.facts = replace(FACTS, name=markup)
+    model.facts = structs.replace(FACTS, name=markup)
     with serving(model) as server:
         page = open_chat(chromium, server)
         assert page.text("#model") == markup

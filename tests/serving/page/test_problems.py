@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable, UsageError
 from llmrun.engine.requests import TextDelta
@@ -24,7 +25,7 @@ performance.now = () => now() * 30;
 window.setTimeout = (run, ms, ...more) => wait(run, ms / 30, ...more);
 window.setInterval = (run, ms, ...more) => tick(run, ms / 30, ...more);
 """
-REPEATABLE = replace(FACTS, info=replace(FACTS.info, batch_invariant=True))
+REPEATABLE = structs.replace(FACTS, info=replace(FACTS.info, batch_invariant=True))
 
 
 def held_once(number: int) -> Script:
@@ -179,7 +180,7 @@ def test_a_stream_of_another_model_is_not_continued(chromium: Browser) -> None:
         ask(page, "Count")
         page.wait_for("messages[1]?.content === 'One two '")
         page.reload()
-        model.facts = replace(REPEATABLE, fingerprint="fp-other")
+        model.facts = structs.replace(REPEATABLE, fingerprint="fp-other")
         page.click(".continue")
         page.wait_for("document.querySelector('.problem').innerText.startsWith('The answer cannot be continued.')")
         assert last_answer(page) == "One two"

@@ -11,7 +11,9 @@ import threading
 import psutil
 import pytest
 
-from llmrun.serving.processes.supervisor import ChildProcess
+from llmrun.base.processes.child import AsyncChild
+
+LONGEST = 1 << 20
 
 
 def test_a_process_that_ended_before_it_was_killed_keeps_its_exit_status(
@@ -24,8 +26,8 @@ def test_a_process_that_ended_before_it_was_killed_keeps_its_exit_status(
         return wait(pid, options)
 
     async def run() -> str:
-        child = await ChildProcess.start([sys.executable, "-c", "raise SystemExit(7)"])
-        assert await child.receive() is None
+        child = await AsyncChild.start([sys.executable, "-c", "raise SystemExit(7)"])
+        assert await child.receive(LONGEST) is None
         with contextlib.suppress(psutil.NoSuchProcess):  # since Python 3.12, the event loop may be faster
             while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
                 await asyncio.sleep(0.001)
@@ -40,9 +42,9 @@ def test_a_process_that_ended_before_it_was_killed_keeps_its_exit_status(
 
 def test_killed_processes_end() -> None:
     async def run() -> str:
-        child = await ChildProcess.start([sys.executable, "-c", "input()"])
+        child = await AsyncChild.start([sys.executable, "-c", "input()"])
         child.kill()
-        assert await child.receive() is None
+        assert await child.receive(LONGEST) is None
         return await child.end(30.0)
 
     assert asyncio.run(run()) == ("SIGKILL" if sys.platform != "win32" else "exit status 1")
@@ -52,8 +54,8 @@ def test_a_process_can_end_while_its_next_message_is_awaited() -> None:
     """A command may be interrupted while it opens a model."""
 
     async def run() -> str:
-        child = await ChildProcess.start([sys.executable, "-c", "input()"])
-        receiving = asyncio.create_task(child.receive())
+        child = await AsyncChild.start([sys.executable, "-c", "input()"])
+        receiving = asyncio.create_task(child.receive(LONGEST))
         await asyncio.sleep(0)
         ended = await child.end()
         assert await receiving is None
@@ -69,7 +71,7 @@ def test_processes_end_although_nobody_reads_their_messages(finally_: str) -> No
     code = f"import sys; sys.stdout.write('x' * (16 << 20)); sys.stdout.flush(){finally_}"
 
     async def run() -> str:
-        child = await ChildProcess.start([sys.executable, "-c", code])
+        child = await AsyncChild.start([sys.executable, "-c", code])
         await asyncio.sleep(1.0)  # until the buffers are full
         async with asyncio.timeout(60.0):
             return await child.end(0.5 if finally_ else 30.0)

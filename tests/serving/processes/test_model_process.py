@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import pytest
+from msgspec import structs
 
 from llmrun.backends.scripted import HIDDEN_SIZE, ScriptedBackend
 from llmrun.base.errors import LlmrunError, Overloaded, Unavailable, UsageError
@@ -111,7 +111,10 @@ def test_invalid_requests_fail(runner: asyncio.Runner, model: ModelProcess, requ
 
 def test_a_request_that_is_not_json_is_refused(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def ask() -> None:
-        for content in (object(), {1, 2}):
+        nested: Any = "x"
+        for _ in range(100_000):
+            nested = [nested]
+        for content in (object(), 1j, nested):
             with pytest.raises(UsageError, match="request cannot be represented in JSON"):
                 Listening(model, Request(ChatPrompt([{"role": "user", "content": content}])))
 
@@ -285,10 +288,10 @@ def test_one_of_several_keys_cannot_fill_the_queue(tmp_path: Path) -> None:
             for _ in range(4):
                 others.append(asyncio.create_task(hear(model, chat("y" * 3000))))
                 await until(lambda: model.load.running == len(others))
-            greedy = [Listening(model, replace(chat("short"), tenant="greedy")) for _ in range(2)]
+            greedy = [Listening(model, structs.replace(chat("short"), tenant="greedy")) for _ in range(2)]
             with pytest.raises(Overloaded, match="2 requests with this API key are waiting"):
-                Listening(model, replace(chat("short"), tenant="greedy"))
-            modest = Listening(model, replace(chat("short"), tenant="modest"))
+                Listening(model, structs.replace(chat("short"), tenant="greedy"))
+            modest = Listening(model, structs.replace(chat("short"), tenant="modest"))
             for task in others:
                 task.cancel()
             for asked in (*greedy, modest):

@@ -281,7 +281,10 @@ async def opened(model: ModelProcess) -> None:
     [
         ("import os; os.kill(os.getpid(), 9)", "the engine's process ended while it opened the model: SIGKILL"),
         ("raise SystemExit(7)", "the engine's process ended while it opened the model: exit status 7"),
-        ("import os; os.write(1, b'0' * 9 + b'{}')", "the engine's process"),
+        (
+            "import os; os.write(1, b'0' * 9 + b'{}')",
+            "the engine's process sent an invalid message: a message of 3,472,328,296,227,680,304 bytes; the limit is",
+        ),
         (
             "import os; os.write(1, bytes(7) + bytes([2]) + b'{}'); input()",
             "the engine's process sent an invalid message",

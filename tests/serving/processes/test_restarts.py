@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from llmrun.engine.child.messages import Beat
 from llmrun.serving.processes.supervisor import RestartPauses, ServingLimits, StepProgress
@@ -46,7 +46,7 @@ def test_slow_steps_may_take_longer() -> None:
 def test_a_step_with_many_rows_may_take_longer() -> None:
     """An encoder runs a text of 8,192 tokens in one step."""
     progress = StepProgress(LIMITS, 0.0)
-    progress.beat(replace(working(1), patience=32.0), 1.0)
+    progress.beat(structs.replace(working(1), patience=32.0), 1.0)
     assert not progress.is_stuck(321.0)
     assert progress.is_stuck(321.1)
     progress.beat(working(2), 321.2)

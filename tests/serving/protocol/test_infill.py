@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
+from msgspec import structs
 
 from llmrun.base.errors import ContextExceeded, Unavailable
 from llmrun.base.types import FinishReason
@@ -99,13 +99,13 @@ def test_other_fields_are_refused(fields: dict[str, Any], param: str) -> None:
 
 def test_models_that_cannot_fill_are_refused() -> None:
     with pytest.raises(InvalidField, match="this model cannot fill in the middle"):
-        infill(replace(FACTS, fills=False))
+        infill(structs.replace(FACTS, fills=False))
 
 
 def test_an_answer_is_one_object() -> None:
     answer = infill_answer(return_tokens=True, n_probs=1, stop=["\n"], max_tokens=9)
     answer.feed(0, said("a\n", logprobs=(chosen(b"a", -0.5, (b"a", -0.5)),)))
-    answer.feed(0, replace(ended(), stop="\n", cut_tokens=3))
+    answer.feed(0, structs.replace(ended(), stop="\n", cut_tokens=3))
     body = answer.whole()
     assert isinstance(body, dict)
     assert (body["content"], body["tokens"], body["stop"], body["has_new_line"]) == ("a\n", [1], True, True)

@@ -13,6 +13,7 @@ from typing import Any, is_typeddict
 
 import jsonschema
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.child.messages import Embedded
@@ -240,7 +241,7 @@ def test_embeddings_and_rankings_match_their_schemas() -> None:
     validate(ollama_embed_body(call, found, "tiny", 0.5), OllamaEmbeddings)
     validate(ollama_embeddings_body(call, found, "tiny", 0.5), OllamaEmbedding)
     ranking = parse_rerank({"query": "a", "documents": ["b", "c"], "return_documents": True}, FACTS, "")
-    validate(rerank_body(ranking, replace(found, tokens=[1, 2]), "tiny", 0.0), Ranking)
+    validate(rerank_body(ranking, structs.replace(found, tokens=[1, 2]), "tiny", 0.0), Ranking)
 
 
 @pytest.mark.push

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable
 from llmrun.engine.requests import ChatPrompt
@@ -86,7 +87,7 @@ def test_an_error_is_the_last_event() -> None:
 
 def test_a_stream_continues_after_every_event() -> None:
     model = FakeModel(lambda number: text("one", "two"))
-    model.facts = replace(FACTS, info=replace(FACTS.info, batch_invariant=True))
+    model.facts = structs.replace(FACTS, info=replace(FACTS.info, batch_invariant=True))
     with serving(model) as server:
         whole = ask(server, stream=True).body.split(b"\n\n")
         for number, event in enumerate(whole[:-1], 1):
@@ -164,6 +165,6 @@ def test_models_are_listed_in_the_form_that_the_client_expects(server: RunningSe
 
 def test_models_without_a_template_refuse_messages() -> None:
     model = FakeModel()
-    model.facts = replace(FACTS, takes_chats=False)
+    model.facts = structs.replace(FACTS, takes_chats=False)
     with serving(model) as server:
         assert "no chat template" in ask(server).error["message"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun import __version__
 from llmrun.base.errors import BackendCrashed, ContextExceeded, Overloaded, Unavailable
@@ -163,7 +164,7 @@ def test_models_are_listed(server: RunningServer) -> None:
 def test_loaded_models_are_listed_with_their_end() -> None:
     model = FakeModel()
     info = replace(FACTS.info, gpu_layers="5/10", file_bytes=1000)
-    model.facts = replace(FACTS, info=info, memory_bytes=300)
+    model.facts = structs.replace(FACTS, info=info, memory_bytes=300)
     with serving(model) as server:
         (found,) = server.send("GET", "/api/ps").json["models"]
         assert (found["size"], found["size_vram"], found["context_length"]) == (800, 500, 4096)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.support.servers.hostile_server import Asked, HangUp, response
 from tests.support.servers.hostile_server import serving as scripted
@@ -36,7 +37,7 @@ _LAST = 40  # bytes at the end that may be missing: the answer is complete befor
 @pytest.fixture(scope="module", params=[True, False], ids=["repeatable", "not repeatable"])
 def origin(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     model = FakeModel(lambda number: text(*WORDS))
-    model.facts = replace(FACTS, name=MODEL, info=replace(FACTS.info, batch_invariant=request.param))
+    model.facts = structs.replace(FACTS, name=MODEL, info=replace(FACTS.info, batch_invariant=request.param))
     with serving(model) as running:
         yield running
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec import to_builtins
 
-from llmrun.engine.child.messages import Open, codec_of
 from llmrun.jobs.batching.workers.ray_cluster import RayProcess
 from tests.support.serving.processes import scripted_model
 
@@ -111,7 +111,7 @@ def open_with_token(address: str, folder: Path) -> Mapping[str, Any]:
                 "open",
                 name="worker",
                 node=process.nodes[0],
-                model=codec_of(Open).encode(scripted_model(folder)),
+                model=to_builtins(scripted_model(folder)),
                 files={},
                 needs_token=True,
                 start_s=60.0,

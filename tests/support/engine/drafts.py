@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from llmrun.base.types import Timings
 from llmrun.engine.drafting.base import Draft, Drafter, DraftSource, Kind, Worth
@@ -140,8 +141,8 @@ def adversary(backend: Backend, propose: Propose, known: Sequence[Plain]) -> Adv
 
 def assert_same(drafted: Gathered, plain: Gathered) -> None:
     """Check that two answers are equal in everything but their timings, delta by delta."""
-    assert [replace(delta, request_id=0) for delta in drafted.deltas] == [
-        replace(delta, request_id=0) for delta in plain.deltas
+    assert [structs.replace(delta, request_id=0) for delta in drafted.deltas] == [
+        structs.replace(delta, request_id=0) for delta in plain.deltas
     ]
     if isinstance(plain.last, Failed):
         assert str(drafted.failed.error) == str(plain.last.error)
@@ -155,7 +156,9 @@ def assert_same(drafted: Gathered, plain: Gathered) -> None:
 def _outcome(gathered: Gathered) -> Finished:
     """Return the last event without its request id and its times."""
     finished = gathered.finished
-    return replace(finished, request_id=0, timings=_NO_TIMINGS, first_answer_s=float(finished.first_answer_s > 0))
+    return structs.replace(
+        finished, request_id=0, timings=_NO_TIMINGS, first_answer_s=float(finished.first_answer_s > 0)
+    )
 
 
 _NO_TIMINGS = Timings(0, 0, 0, 0, 0, 0, 0, 0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from msgspec import structs
 
 from llmrun.base.errors import Cancelled
 from llmrun.base.types import FinishReason
@@ -105,7 +106,7 @@ class Machine(RuleBasedStateMachine):
     )
     def submit(self, stem: int, length: int, max_tokens: int, seed: int, tenant: str, alone: bool) -> None:
         prompt = plain_tokens(self.backend, 10 * stem, seed=0) + plain_tokens(self.backend, length, seed=seed + 1)
-        self.submitted(replace(self.request(prompt, max_tokens, seed), tenant=tenant), alone=alone)
+        self.submitted(structs.replace(self.request(prompt, max_tokens, seed), tenant=tenant), alone=alone)
 
     @rule(stem=st.integers(0, 2), seed=st.integers(0, 3))
     def submit_a_long_one(self, stem: int, seed: int) -> None:

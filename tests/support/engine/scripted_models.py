@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from llmrun.backends.scripted import IM_END, ScriptedBackend
 from llmrun.engine.requests import Request, TokenPrompt
@@ -22,7 +23,7 @@ def noisy(**options: int) -> ScriptedBackend:
 
 def endless(request: Request) -> Request:
     """Return the request with the end-of-generation tokens banned."""
-    return replace(request, sampling=replace(request.sampling, logit_bias={257: -math.inf, IM_END: -math.inf}))
+    return structs.replace(request, sampling=replace(request.sampling, logit_bias={257: -math.inf, IM_END: -math.inf}))
 
 
 def random_prompt(length: int, seed: int = 0) -> TokenPrompt:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -22,7 +22,7 @@ from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswe
 from llmrun.serving.protocol.parsed import ApiAnswer
 from tests.support.serving.fake_model import FACTS as FAKE
 
-FACTS = replace(
+FACTS = structs.replace(
     FAKE,
     name="tiny",
     takes_tools=True,

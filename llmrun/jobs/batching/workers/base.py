@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from llmrun.base.errors import LlmrunError
-from llmrun.engine.child.messages import error_from_json
+from llmrun.base.processes.frames import error_from_json
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETION: Final = "/v1/completions"
@@ -61,6 +61,8 @@ class Worker(Protocol):
     async def close(self) -> None:
         """Free all resources. Unfinished calls raise WorkerLost. This method is idempotent."""
 
+
+LONGEST: Final = 1 << 32  # bytes; a longer message is invalid
 
 # The kinds of answers to calls. Each answer also contains a value.
 OK: Final = "ok"

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import convert, structs
 
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.cpu_count import default_threads
-from llmrun.engine.child.messages import Open, codec_of, error_to_json
-from llmrun.engine.isolated_worker import decoded, encoded
+from llmrun.base.processes.frames import decoded, encoded, error_to_json
+from llmrun.engine.child.messages import Open
 from llmrun.hub.local.safe_writes import in_use
 from llmrun.hub.upkeep.model_copies import IncomingModel, OriginalFile, find_copy
 from llmrun.jobs.batching.workers.base import DETAIL, FAILED, LOADING, LOST, NOTE, OK, WorkerLost
@@ -95,10 +95,10 @@ class RayActor:
 
     async def open(self, model: bytes) -> bytes:
         """Open a model, given its paths on this node, and return the model's entry of /v1/models."""
-        asked: Open = codec_of(Open).decode(decoded(model))
+        asked = convert(decoded(model), Open)
         if asked.options.get("threads") is None:
             threads = max(1, min(default_threads(), self._n_cpus))
-            asked = replace(asked, options={**asked.options, "threads": threads})
+            asked = structs.replace(asked, options={**asked.options, "threads": threads})
         for path in filter(None, (asked.path, asked.draft)):
             self._files.enter_context(in_use(Path(path)))
         self._worker = LocalWorker(asked, name=self._name, loading=self._loading, note=self.note, detail=self._detail)
@@ -161,8 +161,7 @@ class RayActor:
 
 
 def _originals(files: bytes) -> list[OriginalFile]:
-    found: list[OriginalFile] = codec_of(Sequence[OriginalFile]).decode(decoded(files))
-    return found
+    return convert(decoded(files), list[OriginalFile])
 
 
 def _path(path: Path | None) -> str | None:

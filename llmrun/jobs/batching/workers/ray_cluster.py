@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from msgspec import to_builtins
+
 from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, NetworkError, UsageError
-from llmrun.engine.child.messages import Open, codec_of
-from llmrun.engine.isolated_worker import HEADER_BYTES, decoded, encoded, frame_length, framed, read_frame
+from llmrun.base.processes.frames import HEADER_BYTES, decoded, encoded, frame_length, framed, read_frame
+from llmrun.engine.child.messages import Open
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.upkeep.model_copies import OriginalFile, originals
 from llmrun.jobs.batching.workers import base
-from llmrun.jobs.batching.workers.base import GONE, LOST, NEWS, RefusedWorker, Reply, WorkerLost, value_of
+from llmrun.jobs.batching.workers.base import GONE, LONGEST, LOST, NEWS, RefusedWorker, Reply, WorkerLost, value_of
 from llmrun.jobs.batching.workers.ray_address import check_token, find_address, host_of, is_loopback
 
 CONNECT_S: Final = 60.0
@@ -127,7 +129,7 @@ class RayProcess:
         self._connection.sendall(framed(encoded({"address": self._address})))
         try:
             with self._connection.makefile("rb") as stream:
-                frame = read_frame(stream)
+                frame = read_frame(stream, LONGEST)
         except TimeoutError:
             hint = f"this machine must be a node of the cluster, too: `ray start --address={self._address}`"
             raise NetworkError(f"ray:{self._address}: no connection within {connect_s:g} s", hint=hint) from None
@@ -147,7 +149,7 @@ class RayProcess:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 header = await reader.readexactly(HEADER_BYTES)
-                self._take(*decoded(await reader.readexactly(frame_length(header))))
+                self._take(*decoded(await reader.readexactly(frame_length(header, LONGEST))))
         self._end(f"ray:{self._address}: Ray's process ended")
 
     def _take(self, call: int, kind: str, value: Any) -> None:
@@ -337,14 +339,13 @@ class RayWorker:
         node = await self._cluster.node_of(self.name)
         process = self._process = await self._cluster.process()
         process.listen(self.name, self._take_news)
-        files = {field: codec_of(Sequence[OriginalFile]).encode(each) for field, each in self._model.files.items()}
         try:
             card: Mapping[str, Any] = await process.call(
                 "open",
                 name=self.name,
                 node=node,
-                model=codec_of(Open).encode(self._model.asked),
-                files=files,
+                model=to_builtins(self._model.asked),
+                files=to_builtins(self._model.files),
                 needs_token=not is_loopback(str(node["host"])),
                 start_s=self._start_s,
             )

@@ -34,9 +34,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError, NetworkError, UsageError
-from llmrun.engine.child.messages import error_to_json
-from llmrun.engine.isolated_worker import HEADER_BYTES, decoded, encoded, frame_length, framed, read_frame
-from llmrun.jobs.batching.workers.base import CONNECTED, FAILED, GONE, LOADING, LOST, NEWS, OK, WorkerLost, value_of
+from llmrun.base.processes.frames import HEADER_BYTES, decoded, encoded, error_to_json, frame_length, framed, read_frame
+from llmrun.jobs.batching.workers.base import (
+    CONNECTED,
+    FAILED,
+    GONE,
+    LOADING,
+    LONGEST,
+    LOST,
+    NEWS,
+    OK,
+    WorkerLost,
+    value_of,
+)
 from llmrun.jobs.batching.workers.ray_actor import RayActor
 from llmrun.jobs.batching.workers.ray_address import host_of
 
@@ -232,7 +242,7 @@ class RayDriver:
         try:
             while True:
                 header = await self._reader.readexactly(HEADER_BYTES)
-                message = decoded(await self._reader.readexactly(frame_length(header)))
+                message = decoded(await self._reader.readexactly(frame_length(header, LONGEST)))
                 self._start(self._handle(*message))
         except (asyncio.IncompleteReadError, OSError):
             return
@@ -333,7 +343,7 @@ def main() -> None:
     """Connect to the cluster that the first message names, and handle messages."""
     connection = socket.socket(fileno=os.dup(0))
     with connection.makefile("rb") as stream:
-        first = read_frame(stream)
+        first = read_frame(stream, LONGEST)
     if first is None:
         return
     address = decoded(first)["address"]

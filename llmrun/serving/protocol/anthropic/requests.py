@@ -12,6 +12,8 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Final
 
+from msgspec import structs
+
 from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, ModelFacts, Request
 from llmrun.serving.protocol.anthropic.objects import (
@@ -231,7 +233,7 @@ def parse_message(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedM
     wanted, seed = _format(given), seed_of(given, seed)
     if wanted is not None and tools.may_be_called:
         raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to {"type": "none"}')
-    request = replace(
+    request = structs.replace(
         request,
         max_tokens=given["max_tokens"],
         stop=stops_of(given.get("stop_sequences")),

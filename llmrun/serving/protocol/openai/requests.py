@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
 from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
@@ -121,7 +123,7 @@ def choices_of(request: Request, options: Options) -> Iterator[Request]:
     """Yield a request for each choice. The requests differ only in their seeds."""
     for choice in range(options.n):
         seed = choice_seed(options.seed, choice)
-        yield replace(request, sampling=replace(request.sampling, seed=seed))
+        yield structs.replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 def chat_logprobs(wanted: bool, most: int | None) -> int | None:

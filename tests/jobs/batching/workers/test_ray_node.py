@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError, ModelFileError, UsageError
-from llmrun.engine.isolated_worker import encoded
+from llmrun.base.processes.frames import encoded
 from llmrun.jobs.batching.workers import ray_driver
 from llmrun.jobs.batching.workers.base import FAILED, OK, WorkerLost
 from llmrun.jobs.batching.workers.ray_driver import RayNode

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.errors import BackendCrashed, Unavailable
 from llmrun.base.types import FinishReason
@@ -103,7 +103,7 @@ def test_the_stop_reason_is_reported(end: Any, expected: str) -> None:
 
 
 def test_a_stop_sequence_is_named() -> None:
-    body = whole(answer(stop_sequences=["x"]), [said("a"), replace(ended(), stop="x")])
+    body = whole(answer(stop_sequences=["x"]), [said("a"), structs.replace(ended(), stop="x")])
     assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "x")
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.serving.protocol.errors import InvalidField
 from tests.support.protocol.answers import FACTS, SEED
@@ -92,7 +93,7 @@ def test_invalid_and_unsupported_fields_are_refused(fields: dict[str, Any], para
 
 def test_models_without_a_template_refuse_messages() -> None:
     with pytest.raises(InvalidField, match="no chat template"):
-        message(replace(FACTS, takes_chats=False))
+        message(structs.replace(FACTS, takes_chats=False))
 
 
 def test_the_counted_prompt_is_that_of_the_message() -> None:

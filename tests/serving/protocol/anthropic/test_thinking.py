@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.engine.constraint.base import FormatKind
 from llmrun.serving.protocol.errors import InvalidField
 from tests.support.protocol.answers import FACTS
 from tests.support.protocol.anthropic_answers import TOOL, message, prompt_of
 
-SIMPLE = replace(FACTS, thinks=False)
+SIMPLE = structs.replace(FACTS, thinks=False)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "schema": SCHEMA}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.serving.protocol.errors import InvalidField
 from tests.support.protocol.answers import FACTS
@@ -75,4 +75,4 @@ def test_invalid_tools_are_refused(fields: dict[str, Any], param: str) -> None:
 
 def test_models_without_tools_refuse_them() -> None:
     with pytest.raises(InvalidField, match="does not support tools"):
-        message(replace(FACTS, takes_tools=False), tools=[TOOL])
+        message(structs.replace(FACTS, takes_tools=False), tools=[TOOL])

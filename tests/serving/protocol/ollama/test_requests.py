@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.engine.constraint.base import FormatKind
 from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
@@ -20,8 +21,8 @@ from tests.support.protocol.answers import FACTS, SEED, TOOL, USER
 from tests.support.protocol.ollama import chat, generate
 from tests.support.protocol.refusals import refused
 
-PLAIN = replace(FACTS, takes_tools=False, thinks=False)
-BASE = replace(PLAIN, takes_chats=False)
+PLAIN = structs.replace(FACTS, takes_tools=False, thinks=False)
+BASE = structs.replace(PLAIN, takes_chats=False)
 CALL = {"function": {"name": "look", "arguments": {"at": "sky"}}}
 BOTH = pytest.mark.parametrize("parse", [chat, generate])
 
@@ -276,14 +277,14 @@ def test_raw_prompts_skip_the_chat_template() -> None:
 
 
 def test_a_suffix_makes_a_gap_to_fill() -> None:
-    filling = partial(generate, replace(FACTS, fills=True))
+    filling = partial(generate, structs.replace(FACTS, fills=True))
     assert only(filling(prompt="def f():", suffix="return 5")).prompt == FillPrompt("def f():", "return 5")
     assert only(filling(prompt="", suffix="return 5", think=False)).prompt == FillPrompt("", "return 5")
     assert filling(suffix="x", think=False).ignored == ("think",)
     assert only(filling(suffix="")).prompt == ChatPrompt([USER])
     refused(filling, "suffix", None, suffix="x", raw=True)
     refused(filling, "suffix", None, suffix="x", system="Be brief.")
-    refused(partial(generate, replace(FACTS, fills=False)), "suffix", None, suffix="x")
+    refused(partial(generate, structs.replace(FACTS, fills=False)), "suffix", None, suffix="x")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import Adapter
 from llmrun.serving.protocol.openai.options import adapters_body
@@ -14,7 +15,7 @@ from tests.support.protocol.refusals import refused
 from tests.support.protocol.response_answers import response
 
 ADAPTERS = (Adapter("one", "/secret/one.gguf", 1.0, (), "1"), Adapter("two", "/secret/two.gguf", 0.5, (5, 6), "2"))
-ADAPTED = replace(FACTS, info=replace(FACTS.info, adapters=ADAPTERS))
+ADAPTED = structs.replace(FACTS, info=replace(FACTS.info, adapters=ADAPTERS))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_requests_choose_adapters_by_number_or_name(lora: dict[str, Any], adapte
     for parsed in (
         chat(ADAPTED, n=2, **lora),
         completion(ADAPTED, **lora),
-        infill(replace(ADAPTED, fills=True), **lora),
+        infill(structs.replace(ADAPTED, fills=True), **lora),
         response(ADAPTED, **lora),
     ):
         assert [each.adapters for each in parsed.requests] == [adapters] * len(parsed.requests)

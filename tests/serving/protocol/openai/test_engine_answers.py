@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.engine.engine import Engine
@@ -37,7 +37,7 @@ def backend(said: str) -> ScriptedBackend:
 def answered(said: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the body of an answer, and the body that OpenAI's client makes of the same answer as a stream."""
     with Engine(backend(said)) as engine:
-        facts = replace(FACTS, info=engine.info)
+        facts = structs.replace(FACTS, info=engine.info)
         parsed = chat(facts, stream=True, temperature=0, stream_options={"include_usage": True}, **fields)
         choices = {engine.submit(request): index for index, request in enumerate(parsed.requests)}
         events = []

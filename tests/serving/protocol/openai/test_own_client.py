@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
@@ -73,7 +73,7 @@ def test_requests_survive_the_way_to_our_server(request_: Request) -> None:
         variables = {"enable_thinking": found.think, "thinking": found.think} if found.think is not None else {}
         assert isinstance(request_.prompt, ChatPrompt)
         assert prompt.template_kwargs == {**variables, **request_.prompt.template_kwargs}
-        found = replace(found, prompt=replace(prompt, template_kwargs=request_.prompt.template_kwargs))
+        found = structs.replace(found, prompt=structs.replace(prompt, template_kwargs=request_.prompt.template_kwargs))
     assert found == request_
 
 

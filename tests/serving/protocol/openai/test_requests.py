@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.errors import ContextExceeded
 from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt, TokenPrompt, check_request
@@ -45,7 +46,7 @@ def test_the_smallest_chat_uses_the_defaults() -> None:
 def test_each_choice_has_its_own_seed() -> None:
     parsed = chat(n=3, seed=7)
     assert [request.seed for request in parsed.requests] == [7, choice_seed(7, 1), choice_seed(7, 2)]
-    first, *others = [replace(request, sampling=FACTS.default_sampling) for request in parsed.requests]
+    first, *others = [structs.replace(request, sampling=FACTS.default_sampling) for request in parsed.requests]
     assert others == [first, first]
 
 
@@ -93,7 +94,7 @@ def test_invalid_prompts_are_refused(prompt: Any, param: str) -> None:
 
 
 def test_a_model_without_a_template_refuses_chats() -> None:
-    facts = replace(FACTS, takes_chats=False)
+    facts = structs.replace(FACTS, takes_chats=False)
     refused(lambda: chat(facts), "messages", "unsupported_parameter")
     assert completion(facts).requests
 
@@ -235,7 +236,7 @@ def test_only_texts_without_echo_have_a_suffix(param: str, fields: dict[str, Any
 
 def test_a_model_that_cannot_fill_refuses_a_suffix() -> None:
     with pytest.raises(InvalidField, match="this model cannot fill in the middle") as caught:
-        completion(replace(FACTS, fills=False), suffix="x")
+        completion(structs.replace(FACTS, fills=False), suffix="x")
     assert (caught.value.param, caught.value.code) == ("suffix", "unsupported_parameter")
 
 

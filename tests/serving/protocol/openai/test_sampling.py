@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.options.sampling_params import SAMPLING, SamplingParams
 from llmrun.serving.protocol.errors import InvalidField
@@ -86,7 +86,7 @@ def test_a_bias_of_minus_100_bans_a_token() -> None:
 
 
 def test_the_model_s_own_biases_are_kept() -> None:
-    facts = replace(FACTS, default_sampling=SamplingParams(logit_bias={1: 2.0, 5: 1.0}))
+    facts = structs.replace(FACTS, default_sampling=SamplingParams(logit_bias={1: 2.0, 5: 1.0}))
     assert chat(facts, logit_bias={"5": 3}).requests[0].sampling.logit_bias == {1: 2.0, 5: 3.0}
 
 
@@ -111,7 +111,7 @@ def test_invalid_biases_are_refused(bias: Any, param: str) -> None:
 def test_ignore_eos_bans_the_end_tokens() -> None:
     assert sampling(ignore_eos=True).logit_bias == {2: -math.inf, 3: -math.inf}
     assert sampling(ignore_eos=False).logit_bias == {}
-    facts = replace(FACTS, end_tokens=())
+    facts = structs.replace(FACTS, end_tokens=())
     refused(lambda: chat(facts, ignore_eos=True), "ignore_eos", "unsupported_parameter")
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.engine.requests import ChatPrompt
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from tests.support.protocol.answers import FACTS, chat
 from tests.support.protocol.refusals import refused
 
-NO_THINKING = replace(FACTS, thinks=False)
+NO_THINKING = structs.replace(FACTS, thinks=False)
 
 
 def variables(parsed: ParsedCompletion) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.tool_calls.schemas import read_tools
@@ -134,6 +134,6 @@ def test_a_required_call_needs_tools() -> None:
 
 
 def test_models_without_tools_refuse_them() -> None:
-    facts = replace(FACTS, takes_tools=False)
+    facts = structs.replace(FACTS, takes_tools=False)
     refused(lambda: chat(facts, tools=[TOOL]), "tools", "unsupported_parameter")
     assert chat(facts, tools=[]).requests

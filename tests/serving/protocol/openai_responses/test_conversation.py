@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.engine.requests import ChatPrompt
 from llmrun.serving.protocol.openai_responses.requests import parse_response
@@ -148,7 +148,7 @@ def test_invalid_input_is_refused_with_its_place(given: Any, param: str) -> None
 
 
 def test_models_without_a_template_take_no_input() -> None:
-    facts = replace(FACTS, takes_chats=False)
+    facts = structs.replace(FACTS, takes_chats=False)
     refused(lambda **fields: response(facts, **fields), "input", "unsupported_parameter")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any, get_type_hints
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind
@@ -137,7 +137,7 @@ def test_invalid_fields_are_refused_with_their_place(fields: dict[str, Any], par
 
 
 def test_models_without_tools_take_none() -> None:
-    facts = replace(FACTS, takes_tools=False)
+    facts = structs.replace(FACTS, takes_tools=False)
     refused(lambda **fields: response(facts, **fields), "tools", "unsupported_parameter", tools=[FLAT_TOOL])
 
 
@@ -158,7 +158,7 @@ def test_fields_without_effect_are_named(fields: dict[str, Any], ignored: tuple[
 
 
 def test_thinking_without_a_thinking_model_has_no_effect() -> None:
-    parsed = response(replace(FACTS, thinks=False), reasoning={"effort": "low"})
+    parsed = response(structs.replace(FACTS, thinks=False), reasoning={"effort": "low"})
     assert parsed.ignored == ("reasoning.effort",)
 
 
