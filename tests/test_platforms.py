@@ -42,8 +42,8 @@ from llmrun.__main__ import main
 main()
 """
 _STARTING = {"preexec_fn", "start_new_session", "process_group", "creationflags"}
-# Only these may use the arguments directly: `child_processes` has the functions for all others, and Ray needs POSIX.
-_MAY_START = ("base/child_processes.py", "base/processes/commands.py", "jobs/batching/workers/ray_cluster.py")
+# Only these may use the arguments directly: `commands` has the functions for all others.
+_MAY_START = ("base/child_processes.py", "base/processes/commands.py")
 
 
 def as_windows(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import itertools
 import socket
-import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from queue import Empty, SimpleQueue
+from typing import Any, Final
 
 from msgspec import to_builtins
 
-from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, NetworkError, UsageError
-from llmrun.base.processes.frames import HEADER_BYTES, decoded, encoded, frame_length, framed, read_frame
+from llmrun.base.processes import commands
+from llmrun.base.processes.child import Child
+from llmrun.base.processes.frames import decoded, encoded
 from llmrun.engine.child.messages import Open
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.upkeep.model_copies import OriginalFile, originals
@@ -27,12 +29,13 @@ from llmrun.jobs.batching.workers.base import GONE, LONGEST, LOST, NEWS, Refused
 from llmrun.jobs.batching.workers.ray_address import check_token, find_address, host_of, is_loopback
 
 CONNECT_S: Final = 60.0
-_BUFFER_BYTES: Final = 1 << 20
+_STDERR_BYTES: Final = 1 << 16
+_LOOK_S: Final = 0.05  # between two checks whether the cluster refuses the token
 _PING_EACH_S: Final = 10.0
 _SILENCE_S: Final = 60.0
 _EXIT_S: Final = 10.0
 _PROBE_S: Final = 10.0
-_REFUSED: Final = b"InvalidAuthToken"  # part of the text that Ray prints while retrying for minutes
+_REFUSED: Final = "InvalidAuthToken"  # part of the text that Ray prints while retrying for minutes
 
 
 class RayProcess:
@@ -41,36 +44,30 @@ class RayProcess:
     nodes  the cluster's nodes when it was connected, as dictionaries with "id", "host", "cpus" and "gpus"
     """
 
-    def __init__(self, address: str, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    def __init__(self, address: str, child: Child) -> None:
         self.nodes: Sequence[Mapping[str, Any]] = ()
         self._address = address
-        self._process = process
-        self._connection = connection
+        self._child = child
         self._calls: dict[int, asyncio.Future[tuple[str, Any]]] = {}
         self._ids = itertools.count(1)
         self._listeners: dict[str, Callable[..., None]] = {}
-        self._writer: asyncio.StreamWriter | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._to_send: SimpleQueue[bytes | None] = SimpleQueue()
+        self._watching: asyncio.Task[None] | None = None
         self._ended = ""  # the reason why the process can no longer answer
-        self._is_refused = False
-        threading.Thread(target=self._drain, args=(process.stderr,), daemon=True).start()
+        threading.Thread(target=self._send_all, daemon=True).start()
 
     @classmethod
     def connected(cls, address: str, *, connect_s: float = CONNECT_S) -> RayProcess:
         """Start a process that connects to the cluster at HOST:PORT. Blocks until connected. Raises NetworkError."""
         _probe(address)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                child_processes.command("jobs.batching.workers.ray_driver"),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the terminal must not reach the process.
-                cwd="/",  # Ray adds this folder to the module search path of all nodes.
-                env=_environment(),
-            )
-        new = cls(address, process, ours)
+        child = Child(
+            commands.command("jobs.batching.workers.ray_driver", address),
+            purpose="the process that talks to Ray",
+            environment=_environment(),
+            folder=Path("/"),  # Ray adds this folder to the module search path of all nodes.
+            kept_stderr=_STDERR_BYTES,
+        )
+        new = cls(address, child)
         try:
             new._take_nodes(connect_s)
         except BaseException:
@@ -85,9 +82,9 @@ class RayProcess:
 
     async def attach(self) -> None:
         """Begin to exchange messages on this event loop, as the methods below require. This method is idempotent."""
-        if self._writer is None:
-            reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=_BUFFER_BYTES)
-            self._tasks = [asyncio.create_task(self._receive(reader)), asyncio.create_task(self._watch())]
+        if self._watching is None:
+            threading.Thread(target=self._receive_all, args=(asyncio.get_running_loop(),), daemon=True).start()
+            self._watching = asyncio.create_task(self._watch())
 
     def listen(self, name: str, news: Callable[..., None]) -> None:
         """Register the callback `news` for the news of a worker."""
@@ -95,12 +92,12 @@ class RayProcess:
 
     async def call(self, method: str, **arguments: Any) -> Any:
         """Call a method, and return its value. Raises WorkerLost if no answer is possible, and errors of the method."""
-        if self._ended or self._writer is None:
+        if self._ended or self._watching is None:
             raise WorkerLost(self._ended or f"ray:{self._address}: closed")
         call = next(self._ids)
         future = self._calls[call] = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(framed(encoded([call, method, arguments])))
+            self._to_send.put(encoded([call, method, arguments]))
             kind, value = await future
         finally:
             del self._calls[call]
@@ -109,48 +106,56 @@ class RayProcess:
     async def close(self) -> None:
         """End the process, and fail all calls with WorkerLost. This method is idempotent."""
         self._end("closed")
-        for task in self._tasks:
-            task.cancel()
-        if self._writer is not None:
-            self._writer.close()
-        self._connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, _EXIT_S)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._to_send.put(None)
+        await asyncio.to_thread(self._child.wait, _EXIT_S)
         self.kill()
 
     def kill(self) -> None:
         """Kill the process immediately, from any thread. This method is idempotent."""
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
+        self._to_send.put(None)
+        self._child.kill()
+        self._child.wait(_EXIT_S)
 
     def _take_nodes(self, connect_s: float) -> None:
-        self._connection.settimeout(connect_s)
-        self._connection.sendall(framed(encoded({"address": self._address})))
-        try:
-            with self._connection.makefile("rb") as stream:
-                frame = read_frame(stream, LONGEST)
-        except TimeoutError:
-            hint = f"this machine must be a node of the cluster, too: `ray start --address={self._address}`"
-            raise NetworkError(f"ray:{self._address}: no connection within {connect_s:g} s", hint=hint) from None
-        except ConnectionError:
-            frame = None
-        if frame is None and self._is_refused:
+        frame = self._first_frame(connect_s)
+        if frame is None and _REFUSED in self._child.last_words:
             hint = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
             raise NetworkError(f"ray:{self._address}: the cluster refuses the token", hint=hint)
         if frame is None:
-            ending = child_processes.ending(self._process.wait(_EXIT_S))
-            raise NetworkError(f"ray:{self._address}: Ray's process ended: {ending}")
+            self._child.wait(_EXIT_S)
+            raise NetworkError(f"ray:{self._address}: Ray's process ended: {commands.ending(self._child.status)}")
         _, kind, value = decoded(frame)
         self.nodes = value_of(kind, value)
-        self._connection.settimeout(None)
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                header = await reader.readexactly(HEADER_BYTES)
-                self._take(*decoded(await reader.readexactly(frame_length(header, LONGEST))))
-        self._end(f"ray:{self._address}: Ray's process ended")
+    def _first_frame(self, connect_s: float) -> bytes | None:
+        """Return the first frame, or None if the process has ended or if the cluster refuses the token."""
+        first: SimpleQueue[bytes | None] = SimpleQueue()
+        threading.Thread(target=lambda: first.put(self._child.receive(LONGEST)), daemon=True).start()
+        deadline = time.monotonic() + connect_s
+        while _REFUSED not in self._child.last_words:
+            try:
+                return first.get(timeout=_LOOK_S)
+            except Empty:
+                if time.monotonic() < deadline:
+                    continue
+            hint = f"this machine must be a node of the cluster, too: `ray start --address={self._address}`"
+            raise NetworkError(f"ray:{self._address}: no connection within {connect_s:g} s", hint=hint)
+        return None
+
+    def _send_all(self) -> None:
+        """Send messages in a thread, because the process may not read them. None closes the pipe."""
+        while (data := self._to_send.get()) is not None:
+            self._child.send(data)
+        self._child.stdin.close()
+
+    def _receive_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive messages in a thread until the process has ended."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            while (data := self._child.receive(LONGEST)) is not None:
+                loop.call_soon_threadsafe(self._take, *decoded(data))
+            loop.call_soon_threadsafe(self._end, f"ray:{self._address}: Ray's process ended")
 
     def _take(self, call: int, kind: str, value: Any) -> None:
         if kind == NEWS:
@@ -182,14 +187,6 @@ class RayProcess:
             if not future.done():
                 future.set_result((LOST, reason))
 
-    def _drain(self, stream: IO[bytes]) -> None:
-        """Read Ray's output, and kill the process if the cluster refuses the token."""
-        with stream:
-            for line in stream:
-                if _REFUSED in line and not self.nodes:
-                    self._is_refused = True
-                    self._process.kill()
-
 
 def _probe(address: str) -> None:
     """Raise NetworkError if no program listens at an address, because Ray would retry for two minutes."""
@@ -204,7 +201,7 @@ def _probe(address: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    environment = child_processes.environment()
+    environment = commands.environment()
     environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # otherwise, Ray would run `uv run` on all nodes
     return {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", "RAY_RUNTIME_ENV_HOOK")}
 

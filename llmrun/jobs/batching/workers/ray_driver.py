@@ -2,9 +2,9 @@
 
 Ray runs in a separate process, because Ray prints to stdout and stderr, replaces signal handlers, waits for minutes
 without a limit, and ends its process a minute after losing the head of the cluster. None of these effects may reach the
-process that runs the batch (see ray_cluster.py). The two processes exchange frames of JSON over a pair of sockets:
+process that runs the batch (see ray_cluster.py). The two processes exchange frames of JSON:
 
-    to this process:    {"address"}; after CONNECTED, [id, method, arguments] in any order
+    to this process:    after CONNECTED, [id, method, arguments] in any order
     from this process:  [0, CONNECTED, nodes] or [0, FAILED, error]; then for each id, [id, OK, value],
                         [id, FAILED, error] or [id, LOST, reason]; [0, NEWS, [name, kind, ...]] and [0, GONE, reason]
 """
@@ -12,13 +12,14 @@ process that runs the batch (see ray_cluster.py). The two processes exchange fra
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import ray
 from ray.exceptions import (
@@ -34,7 +35,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError, NetworkError, UsageError
-from llmrun.base.processes.frames import HEADER_BYTES, decoded, encoded, error_to_json, frame_length, framed, read_frame
+from llmrun.base.processes.frames import decoded, encoded, error_to_json, read_frame, write_frame
+from llmrun.base.processes.worker import private_streams
 from llmrun.jobs.batching.workers.base import (
     CONNECTED,
     FAILED,
@@ -218,7 +220,6 @@ def _reason(error: RayError) -> str:
     return text[:200]
 
 
-_BUFFER_BYTES: Final = 1 << 20
 _EXIT_S: Final = 5.0
 _PROBE_EACH_S: Final = 2.0
 _PROBE_S: Final = 5.0
@@ -229,9 +230,9 @@ _MOST_WORDS: Final = 300
 class RayDriver:
     """Handles the messages from the process that runs the batch."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, source: IO[bytes], sink: IO[bytes], address: str) -> None:
+        self._source = source
+        self._sink = sink
         self._address = address
         self._nodes: dict[str, RayNode] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -239,13 +240,13 @@ class RayDriver:
     async def run(self) -> None:
         """Handle messages until the other process has ended."""
         self._start(self._watch_head())
-        try:
-            while True:
-                header = await self._reader.readexactly(HEADER_BYTES)
-                message = decoded(await self._reader.readexactly(frame_length(header, LONGEST)))
-                self._start(self._handle(*message))
-        except (asyncio.IncompleteReadError, OSError):
-            return
+        while (message := await asyncio.to_thread(read_frame, self._source, LONGEST)) is not None:
+            self._start(self._handle(*decoded(message)))
+
+    def send(self, call: int, kind: str, value: Any) -> None:
+        """Send an answer. The other process reads messages immediately."""
+        with contextlib.suppress(OSError):  # the other process has ended
+            write_frame(self._sink, encoded([call, kind, value]))
 
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -254,13 +255,13 @@ class RayDriver:
 
     async def _handle(self, call: int, method: str, arguments: Mapping[str, Any]) -> None:
         try:
-            self._send(call, OK, await self._result(method, **arguments))
+            self.send(call, OK, await self._result(method, **arguments))
         except WorkerLost as error:
-            self._send(call, LOST, str(error))
+            self.send(call, LOST, str(error))
         except LlmrunError as error:
-            self._send(call, FAILED, error_to_json(error))
+            self.send(call, FAILED, error_to_json(error))
         except Exception as error:  # noqa: BLE001  (Ray raises many kinds of errors, and none may end this process)
-            self._send(call, LOST, one_line(error))
+            self.send(call, LOST, one_line(error))
 
     async def _result(self, method: str, name: str = "", **arguments: Any) -> Any:
         match method:
@@ -268,7 +269,7 @@ class RayDriver:
                 return await asyncio.to_thread(alive_nodes)
             case "open":
                 await self._close(name)
-                node = self._nodes[name] = RayNode(name, lambda *news: self._send(0, NEWS, [name, *news]))
+                node = self._nodes[name] = RayNode(name, lambda *news: self.send(0, NEWS, [name, *news]))
                 return await node.open(**arguments)
             case "answer":
                 if name not in self._nodes:
@@ -282,10 +283,6 @@ class RayDriver:
         node = self._nodes.pop(name, None)
         if node is not None:
             await node.close()
-
-    def _send(self, call: int, kind: str, value: Any) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(framed(encoded([call, kind, value])))
 
     async def _watch_head(self) -> None:
         """Notify the other process if the head of the cluster is gone."""
@@ -301,7 +298,7 @@ class RayDriver:
                 seen = loop.time()
             except OSError:
                 continue
-        self._send(0, GONE, f"ray:{self._address}: the head of the cluster cannot be reached")
+        self.send(0, GONE, f"ray:{self._address}: the head of the cluster cannot be reached")
 
 
 def alive_nodes() -> list[dict[str, Any]]:
@@ -334,26 +331,17 @@ def _connect(address: str) -> None:
         raise NetworkError(f"ray:{address}: {one_line(error)}", hint=hint) from error
 
 
-async def _run(connection: socket.socket, address: str) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection, limit=_BUFFER_BYTES)
-    await RayDriver(reader, writer, address).run()
-
-
 def main() -> None:
-    """Connect to the cluster that the first message names, and handle messages."""
-    connection = socket.socket(fileno=os.dup(0))
-    with connection.makefile("rb") as stream:
-        first = read_frame(stream, LONGEST)
-    if first is None:
-        return
-    address = decoded(first)["address"]
+    """Connect to the cluster that the argument names, and handle messages."""
+    address = sys.argv[1]
+    requests, answers = private_streams()
+    driver = RayDriver(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"), address)
     try:
         _connect(address)
-        connection.sendall(framed(encoded([0, CONNECTED, alive_nodes()])))
+        driver.send(0, CONNECTED, alive_nodes())
     except LlmrunError as error:
-        connection.sendall(framed(encoded([0, FAILED, error_to_json(error)])))
-        return
-    asyncio.run(_run(connection, address))
+        return driver.send(0, FAILED, error_to_json(error))
+    asyncio.run(driver.run())
     threading.Timer(_EXIT_S, os._exit, (0,)).start()  # Ray may wait for a head node that has left
     ray.shutdown()
     os._exit(0)
