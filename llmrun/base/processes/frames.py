@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from struct import Struct
 from typing import IO, Any, Generic, TypeVar
 
@@ -194,6 +195,11 @@ def error_from_json(value: Any) -> LlmrunError:
 def _to_plain(value: Any) -> Any:
     if isinstance(value, LlmrunError):
         return error_to_json(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    for kind in (float, int, str):  # msgspec refuses subclasses, such as numpy.float64
+        if isinstance(value, kind):
+            return kind(value)
     raise TypeError(f"no message may contain {type(value).__name__}")
 
 

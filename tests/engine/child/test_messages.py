@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,6 +187,14 @@ def test_numbers_and_texts_of_any_kind_survive_the_journey() -> None:
     beat = FROM_CHILD.decode(FROM_CHILD.encode(Beat(busy=True, wait_s=math.nan)))
     assert isinstance(beat, Beat)
     assert math.isnan(beat.wait_s)
+
+
+def test_values_of_derived_types_are_sent_as_plain_ones() -> None:
+    """Predicted times are numpy.float64, which is a subclass of float."""
+    beat = FROM_CHILD.decode(FROM_CHILD.encode(Beat(busy=True, wait_s=np.float64(1.5))))
+    assert beat == Beat(busy=True, wait_s=1.5)
+    read_only = Open("m", options=MappingProxyType({"threads": 2, "n": 2**70}))
+    assert TO_CHILD.decode(TO_CHILD.encode(read_only)) == Open("m", options={"threads": 2, "n": 2**70})
 
 
 @pytest.mark.parametrize("innermost", [7, 2**70])

@@ -1,4 +1,4 @@
-"""Tests of the process that runs the engine, without an engine."""
+"""Tests of how AsyncChild ends."""
 
 from __future__ import annotations
 
