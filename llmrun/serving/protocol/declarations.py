@@ -451,28 +451,29 @@ def _object(declared: Any, *, kept: bool) -> Kind:
 def _object_of(name: str, description: str, fields: Mapping[str, _Field], *, kept: bool = False) -> Kind:
     """Return the kind of an object. `kept` is True if undeclared fields are kept instead of ignored."""
     groups = {each.inline for each in fields.values()} - {""}
+    required = [name for name, each in fields.items() if each.required]
 
     def check(value: dict[str, Any], place: str, ignored: list[str]) -> dict[str, Any]:
-        read: dict[str, Any] = {}
-        for name, each in fields.items():
-            if (given := value.get(name)) is not None and each.uses(given):
-                read[name] = each.read(given, _path(place, name), ignored)
-            elif each.required and given is None:
-                raise missing(_path(place, name))
         # The client's order is kept, because some objects become part of the prompt.
         found: dict[str, Any] = {group: {} for group in groups}
         for name, given in value.items():
-            if name in read:
-                (found[fields[name].inline] if fields[name].inline else found)[name] = read[name]
-            elif given is not None and kept:
+            known = fields.get(name)
+            if given is None:
+                continue
+            if known is not None and known.uses(given):
+                group = found[known.inline] if known.inline else found
+                group[name] = known.read(given, f"{place}.{name}" if place else name, ignored)
+            elif kept:
                 found[name] = given
-            elif given is not None:
+            else:
                 ignored.append(_path(place, name))
+        for name in required:
+            if name not in found:
+                raise missing(_path(place, name))
         return found
 
     def whole(found: dict[str, Schema]) -> Schema:
         shown_fields = {name: each for name, each in fields.items() if each.refused is None or each.kind.types}
-        required = [name for name, each in fields.items() if each.required]
         return {
             "type": "object",
             **({"description": description} if description else {}),

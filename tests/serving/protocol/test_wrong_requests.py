@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import Adapter
 from tests.support.serving.fake_model import FACTS, FakeModel
@@ -51,9 +52,9 @@ def models() -> Iterator[RunningServer]:
     """Run a server with three models: `fake` can do everything, `simple` only chats, and `base` only completes."""
     able, simple, base = FakeModel(), FakeModel(), FakeModel()
     info = replace(FACTS.info, adapters=(Adapter("first", "first.gguf", 1.0, (), "1"),))
-    able.facts = replace(FACTS, info=info, takes_tools=True, thinks=True, end_tokens=(2, 3))
-    simple.facts = replace(FACTS, name="simple", fills=False)
-    base.facts = replace(FACTS, name="base", takes_chats=False, fills=False)
+    able.facts = structs.replace(FACTS, info=info, takes_tools=True, thinks=True, end_tokens=(2, 3))
+    simple.facts = structs.replace(FACTS, name="simple", fills=False)
+    base.facts = structs.replace(FACTS, name="base", takes_chats=False, fills=False)
     with serving(able, others=[simple, base]) as running:
         yield running
 
