@@ -74,8 +74,6 @@ Turn = Annotated[_UserTurn | _AssistantTurn | _SystemTurn, Tagged("role")]
 
 
 class AnthropicTool(TypedDict, total=False):
-    """A tool that the model may call."""
-
     type: Annotated[Literal["custom"], Refused(("custom",), "define a tool with a name and its input_schema")]
     name: Required[ToolName]
     description: str
@@ -142,8 +140,6 @@ class _Metadata(TypedDict, total=False):
 
 
 class MessageCountRequest(TypedDict, total=False):
-    """The body of /v1/messages/count_tokens."""
-
     model: Required[Annotated[str, Limits(1), "The name of a model or preset."]]
     container: Annotated[Any, Refused((), "run the model's tools in the client")]
     mcp_servers: Annotated[Any, Refused(([],), "connect the client to the MCP servers, and send their tools")]
@@ -167,16 +163,12 @@ class MessageCountRequest(TypedDict, total=False):
 
 
 class MessageRequest(MessageCountRequest, Sampling, total=False):
-    """The body of /v1/messages."""
-
     max_tokens: Required[Annotated[int, Limits(1), "The maximum number of generated tokens, including thinking."]]
     stream: Annotated[bool, "Send the answer as server-sent events while it is generated."]
     stop_sequences: Stops
 
 
 class MessageUsage(TypedDict):
-    """The token counts of a message."""
-
     input_tokens: Annotated[Count, "The number of prompt tokens that were not cached."]
     cache_creation_input_tokens: Count
     cache_read_input_tokens: Count
@@ -198,8 +190,6 @@ class MessageEnding(TypedDict):
 
 
 class AnthropicMessage(MessageEnding):
-    """The answer of /v1/messages."""
-
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -222,8 +212,6 @@ class _BlockStart(TypedDict):
 
 
 class BlockDelta(TypedDict):
-    """A piece of a block."""
-
     type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]
     text: NotRequired[str]
     thinking: NotRequired[str]
@@ -259,8 +247,6 @@ class _Problem(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """An error."""
-
     type: Literal["error"]
     error: _Problem
 
@@ -269,14 +255,10 @@ MessageEvent = _MessageStart | _BlockStart | _BlockDelta | _BlockStop | _Message
 
 
 class MessageCount(TypedDict):
-    """The number of tokens of a prompt."""
-
     input_tokens: Count
 
 
 class AnthropicModel(TypedDict):
-    """A model that requests may name."""
-
     type: Literal["model"]
     id: str
     display_name: str
@@ -287,8 +269,6 @@ class AnthropicModel(TypedDict):
 
 
 class AnthropicModels(TypedDict):
-    """The models that requests may name, on one page."""
-
     data: list[AnthropicModel]
     has_more: Literal[False]
     first_id: str | None

@@ -37,8 +37,6 @@ Nanoseconds = Annotated[Count, "A duration in nanoseconds."]
 
 
 class Loading(TypedDict, total=False):
-    """The fields that choose a model and say how long the model stays loaded."""
-
     model: ModelName
     keep_alive: KeepAlive
 
@@ -101,8 +99,6 @@ class _AnyMessage(TypedDict, total=False):
 
 
 class OllamaSystemMessage(_AnyMessage, total=False):
-    """Instructions for the model."""
-
     role: Required[Literal["system", "developer"]]
 
 
@@ -111,16 +107,12 @@ class OllamaUserMessage(_AnyMessage, total=False):
 
 
 class OllamaAssistantMessage(_AnyMessage, total=False):
-    """A past answer."""
-
     role: Required[Literal["assistant"]]
     thinking: Annotated[str, "The thinking before a past answer."]
     tool_calls: list[OllamaToolCall]
 
 
 class OllamaToolMessage(_AnyMessage, total=False):
-    """The result of a tool call."""
-
     role: Required[Literal["tool"]]
     tool_name: Annotated[str, "The tool that returned this result."]
     name: Annotated[str, "The name of `tool_name` in older clients."]
@@ -196,15 +188,11 @@ class Counts(TypedDict, total=False):
 
 
 class End(Counts):
-    """The fields after the text. In a stream, only the last line has counts."""
-
     logprobs: NotRequired[list[TokenLogprobs]]
     done: bool
 
 
 class Thought(TypedDict, total=False):
-    """The thinking before an answer."""
-
     thinking: str
 
 
@@ -218,14 +206,10 @@ class _AnswerMessage(Said):
 
 
 class OllamaChat(Head, End):
-    """An answer of /api/chat, or a line of its stream."""
-
     message: _AnswerMessage
 
 
 class OllamaText(Head, Thought, End):
-    """An answer of /api/generate, or a line of its stream."""
-
     response: str
 
 
@@ -240,8 +224,6 @@ class OllamaDetails(TypedDict):
 
 
 class NamedModel(TypedDict):
-    """The fields that all lists of models have."""
-
     name: str
     model: str
     size: Count
@@ -290,8 +272,6 @@ class OllamaModelFacts(TypedDict):
 
 
 class OllamaVersion(TypedDict):
-    """The supported version of Ollama's API, and llmrun's version."""
-
     version: str
     llmrun: str
 

@@ -53,8 +53,7 @@ Effort = Annotated[
 ToolName = Annotated[
     str,
     Matching(
-        rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}",
-        f"1 to {LONGEST_TOOL_NAME} letters, digits, underscores and hyphens",
+        rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}", f"1 to {LONGEST_TOOL_NAME} letters, digits, underscores and hyphens"
     ),
 ]
 Strict = Annotated[bool, "Refuse the tool if its schema cannot be enforced."]
@@ -75,8 +74,6 @@ def _parameter_type(parameter: SamplingParameter) -> Any:
 
 
 class Sampling(TypedDict, total=False):
-    """The sampling parameters of a request."""
-
     parameters: Annotated[dict[str, Any], Inline(sampling_fields)]
     seed: Annotated[
         int,
@@ -93,8 +90,6 @@ class Sampling(TypedDict, total=False):
 
 
 class ChosenAdapter(TypedDict, total=False):
-    """A LoRA adapter that a request uses."""
-
     id: Annotated[int, Limits(0), "The number of an adapter in /lora-adapters."]
     name: str
     scale: Required[Annotated[float, Limits(-LARGEST_SCALE, LARGEST_SCALE)]]
@@ -111,8 +106,6 @@ class StructuredOutputs(TypedDict, total=False):
 
 
 class Shared(Sampling, total=False):
-    """The fields that all of OpenAI's routes for generating text share."""
-
     model: Annotated[str, "The name of a model or preset. A missing or empty name selects the default model."]
     stream: Annotated[bool, "Send the answer as server-sent events while it is generated."]
     lora: Annotated[
@@ -137,8 +130,6 @@ class Shared(Sampling, total=False):
 
 
 class StreamOptions(TypedDict, total=False):
-    """The options of a stream."""
-
     include_usage: Annotated[bool, "Send a last chunk with the token counts."]
     # OpenAI pads chunks to hide their lengths from eavesdroppers.
     include_obfuscation: Annotated[Literal[False], Usual((False,)), "Chunks are never padded."]
@@ -160,8 +151,6 @@ class ResponseFormat(TypedDict, total=False):
 
 
 class Common(Shared, total=False):
-    """The fields that chat completions and completions share."""
-
     stream_options: StreamOptions
     n: Annotated[int, Limits(1, MOST_CHOICES), "The number of choices for each prompt."]
     max_completion_tokens: Annotated[
@@ -189,8 +178,6 @@ class LlamaLimit(TypedDict, total=False):
 
 
 class Thinking(TypedDict, total=False):
-    """The fields that control thinking."""
-
     enable_thinking: Annotated[bool, "Turn thinking on or off."]
     thinking_budget_tokens: Budget
     thinking_budget: Budget
@@ -199,8 +186,6 @@ class Thinking(TypedDict, total=False):
 
 
 class ChatThinking(Thinking, total=False):
-    """The thinking options of chat completions."""
-
     reasoning_effort: Effort
 
 
@@ -215,8 +200,6 @@ class TextPart(TypedDict, total=False):
 
 
 class RefusalPart(TypedDict, total=False):
-    """A part of a past answer."""
-
     type: Required[Literal["refusal"]]
     refusal: Required[str]
     annotations: Annotated[list[Any], Usual(([],))]
@@ -245,22 +228,16 @@ class _AnyMessage(TypedDict, total=False):
 
 
 class SystemMessage(_AnyMessage, total=False):
-    """Instructions for the model."""
-
     role: Required[Annotated[Literal["system", "developer"], "developer means the same as system."]]
     content: Required[Texts]
 
 
 class UserMessage(_AnyMessage, total=False):
-    """A message of the user."""
-
     role: Required[Literal["user"]]
     content: Required[Texts]
 
 
 class CalledFunction(TypedDict, total=False):
-    """The function that a tool call names."""
-
     name: Required[Annotated[str, Limits(1)]]
     arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), "A JSON object."]
 
@@ -269,16 +246,12 @@ FUNCTIONS_ONLY: Final = Refused(("function",), "only functions are supported")
 
 
 class ToolCall(TypedDict, total=False):
-    """A call of a tool."""
-
     id: str
     type: Annotated[Literal["function"], FUNCTIONS_ONLY]
     function: Required[CalledFunction]
 
 
 class AssistantMessage(_AnyMessage, total=False):
-    """A past answer."""
-
     role: Required[Literal["assistant"]]
     content: AnswerTexts
     refusal: str
@@ -290,8 +263,6 @@ class AssistantMessage(_AnyMessage, total=False):
 
 
 class ToolMessage(_AnyMessage, total=False):
-    """The result of a tool call."""
-
     role: Required[Literal["tool"]]
     content: Texts
     tool_call_id: Annotated[str, "The ID of the call that this message answers."]
@@ -314,8 +285,6 @@ class Function(TypedDict, total=False):
 
 
 class Tool(TypedDict, total=False):
-    """A tool that the model may call."""
-
     type: Annotated[Literal["function"], FUNCTIONS_ONLY]
     function: Required[Annotated[Function, KEPT]]
 
@@ -325,8 +294,6 @@ class _Named(TypedDict):
 
 
 class FunctionChoice(TypedDict, total=False):
-    """The function that the model must call."""
-
     type: Required[Literal["function"]]
     function: Required[_Named]
 
@@ -342,15 +309,11 @@ class _Allowed(TypedDict, total=False):
 
 
 class AllowedTools(TypedDict, total=False):
-    """The tools that the model may call."""
-
     type: Required[Literal["allowed_tools"]]
     allowed_tools: Required[_Allowed]
 
 
 class ToolFields(TypedDict, total=False):
-    """The fields for tools."""
-
     tools: Annotated[list[Tool], Limits(0, MOST_TOOLS, "tool")]
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | FunctionChoice | AllowedTools,
@@ -369,8 +332,6 @@ _TO_LEGACY: Final = "use `tools` and `tool_choice` instead"
 
 
 class ChatRequest(_RefusedInCompletions, Common, LlamaLimit, ToolFields, ChatThinking, total=False):
-    """The body of /v1/chat/completions."""
-
     functions: Annotated[Any, Refused(([],), _TO_LEGACY)]
     function_call: Annotated[Any, Refused(("none",), _TO_LEGACY)]
     audio: Annotated[Any, Refused((), "this server answers with text only")]
@@ -392,8 +353,6 @@ Prompts = Annotated[
 
 
 class CompletionRequest(_RefusedInCompletions, Common, LlamaLimit, total=False):
-    """The body of /v1/completions."""
-
     prompt: Required[Annotated[Prompts, "One or more prompts. Control strings in a text become control tokens."]]
     suffix: Annotated[
         str,
@@ -421,8 +380,6 @@ class _ReasoningTokens(TypedDict):
 
 
 class Usage(TypedDict):
-    """The number of tokens of an answer."""
-
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
@@ -461,8 +418,7 @@ class _Counts(TypedDict):
 
 class _Progress(TypedDict, total=False):
     usage: Annotated[
-        Usage | None,
-        "Present only with stream_options.include_usage, and null in all chunks except the last.",
+        Usage | None, "Present only with stream_options.include_usage, and null in all chunks except the last."
     ]
     timings: Annotated[Timings, "The timings of one choice, in the chunk with the choice's finish reason."]
 
@@ -471,22 +427,16 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class TokenEntry(TypedDict):
-    """A token and its log-probability."""
-
     token: str
     logprob: float
     bytes: list[Count]
 
 
 class TokenLogprobs(TokenEntry):
-    """A token of an answer, with the likeliest tokens at its position."""
-
     top_logprobs: list[TokenEntry]
 
 
 class ChatLogprobs(TypedDict):
-    """The log-probabilities of a choice."""
-
     content: list[TokenLogprobs]
     refusal: None
 
@@ -497,16 +447,12 @@ class _WrittenFunction(TypedDict):
 
 
 class AnswerCall(TypedDict):
-    """A call of a tool in an answer."""
-
     id: str
     type: Literal["function"]
     function: _WrittenFunction
 
 
 class AnswerMessage(TypedDict):
-    """The message of a chat completion."""
-
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -522,22 +468,16 @@ class _ChatChoice(TypedDict):
 
 
 class ChatCompletion(_Head, _Counts):
-    """The answer of /v1/chat/completions."""
-
     object: Literal["chat.completion"]
     choices: list[_ChatChoice]
 
 
 class FunctionPiece(TypedDict, total=False):
-    """A piece of a called function in a stream."""
-
     name: str
     arguments: str
 
 
 class ToolCallPiece(TypedDict):
-    """A piece of a tool call in a stream."""
-
     index: Count
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
@@ -545,8 +485,6 @@ class ToolCallPiece(TypedDict):
 
 
 class Delta(TypedDict, total=False):
-    """A piece of an answer in a stream."""
-
     role: Literal["assistant"]
     content: str
     reasoning_content: str
@@ -561,15 +499,11 @@ class _ChunkChoice(TypedDict):
 
 
 class ChatCompletionChunk(_Head, _Progress):
-    """An event of a stream of /v1/chat/completions."""
-
     object: Literal["chat.completion.chunk"]
     choices: list[_ChunkChoice]
 
 
 class TextLogprobs(TypedDict):
-    """The log-probabilities of a choice of a completion."""
-
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
@@ -591,22 +525,16 @@ class _OpenTextChoice(_TextChoice):
 
 
 class Completion(_Head, _Counts):
-    """The answer of /v1/completions."""
-
     object: Literal["text_completion"]
     choices: list[_EndedTextChoice]
 
 
 class CompletionChunk(_Head, _Progress):
-    """An event of a stream of /v1/completions."""
-
     object: Literal["text_completion"]
     choices: list[_OpenTextChoice]
 
 
 class Model(TypedDict):
-    """A model that requests may name."""
-
     id: str
     object: Literal["model"]
     created: Count
@@ -619,15 +547,11 @@ class Model(TypedDict):
 
 
 class Models(TypedDict):
-    """The models that requests may name."""
-
     object: Literal["list"]
     data: list[Model]
 
 
 class Adapter(TypedDict):
-    """A LoRA adapter that requests may use."""
-
     id: Count
     name: str
     scale: float
@@ -644,6 +568,4 @@ class _Problem(TypedDict):
 
 
 class Error(TypedDict):
-    """An error."""
-
     error: _Problem

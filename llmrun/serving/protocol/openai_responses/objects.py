@@ -78,8 +78,6 @@ class _AnswerItem(_MessageItem, AssistantMessage):
 
 
 class ThinkingPart(TypedDict):
-    """The text of thinking."""
-
     type: Literal["reasoning_text"]
     text: str
 
@@ -115,8 +113,6 @@ InputItem = Annotated[
 
 
 class ResponseTool(TypedDict, total=False):
-    """A tool that the model may call."""
-
     type: Annotated[Literal["function"], FUNCTIONS_ONLY]
     name: Required[ToolName]
     description: str | None
@@ -172,8 +168,6 @@ class _Reasoning(TypedDict, total=False):
 
 
 class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
-    """The body of /v1/responses."""
-
     input: Required[
         Annotated[
             str | Annotated[list[InputItem], Limits(1, noun="message")],
@@ -235,8 +229,6 @@ ResponseStatus = Literal[Status, "failed"]
 
 
 class OutputText(TypedDict):
-    """The text of a message."""
-
     type: Literal["output_text"]
     text: str
     annotations: Annotated[list[Any], Limits(0, 0)]
@@ -261,8 +253,6 @@ class _Thoughts(_OutputItem):
 
 
 class NamedCall(TypedDict):
-    """The ID and the name of a tool call."""
-
     call_id: str
     name: str
 
@@ -276,8 +266,6 @@ ResponseOutputItem = _Message | _Thoughts | _Call
 
 
 class ResponseUsage(TypedDict):
-    """The token counts of a response."""
-
     input_tokens: Count
     input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], Count]
     output_tokens: Count
@@ -286,8 +274,6 @@ class ResponseUsage(TypedDict):
 
 
 class Response(Settings):
-    """The answer of /v1/responses."""
-
     id: str
     object: Literal["response"]
     created_at: Count
@@ -342,16 +328,12 @@ class ItemFields(TypedDict, total=False):
 
 
 class ItemEvent(ItemFields):
-    """An event about an item of an answer."""
-
     type: EventType
     output_index: Count
     sequence_number: Count
 
 
 class ErrorEvent(Error):
-    """The error that ended a stream."""
-
     type: Literal["error"]
     sequence_number: Count
     code: str | None
