@@ -95,6 +95,7 @@ def test_only_the_end_of_stderr_is_kept() -> None:
         assert silent.ending() == "exit status 1"
 
 
+@posix
 def test_a_process_that_cannot_be_started_is_said(tmp_path: Path) -> None:
     with pytest.raises(LlmrunError, match=r"^cannot start a test: /no/such/program: No such file"):
         Child(["/no/such/program"], purpose="a test")

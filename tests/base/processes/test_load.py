@@ -27,7 +27,7 @@ import pytest
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.processes import commands
-from llmrun.base.processes.child import AsyncChild, Child
+from llmrun.base.processes.child import AsyncChild, Child, _Tail
 from llmrun.base.processes.frames import BadMessage, Codec, FrameTooLong
 from llmrun.base.processes.limits import IsolatedProcess, ProcessFailed, ProcessLimits
 
@@ -220,8 +220,10 @@ def test_an_isolated_process_may_do_anything(lie: str, monkeypatch: pytest.Monke
         program = command(f"{ready}{programs[lie]}\ntime.sleep(60)")
         monkeypatch.setattr(commands, "isolated_command", lambda _, program=program: program)
         process = IsolatedProcess("none", "a test")
+        before = Left.now()
         with pytest.raises(ProcessFailed) as failed:
             process.request(b"{}", LIMITS, ["verdict"])
+        assert Left.now() == before
         assert "\n" not in str(failed.value)
         process.close()
 
@@ -282,7 +284,14 @@ def test_a_child_ends_when_its_parent_is_killed(start: str, state: str, number: 
 
 
 @pytest.mark.parametrize("program", ["read()", "sys.exit(3)", "time.sleep(60)"])
-def test_an_ended_child_holds_nothing(program: str) -> None:
+def test_an_ended_child_holds_nothing(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = _Tail._read
+
+    def read_late(*arguments: Any) -> None:
+        time.sleep(0.2)
+        read(*arguments)
+
+    monkeypatch.setattr(_Tail, "_read", read_late)
     before = Left.now()
     made = Child(command(program))
     assert Left.now() != before

@@ -14,7 +14,7 @@ from llmrun.base.processes import commands
 from llmrun.base.processes.child import Child
 
 LONGEST = 1 << 20
-SERVE = "from llmrun.base.processes.worker import serve\nimport os, resource, sys, time\n"
+SERVE = "from llmrun.base.processes.worker import serve\nimport os, sys, time\n"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -49,10 +49,13 @@ def test_a_worker_that_fails_says_why() -> None:
 def test_a_worker_has_no_ctrl_c_no_core_file_and_no_shared_pipes() -> None:
     if sys.platform == "win32":
         return
-    made = serving("return repr((resource.getrlimit(resource.RLIMIT_CORE), os.listdir('/proc/self/fd'))).encode()")
+    made = serving(
+        "import resource; return repr((resource.getrlimit(resource.RLIMIT_CORE), any(map(os.get_inheritable, (3, 4))))).encode()"
+    )
     made.send(b"")
-    limits, _ = eval((made.receive(LONGEST) or b"").decode())
+    limits, is_shared = eval((made.receive(LONGEST) or b"").decode())
     assert limits == (0, 0)
+    assert not is_shared
     os.kill(made.pid, signal.SIGINT)
     made.send(b"")
     assert made.receive(LONGEST) is not None
