@@ -287,11 +287,11 @@ def test_a_child_ends_when_its_parent_is_killed(start: str, state: str, number: 
 def test_an_ended_child_holds_nothing(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = _Tail._read
 
-    def read_late(*arguments: Any) -> None:
-        time.sleep(0.2)
+    def read_slowly(*arguments: Any) -> None:
         read(*arguments)
+        time.sleep(0.2)
 
-    monkeypatch.setattr(_Tail, "_read", read_late)
+    monkeypatch.setattr(_Tail, "_read", read_slowly)
     before = Left.now()
     made = Child(command(program))
     assert Left.now() != before
