@@ -140,6 +140,14 @@ def test_kill_and_end_reach_descendants(ending: str) -> None:
 
 
 @posix
+def test_an_ended_child_has_no_descendants() -> None:
+    with child(PARENT + "os._exit(0)") as made:
+        descendant = int(made.receive(LONGEST) or b"0")
+        assert made.wait(10)
+        assert is_gone(descendant)
+
+
+@posix
 def test_a_child_that_ignores_everything_is_killed() -> None:
     program = "import signal; signal.signal(15, signal.SIG_IGN); say(b''); time.sleep(60)"
     with child(program) as stubborn:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -248,6 +249,14 @@ GARBAGE = {
 def test_garbage_is_refused(name: str) -> None:
     with pytest.raises(BadMessage):
         CODEC.decode(GARBAGE[name])
+
+
+def test_messages_for_which_there_is_no_memory_are_refused() -> None:
+    """Some systems refuse to allocate the list of 4 billion above, and others do not notice."""
+    codec: Codec[Message] = Codec(Message)
+    codec._decoder = mock.Mock(**{"decode.side_effect": MemoryError})
+    with pytest.raises(BadMessage, match="MemoryError"):
+        codec.decode(b"")
 
 
 @pytest.mark.parametrize("value", [object(), {1: object()}, Ask])

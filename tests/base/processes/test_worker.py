@@ -49,9 +49,8 @@ def test_a_worker_that_fails_says_why() -> None:
 def test_a_worker_has_no_ctrl_c_no_core_file_and_no_shared_pipes() -> None:
     if sys.platform == "win32":
         return
-    made = serving(
-        "import resource; return repr((resource.getrlimit(resource.RLIMIT_CORE), any(map(os.get_inheritable, (3, 4))))).encode()"
-    )
+    limits_and_pipes = "resource.getrlimit(resource.RLIMIT_CORE), any(map(os.get_inheritable, (3, 4)))"
+    made = serving(f"import resource; return repr(({limits_and_pipes})).encode()")
     made.send(b"")
     limits, is_shared = eval((made.receive(LONGEST) or b"").decode())
     assert limits == (0, 0)
