@@ -136,7 +136,11 @@ class _Opener:
             "saves_state": self._flags.save_prefixes,
         }
         return ModelProcess(
-            replace(opening, options=options), self._limits, loading=show_loading, note=out.note, detail=out.detail
+            structs.replace(opening, options=options),
+            self._limits,
+            loading=show_loading,
+            note=out.note,
+            detail=out.detail,
         )
 
     def _to_open(self, files: ModelFiles) -> Open:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -161,7 +161,7 @@ class PromptWindow:
 
     def _tokens(self, engine: Answering, conversation: Conversation, request: Request, first: int) -> int | None:
         """Count the tokens of a prompt that starts at turn `first`. Returns None if only a server can count tokens."""
-        return engine.prompt_tokens(replace(request, prompt=self.prompt(conversation, first)))
+        return engine.prompt_tokens(structs.replace(request, prompt=self.prompt(conversation, first)))
 
     def _without(self, count: int, conversation: Conversation, request: Request) -> Request:
         """Leave out the `count` oldest turns from now on. Print a note if `count` has increased."""
