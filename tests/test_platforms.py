@@ -43,7 +43,7 @@ main()
 """
 _STARTING = {"preexec_fn", "start_new_session", "process_group", "creationflags"}
 # Only these may use the arguments directly: `commands` has the functions for all others.
-_MAY_START = ("base/child_processes.py", "base/processes/commands.py")
+_MAY_START = ("base/processes/commands.py",)
 
 
 def as_windows(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -124,7 +124,7 @@ def _calls(call: ast.Call) -> Iterator[str]:
     method = name.rpartition(".")[2]
     keywords = {keyword.arg for keyword in call.keywords}
     if keywords & _STARTING:
-        yield "use in_own_session or in_own_group of child_processes.py"
+        yield "use in_own_session or in_own_group of base/processes/commands.py"
     if "text" in keywords and method in ("run", "Popen", "check_output") and "encoding" not in keywords:
         yield "output is decoded with the code page of Windows: name an encoding"
     if (method in ("read_text", "write_text") or name == "open") and not _has_encoding(call, method):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from llmrun.base.child_processes import TERMINATING
+from llmrun.base.processes.commands import TERMINATING
 
 
 class StopSignals:

@@ -15,8 +15,8 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("needs POSIX signals", allow_module_level=True)
 
-from llmrun.base import child_processes
 from llmrun.base.errors import LlmrunError, ModelNotFound, Unavailable, UsageError
+from llmrun.base.processes import commands
 from llmrun.engine.child.messages import Embed, Open
 from llmrun.engine.requests import TextDelta, TextPrompt
 from llmrun.serving.processes.model_process import ModelProcess
@@ -331,7 +331,7 @@ asyncio.run(main())
 @pytest.mark.push
 def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FRONT, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_processes.environment(), text=True) as front:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=commands.environment(), text=True) as front:
         assert front.stdout is not None
         child = psutil.Process(int(front.stdout.readline()))
         helpers = child.children()

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 from llmrun.__main__ import main
-from llmrun.base import child_processes
+from llmrun.base.processes import commands
 from llmrun.serving.http_server import Connection
 
 CLOSED_LOG_VARIABLE = "CLOSED_LOG_OF_TESTS"
 COMMAND = (sys.executable, "-P", str(Path(__file__)))
-_ordinary = child_processes.command
+_ordinary = commands.command
 
 
 def _command(module: str, *arguments: str) -> list[str]:
@@ -40,5 +40,5 @@ def log_closed(path: str) -> None:
 
 if __name__ == "__main__":
     log_closed(os.environ[CLOSED_LOG_VARIABLE])
-    child_processes.command = _command
+    commands.command = _command
     main()
