@@ -173,7 +173,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_imports_go_down(saw: Saw) -> None:
     assert wrong_imports() == {}
-    saw(len(FILES), "files", 600)
+    saw(len(FILES), "files", 560)
 
 
 def test_the_drawing_is_the_house(saw: Saw) -> None:
@@ -191,7 +191,7 @@ def test_the_drawing_is_the_house(saw: Saw) -> None:
 def test_no_imports_go_in_circles(saw: Saw) -> None:
     graph = import_graph()
     assert circle(graph) == []
-    saw(sum(map(len, graph.values())), "imports between files", 3500)
+    saw(sum(map(len, graph.values())), "imports between files", 3200)
 
 
 @pytest.mark.push

@@ -23,14 +23,14 @@ from llmrun.backends.base import BLOCK_PART, SavedPart, check_batch
 from llmrun.backends.lora_files import LoraOption
 from llmrun.base.errors import Cancelled, IntegrityError, KVFull, UsageError
 from llmrun.base.types import HIDDEN, LOGITS, Adapter, Batch, ModelInfo, Outputs
-from llmrun.model.tokenizers.control_tokens import fill_tokens, find_roles
+from llmrun.model.tokenizers.vocabulary import fill_tokens, find_roles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions
     from llmrun.backends.registry import StandIn
-    from llmrun.model.tokenizers.control_tokens import FillTokens
+    from llmrun.model.tokenizers.vocabulary import FillTokens
 
 # A voice maps a sequence to its next token, or to None for noise. The sequence is a string with one character, chr(id),
 # for each token.

@@ -18,7 +18,7 @@ from llmrun.cli.console.output import aligned, beside, out
 from llmrun.cli.console.terminal import room, visible_line
 from llmrun.formats.gguf.metadata import ADAPTER, StringArray, purpose_of
 from llmrun.model.archs.parts.tensors import common_type, parameter_count
-from llmrun.model.tokenizers.control_tokens import fill_tokens_of
+from llmrun.model.tokenizers.vocabulary import fill_tokens_of
 from llmrun.options.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.thinking import Beginning
     from llmrun.engine.tool_calls.prompting import ModelTools
-    from llmrun.model.tokenizers.control_tokens import FillTokens
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
+    from llmrun.model.tokenizers.vocabulary import FillTokens
 
 _BATCH: Final = 2048  # llama-server's default for -b, which determines how much of a text llama-server keeps
 _REPOSITORY: Final = "myproject\n"

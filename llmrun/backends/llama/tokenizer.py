@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.model.tokenizers.control_tokens import checked_fill_tokens
-from llmrun.model.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
 from llmrun.model.tokenizers.text_tokenizer import without_surrogates
+from llmrun.model.tokenizers.vocabulary import MARK, SpecialToken, SpecialTokens, checked_fill_tokens, unmark
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -30,8 +30,7 @@ from llmrun.base.errors import shown
 from llmrun.formats.gguf.writer import NewValue
 from llmrun.jobs.converting.checkpoint import Checkpoint, JsonObject, unsupported
 from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS
-from llmrun.model.tokenizers.control_tokens import ENDING_TEXTS
-from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, ENDING_TEXTS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 _SPACES_PATTERN = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

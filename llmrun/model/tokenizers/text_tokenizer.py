@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from llmrun.model.tokenizers.special import unmark
-from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, unmark
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.base.compiled.store import Kernel
-    from llmrun.model.tokenizers.control_tokens import FillTokens
-    from llmrun.model.tokenizers.vocabulary import Vocabulary
+    from llmrun.model.tokenizers.vocabulary import FillTokens, Vocabulary
 
 
 class Tokenizer(Protocol):

@@ -25,7 +25,7 @@ from llmrun.hub.catalog import load_catalog
 from llmrun.hub.local.model_records import known_digest
 from llmrun.hub.names import quantization_of
 from llmrun.hub.upkeep import inventory
-from llmrun.model.tokenizers.control_tokens import fill_tokens_of
+from llmrun.model.tokenizers.vocabulary import fill_tokens_of
 from llmrun.options.presets import Preset
 
 _FRESH_S: Final = 2.0  # seconds for which the list of the store's models is cached, because reading folders is slow

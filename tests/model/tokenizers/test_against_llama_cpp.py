@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.control_tokens import fill_tokens_of
+from llmrun.model.tokenizers.vocabulary import fill_tokens_of
 from tests.soak.tokenizer_soak import compare, soak_text
 from tests.support.tokenizers.vocabularies import (
     ALL,

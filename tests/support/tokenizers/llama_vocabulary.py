@@ -8,7 +8,7 @@ from typing import Any
 
 import llama_cpp
 
-from llmrun.model.tokenizers.control_tokens import FillTokens
+from llmrun.model.tokenizers.vocabulary import FillTokens
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]

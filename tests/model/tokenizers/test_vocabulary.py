@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.model.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
+from llmrun.model.tokenizers.vocabulary import MARK, SpecialToken, SpecialTokens, unmark
 from tests.support.growth import TIMES, growth
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
