@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from llmrun.engine.drafting.lookup import LookupSource  # noqa: E402
 from llmrun.engine.requests import Request, TokenPrompt  # noqa: E402
 from llmrun.formats.gguf.reader import open_gguf  # noqa: E402
-from llmrun.model.tokenizers.registry import load_tokenizer  # noqa: E402
+from llmrun.model.tokenizers.kinds import load_tokenizer  # noqa: E402
 
 DRAFT = 15  # tokens
 LONGEST = 4000  # tokens of an answer, about what a model with a context of 8,192 tokens can rewrite

@@ -20,7 +20,7 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.prompts import encode_fill
 from llmrun.engine.requests import ContextFile, FillPrompt, Request
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.kinds import load_tokenizer
 from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from tests.support.engine.answers import answer_all
 from tests.support.engine.scripted_models import GREEDY

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from llmrun.formats.quants.registry import BY_ID
-from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS
+from llmrun.model.tokenizers.kinds import PRE_TOKENIZERS
 from tests.support.gguf.gguf_bytes import BOOL, F32, F64, I32, I64, STRING, U32, U64
 from tests.support.gguf.gguf_files import tiny_llama, tiny_spm_vocabulary
 from tests.support.gguf.gguf_mutations import Layout, broken, layout_of

@@ -34,7 +34,7 @@ class CpuKind:
         from llmrun.backends.lora_files import opened_adapters
         from llmrun.base.machine.cpu_count import default_threads
         from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
-        from llmrun.model.tokenizers.registry import tokenizer_kernels
+        from llmrun.model.tokenizers.kinds import tokenizer_kernels
 
         tokenizer_kernels(file)  # raises an error if the vocabulary is not supported
         with opened_adapters(options.adapters, file) as adapters:

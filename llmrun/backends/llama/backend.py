@@ -40,7 +40,7 @@ from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.formats.gguf.source import FileSource
 from llmrun.formats.layouts.arena import round_up
 from llmrun.model.archs.parts.encoders import is_encoder, labels_of
-from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.kinds import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from llmrun.base.errors import shown
 from llmrun.formats.gguf.writer import NewValue
 from llmrun.jobs.converting.checkpoint import Checkpoint, JsonObject, unsupported
-from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS
+from llmrun.model.tokenizers.kinds import PRE_TOKENIZERS
 from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, ENDING_TEXTS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 _SPACES_PATTERN = r"\s*[\r\n]+|\s+(?!\S)|\s+"

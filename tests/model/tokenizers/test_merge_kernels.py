@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.kernels.tokens.bpe_merge import SHORT_PIECE, merge_by_priority
-from llmrun.model.tokenizers.bpe import byte_characters
-from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.kinds import byte_characters, load_tokenizer
 from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from tests.support.gguf import gguf_files
 from tests.support.gguf.gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, write_gguf

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.model.tokenizers import patterns as patterns_module
-from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS, Stage, splitter
+from llmrun.model.tokenizers.kinds import PRE_TOKENIZERS, Stage, splitter
 from llmrun.model.tokenizers.patterns import parse
 
 ATOMS = ["a", "b", "é", r"\s", r"\S", r"\n", "[ab]", "[^a]", r"[^\s]", r"[a\-é]", "[a-c]", r"\.", r"\|"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS, splitter
+from llmrun.model.tokenizers.kinds import PRE_TOKENIZERS, splitter
 from llmrun.model.tokenizers.patterns import LETTERS, MARKS, NUMBERS, PUNCTUATION, SYMBOLS, WHITE_SPACE
 
 # One name for each distinct list of stages.

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS
+from llmrun.model.tokenizers.kinds import PRE_TOKENIZERS, load_tokenizer
 from llmrun.model.tokenizers.patterns import parse, sets_of
-from llmrun.model.tokenizers.registry import load_tokenizer
 from tests.soak.tokenizer_soak import compare
 from tests.support.gguf.gguf_files import NORMAL, Vocabulary, byte_characters, write_gguf
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from llmrun.base.errors import BadGGUF
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.kinds import UnigramTokenizer, load_tokenizer
 from llmrun.model.tokenizers.text_tokenizer import Tokenizer
-from llmrun.model.tokenizers.unigram import UnigramTokenizer
 from tests.support.gguf.gguf_files import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, write_gguf
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 from tests.support.tokenizers.random_text import random_texts

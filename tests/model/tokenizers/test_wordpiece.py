@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmrun.base.errors import BadGGUF
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.kinds import load_tokenizer
 from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from tests.support.gguf.gguf_files import CONTROL, NORMAL, UNKNOWN, Vocabulary, write_gguf
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary

@@ -23,10 +23,10 @@ from llmrun.formats.layouts.tokens import (
     SCRATCH_BYTES_PER_BYTE,
     STAGE_WORDS,
 )
-from llmrun.model.tokenizers import bpe, spm, unigram, wordpiece
+from llmrun.model.tokenizers import kinds
 from llmrun.model.tokenizers import vocabulary as vocabulary_module
+from llmrun.model.tokenizers.kinds import load_tokenizer
 from llmrun.model.tokenizers.patterns import N_CODE_POINTS
-from llmrun.model.tokenizers.registry import load_tokenizer
 from llmrun.model.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf.gguf_files import CONTROL, NORMAL, Vocabulary, tiny_spm_vocabulary, tiny_vocabulary, write_gguf
 
@@ -159,7 +159,7 @@ def run_tokenizers(memory: GuardedMemory, say: Callable[[str], None]) -> bytes:
     checksum = hashlib.sha256()
     kernels = _GuardedKernels(memory, say)
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        for module in (vocabulary_module, bpe, spm, wordpiece, unigram):
+        for module in (vocabulary_module, kinds):
             stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
         by_line = replace(tiny_vocabulary(), pre="gemma4")
         afmoe = replace(tiny_vocabulary(), pre="afmoe")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.kinds import load_tokenizer
 from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from tests.support.gguf.gguf_files import CONTROL, USER_DEFINED
 from tests.support.models.downloads import LLAMA_CPP_FOLDER, llama_cpp_source, smollm2

@@ -11,8 +11,7 @@ import pytest
 from llmrun.base.compiled.store import KernelName
 from llmrun.base.errors import UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.tokenizers.bpe import PRE_TOKENIZERS
-from llmrun.model.tokenizers.registry import load_tokenizer, tokenizer_kernels
+from llmrun.model.tokenizers.kinds import PRE_TOKENIZERS, load_tokenizer, tokenizer_kernels
 from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 from llmrun.model.tokenizers.vocabulary import ENDING_TEXTS, ROLES, FillTokens
 from tests.support.gguf.gguf_files import (
