@@ -1,7 +1,7 @@
 """The sampler, which draws the tokens of all rows of a step in one kernel call.
 
 The kernel is kernels/sampling/chain.py. sampling.py is a readable implementation that computes the same bits. For
-requests that use other samplers, or another order, samplers.py draws the tokens.
+requests that use other samplers, or another order, samplers.py draws the tokens (`needs_samplers`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.base.errors import LlmrunError
-from llmrun.base.sampling_texts import parse_breakers
+from llmrun.base.sampling_texts import DEFAULT_SAMPLERS, parse_breakers, parse_samplers
 from llmrun.engine import samplers, sampling
-from llmrun.engine.samplers import Breakers, SamplerState, initial_state
-from llmrun.engine.sampling import needs_samplers, uses_dry
+from llmrun.engine.samplers import Breakers, SamplerState, initial_state, uses_dry, uses_xtc
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts import tokens as layout
 from llmrun.formats.layouts.arena import address_of, allocate
@@ -43,6 +42,21 @@ _ROW_BYTES = layout.ROW_BYTES
 _ID_BYTES = 4
 _CLAIM, _ARGS = records.OP_CLAIM // records.WORD, records.OP_ARGS // records.WORD
 _NO_IDS, _NO_BIASES = np.zeros(0, np.int32), np.zeros(0, np.float32)
+_DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
+
+
+def needs_samplers(params: SamplingParams) -> bool:
+    """Return whether a request needs samplers.py, because of the order or a sampler that is only implemented there."""
+    return (
+        parse_samplers(params.samplers) != _DEFAULT_ORDER
+        or uses_dry(params)
+        or params.top_n_sigma > 0
+        or params.typical_p < 1
+        or uses_xtc(params)
+        or params.dynatemp_range > 0
+        or params.mirostat != 0
+        or params.adaptive_target >= 0
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ import numpy as np
 
 from llmrun.base.sampling_texts import ADAPTIVE_P, INFILL, TEMPERATURE, parse_samplers
 from llmrun.engine import sampling
-from llmrun.engine.sampling import LARGEST, exp, ordered_sum, uniform, uses_dry, uses_xtc
+from llmrun.engine.sampling import LARGEST, exp, ordered_sum, uniform
 from llmrun.formats.layouts.tokens import LN2_HIGH, LN2_LOW, SMALLEST_TEMPERATURE
 from llmrun.options.sampling_params import SamplingParams
 
@@ -52,6 +52,16 @@ if TYPE_CHECKING:
 LN2 = LN2_HIGH + LN2_LOW
 _SQRT_HALF = 0.7071067811865476
 _LOG_TERMS = tuple(2 / n for n in range(23, 0, -2))
+
+
+def uses_dry(params: SamplingParams) -> bool:
+    """Return whether DRY penalizes anything."""
+    return params.dry_multiplier != 0 and params.dry_penalty_last_n != 0
+
+
+def uses_xtc(params: SamplingParams) -> bool:
+    """Return whether XTC may remove tokens. At most one token can have a probability above 0.5."""
+    return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
 class Softmax(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sampling in readable NumPy: pure functions that turn logits into the next token, and a model's default parameters.
+"""Sampling in readable NumPy: pure functions that turn logits into the next token.
 
 These functions define sampling. The engine runs a kernel with bit-identical results (sampler.py, kernels/sampling).
 `sample` applies the functions in the order of llama.cpp's default chain:
@@ -6,8 +6,7 @@ These functions define sampling. The engine runs a kernel with bit-identical res
     mask -> logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
 samplers.py implements llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw.
-samplers.py also uses the functions of this file. `needs_samplers` finds the requests that need samplers.py without
-importing that file. docs/adding-a-sampler.md describes how to add a sampler.
+samplers.py also uses the functions of this file. docs/adding-a-sampler.md describes how to add a sampler.
 
 The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
 (seed, position), the lower id wins a tie, and sums are computed in a fixed order. `exp` uses only operations whose
@@ -18,12 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.base.errors import BadGGUF, InvalidAnswer, ModelFileError, shown
-from llmrun.base.sampling_texts import DEFAULT_SAMPLERS, parse_samplers
+from llmrun.base.errors import InvalidAnswer, ModelFileError
 from llmrun.formats.layouts.tokens import (
     EXP_TERMS,
     INVERSE_LN2,
@@ -33,67 +31,7 @@ from llmrun.formats.layouts.tokens import (
     SMALLEST_TEMPERATURE,
     STRIPES,
 )
-from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
-from llmrun.options.settings import RULES
-
-_DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
-
-
-def needs_samplers(params: SamplingParams) -> bool:
-    """Return whether a request needs samplers.py, because of the order or a sampler that is only implemented there."""
-    return (
-        parse_samplers(params.samplers) != _DEFAULT_ORDER
-        or uses_dry(params)
-        or params.top_n_sigma > 0
-        or params.typical_p < 1
-        or uses_xtc(params)
-        or params.dynatemp_range > 0
-        or params.mirostat != 0
-        or params.adaptive_target >= 0
-    )
-
-
-def uses_dry(params: SamplingParams) -> bool:
-    """Return whether DRY penalizes anything."""
-    return params.dry_multiplier != 0 and params.dry_penalty_last_n != 0
-
-
-def uses_xtc(params: SamplingParams) -> bool:
-    """Return whether XTC may remove tokens. At most one token can have a probability above 0.5."""
-    return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
-
-
-def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float | str] | None = None) -> SamplingParams:
-    """Return a model's default sampling parameters.
-
-    metadata   the GGUF file's metadata; its `general.sampling.*` values take precedence
-    catalogue  maps fields of SamplingParams to values from models.toml
-
-    The seed is always 0. Raises BadGGUF if a `general.sampling.*` value has the wrong type or is out of range.
-    """
-    chosen: dict[str, Any] = dict(catalogue or {})
-    for name, parameter in SAMPLING.items():
-        key = parameter.gguf_key
-        if key is None or key not in metadata:
-            continue
-        try:
-            chosen[name] = RULES[name].check(_converted(metadata[key], key, parameter))
-        except (ValueError, OverflowError) as error:
-            raise BadGGUF(f"sampling default out of range: {key}: {shown(str(metadata[key]))}") from error
-    return SamplingParams(**chosen)
-
-
-def _converted(value: object, key: str, parameter: SamplingParameter) -> object:
-    """Convert a value in a file to the parameter's type. Raises BadGGUF for a value of the wrong type."""
-    if parameter.kind is str:
-        if not isinstance(value, str):
-            raise BadGGUF(f"sampling default is not text: {key}: {value!r:.40}")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
-    # Clamp integers to the minimum, because vLLM disables top-k with -1, whereas llmrun uses 0.
-    return max(int(value), int(parameter.minimum)) if parameter.kind is int else float(value)
-
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,7 +3,7 @@
 A flag takes precedence over the environment (`LLMRUN_THREADS`), which takes precedence over the preset that the user
 names as the model, over `config.toml` (`threads = 4`) and over the default. Unknown names and invalid values are
 errors, because a typo must not silently select the default. Commands that do not run a model only warn about such
-mistakes.
+mistakes. The defaults of the sampling parameters come from the model's file and from the catalogue.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 from llmrun.backends.base import AUTO, MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import BadGGUF, UsageError, shown
 from llmrun.base.folders import config_file, own_models_file
 from llmrun.base.sampling_texts import ListOfTexts
 from llmrun.formats.layouts.kv import KV_TYPE
 from llmrun.options.presets import KEYS as PRESET_KEYS
 from llmrun.options.presets import SETTINGS as PRESET_SETTINGS
 from llmrun.options.presets import THINKING, Preset, read_presets, read_template, read_toml, template_files
-from llmrun.options.sampling_params import SAMPLING
+from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 
 PREFIX = "LLMRUN_"
 
@@ -446,3 +446,35 @@ def _meant(name: str, known: Collection[str]) -> str:
     meanings = {key: key for key in known} | flags | _NAMES_ELSEWHERE
     near = difflib.get_close_matches(name, [word for word, key in meanings.items() if key in known], n=1)
     return meanings[near[0]] if near else ""
+
+
+def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float | str] | None = None) -> SamplingParams:
+    """Return a model's default sampling parameters.
+
+    metadata   the GGUF file's metadata; its `general.sampling.*` values take precedence
+    catalogue  maps fields of SamplingParams to values from models.toml
+
+    The seed is always 0. Raises BadGGUF if a `general.sampling.*` value has the wrong type or is out of range.
+    """
+    chosen: dict[str, Any] = dict(catalogue or {})
+    for name, parameter in SAMPLING.items():
+        key = parameter.gguf_key
+        if key is None or key not in metadata:
+            continue
+        try:
+            chosen[name] = RULES[name].check(_converted(metadata[key], key, parameter))
+        except (ValueError, OverflowError) as error:
+            raise BadGGUF(f"sampling default out of range: {key}: {shown(str(metadata[key]))}") from error
+    return SamplingParams(**chosen)
+
+
+def _converted(value: object, key: str, parameter: SamplingParameter) -> object:
+    """Convert a value in a file to the parameter's type. Raises BadGGUF for a value of the wrong type."""
+    if parameter.kind is str:
+        if not isinstance(value, str):
+            raise BadGGUF(f"sampling default is not text: {key}: {value!r:.40}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
+    # Clamp integers to the minimum, because vLLM disables top-k with -1, whereas llmrun uses 0.
+    return max(int(value), int(parameter.minimum)) if parameter.kind is int else float(value)

@@ -10,9 +10,8 @@ import pytest
 from gguf import Keys
 
 from llmrun.cli.chatting.events import name_of
-from llmrun.engine.sampling import default_sampling
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
-from llmrun.options.settings import PREFIX, RULES
+from llmrun.options.settings import PREFIX, RULES, default_sampling
 from tests.support.cli.commands import llmrun
 from tests.support.servers.hostile_server import HELLO, response, serving
 

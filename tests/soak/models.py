@@ -25,8 +25,8 @@ from llmrun.base.errors import BackendCrashed
 from llmrun.cli.messages import message_for
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt
-from llmrun.engine.sampling import default_sampling
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.options.settings import default_sampling
 from tests.soak.driver import Broken, Case, Soak
 from tests.soak.model_mutations import bases, mutant
 

@@ -172,7 +172,7 @@ def open_model(
         files = held.enter_context(model_files(settings))
         from llmrun.engine.engine import Engine
         from llmrun.engine.prompts import check_generates
-        from llmrun.engine.sampling import default_sampling
+        from llmrun.options.settings import default_sampling
 
         found = files.found
         tags = found.entry.thinking if found.entry else None
@@ -325,7 +325,7 @@ def _found(name: str, settings: Settings, options: OpenOptions | None = None) ->
 @contextmanager
 def _open_remote(settings: Settings, max_sequences: int) -> Iterator[OpenModel]:
     from llmrun.engine.remote.engine import RemoteEngine
-    from llmrun.engine.sampling import default_sampling
+    from llmrun.options.settings import default_sampling
 
     with RemoteEngine.open(
         settings.model, max_sequences=max_sequences, offline=settings.offline, explain=out.note

@@ -21,11 +21,11 @@ from llmrun.base.folders import conversations_folder
 from llmrun.engine.child.messages import Loading, Note, Open
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ModelFacts
-from llmrun.engine.sampling import default_sampling
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
 from llmrun.formats.gguf.reader import open_gguf, sampled_digest
 from llmrun.formats.layouts.records import NUMERICS
+from llmrun.options.settings import default_sampling
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from llmrun.base.errors import LlmrunError, ModelFileError
 from llmrun.engine import samplers, sampling
-from llmrun.engine.sampler import Sampler, SequenceRows
+from llmrun.engine.sampler import Sampler, SequenceRows, needs_samplers
 from llmrun.engine.samplers import Place, SamplerState, initial_state
-from llmrun.engine.sampling import needs_samplers
 from llmrun.options.sampling_params import SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -6,8 +6,8 @@ import pytest
 from gguf import Keys
 
 from llmrun.base.errors import BadGGUF
-from llmrun.engine.sampling import default_sampling
 from llmrun.options.sampling_params import SamplingParams
+from llmrun.options.settings import default_sampling
 
 
 def test_without_anything_they_are_llama_cpps() -> None:
