@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llmrun.backends.base import AUTO, beyond_training
 from llmrun.base.amounts import counted, format_bytes, format_clock, format_seconds
 from llmrun.base.errors import Cancelled, kernel_warnings_told
-from llmrun.cli.answers.answering import cancelling
-from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
+from llmrun.cli.answers.answering import cancelling, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.jobs.evaluation.choices import Accuracy, Answered, ChoiceScorer, accuracy_of, context_for

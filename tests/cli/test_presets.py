@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.answers.open_model import local_options, resolved_draft
+from llmrun.cli.answers.answering import local_options, resolved_draft
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.options import models
 from llmrun.cli.chatting.actions import model_choices

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.answers.open_model import local_options
+from llmrun.cli.answers.answering import local_options
 from llmrun.options import settings
 from llmrun.options.presets import KEYS, SETTINGS, read_presets
 from llmrun.options.sampling_params import SAMPLING

@@ -1,4 +1,9 @@
-"""Runs one request: chooses its seed, streams the answer, checks its format, handles Ctrl-C and prints statistics."""
+"""Opens the models that a command names, and runs a request: streams the answer, checks it and prints statistics.
+
+A model's files can also be found without opening them (`model_files`), or described to another process that opens the
+model (`to_open`). Notes warn the user that the default model is only a toy, or that the flags for GPUs or threads do
+not suit this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,20 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
-from llmrun.base.errors import InvalidAnswer, LlmrunError
+from llmrun.backends.base import AUTO, SPLIT_MODES, OpenOptions, beyond_training
+from llmrun.backends.registry import is_stand_in
+from llmrun.base.amounts import format_bytes, format_parameters, format_seconds
+from llmrun.base.errors import DoesNotFit, InvalidAnswer, LlmrunError, ModelNotFound, UsageError, kernel_warnings_told
+from llmrun.base.folders import data_folder
 from llmrun.base.processes.commands import TERMINATING
 from llmrun.base.types import FinishReason
 from llmrun.cli.answers.report import (
@@ -28,12 +38,384 @@ from llmrun.cli.answers.report import (
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.cli.console.terminal import discard_typed_input, is_terminal, keep_output_at_ctrl_c
+from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
+from llmrun.options.settings import Settings, default_sampling, is_set, model_named
 
 if TYPE_CHECKING:
+    from llmrun.backends.base import Backend
     from llmrun.engine.base import Answering
-    from llmrun.options.settings import Settings
+    from llmrun.engine.child.messages import Open
+    from llmrun.engine.engine import Engine
+    from llmrun.hub.catalog import CatalogEntry
+    from llmrun.hub.resolve.model_file import ResolvedModel
+    from llmrun.options.sampling_params import SamplingParams
+
+Found = TypeVar("Found")
+
+
+def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
+    """Resolve the name of a draft model or a preset with `resolve`. Error messages name --speculate.
+
+    Raises UsageError for a model on a server, and the errors of `resolve`, such as ModelNotFound.
+    """
+    name = model_named(name)
+    if is_endpoint(name):
+        raise UsageError(f"--speculate: {name}: a draft model must run on this machine", hint="name a local model")
+    try:
+        return resolve(name)
+    except ModelNotFound as error:
+        raise ModelNotFound(f"--speculate: {str(error).removeprefix('model: ')}", hint=error.hint) from error
+
+
+def tell_of_default_model(settings: Settings, command: str) -> None:
+    """Print a note that the default model is a toy. The note appears only once, and only on a terminal.
+
+    A file in the data folder records that the note was shown. If the record cannot be saved, the note is not shown at
+    all, because it would otherwise appear on every run.
+
+    command  the command that opens another model, such as `llmrun chat`
+    """
+    if out.quiet or not is_terminal(sys.stderr) or is_stand_in(settings.backend):
+        return
+    told = data_folder() / "told" / "default-model"
+    if settings.model != Settings().model or told.exists() or is_set("model") or not _remembered(told):
+        return
+    out.note(_sentence(settings.model, command))
+
+
+def _sentence(model: str, command: str) -> str:
+    from llmrun.base.machine.memory import free_memory
+    from llmrun.hub.catalog import load_catalog
+    from llmrun.hub.resolve.memory_check import suggested_model
+
+    size = load_catalog().entry(model).estimated_size
+    toy = f"{model} is a toy model ({format_bytes(size or 0)}) for trying out llmrun"
+    memory = free_memory()
+    suits = suggested_model(memory) if memory is not None else None
+    if suits is None:
+        return f"{toy}; `llmrun fit qwen3:4b` shows whether a larger model fits"
+    return f"{toy}; {suits.name} suits this machine ({format_bytes(suits.size)}): {command} {suits.name}"
+
+
+def _remembered(told: Path) -> bool:
+    try:
+        told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told.touch(exist_ok=False)
+    except OSError:  # another process has just shown the note, or the folder is not writable
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """An open engine and the model's display name, which is taken from the catalogue, the file or the server.
+
+    `default_sampling` has no seed yet. `thinking_tags` are the model's tags in the catalogue, if any.
+    `preset` is the name of the preset that the user named, or "".
+    """
+
+    engine: Answering
+    name: str
+    default_sampling: SamplingParams
+    thinking_tags: Sequence[str] | None = None
+    preset: str = ""
+
+    @property
+    def title(self) -> str:
+        """The model's display name, preceded by the preset's name if the user named a preset."""
+        return f"{self.preset} ({self.name})" if self.preset else self.name
+
+
+def unwatched(backend: Backend) -> Backend:
+    """Return the backend itself."""
+    return backend
+
+
+def lasting_name(settings: Settings) -> str:
+    """Return a name that identifies the preset or the model from any folder. Raises the errors of `lasting_model`."""
+    model = lasting_model(settings)
+    return model if settings.preset is None else settings.preset.name
+
+
+def lasting_model(settings: Settings) -> str:
+    """Return a name that identifies the model from any folder: a catalogue name, an absolute path or a URL.
+
+    Raises UsageError for an invalid URL and ModelNotFound for an unknown name.
+    """
+    if is_endpoint(settings.model):
+        return parse_endpoint(settings.model).address
+    if is_stand_in(settings.backend):
+        return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path.expanduser may raise)
+    from llmrun.hub.resolve.model_file import LocalPath, existing, understand
+
+    meant = understand(settings.model)
+    return os.path.abspath(existing(meant)) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100
+
+
+@contextmanager
+def open_model(
+    settings: Settings,
+    *,
+    chat_template: str | None,
+    will_chat: bool,
+    max_sequences: int = 1,
+    will_constrain: bool = False,
+    saves_state: bool = False,
+    watch: Callable[[Backend], Backend] = unwatched,
+) -> Iterator[OpenModel]:
+    """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
+
+    May raise any LlmrunError from the hub or the engine.
+
+    will_chat  True to start the chat template process first, because most of the process's 70 ms startup then overlaps
+               with imports and the loading of weights
+    max_sequences  the maximum number of concurrent requests; fewer requests run if their shared cache is too small
+    will_constrain, watch  the arguments of Engine.open
+    saves_state  the field of OpenOptions
+    """
+    if is_endpoint(settings.model):
+        with _open_remote(settings, max_sequences) as opened:
+            yield opened
+        return
+    from llmrun.engine.templates.chat_template import TemplateProcess
+
+    with ExitStack() as held:
+        templates = TemplateProcess()
+        held.callback(templates.close)
+        if will_chat:
+            templates.start()
+        files = held.enter_context(model_files(settings))
+        from llmrun.engine.engine import Engine
+        from llmrun.engine.prompts import check_generates
+
+        found = files.found
+        tags = found.entry.thinking if found.entry else None
+        options = replace(
+            files.options,
+            max_sequences=max_sequences,
+            kv_tokens=AUTO if max_sequences > 1 else None,
+            saves_state=saves_state,
+            progress=show_loading,
+            explain=lambda words: out.detail(f"backend    {words}"),
+        )
+        tell_of_too_many_threads(settings)
+        with kernel_warnings_told(out.note), smaller_ones_named(found.entry):
+            engine = Engine.open(
+                found.path,
+                options,
+                chat_template=chat_template,
+                thinking_tags=tags,
+                templates=templates,
+                speculate=settings.wants_speculation,
+                draft=files.draft,
+                will_constrain=will_constrain,
+                watch=watch,
+            )
+        held.enter_context(engine)
+        out.clear_progress()
+        check_generates(engine.info)
+        if not engine.info.gpu_layers:
+            _tell_of_unused_gpu_flags(settings)
+        if settings.ctx_size is not None and (
+            words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
+        ):
+            out.note(words)
+        if settings.speculate is not None and engine.speculates and not engine.info.batch_invariant:
+            out.note("llama.cpp's results depend on the batch, so answers may differ from those without speculation")
+        _describe(engine, settings.draft_model)
+        recommended = found.entry.sampling if found.entry else None
+        sampling = default_sampling(engine.info.metadata, recommended)
+        yield OpenModel(engine, found.name, sampling, tags, _preset_name(settings))
+        if engine.draft_error:
+            out.note(f"{engine.draft_error}; the answers are not affected")
+
+
+def fetch_model(settings: Settings) -> None:
+    """Find the model's file and download it if necessary, without opening it. Does nothing for remote models.
+
+    May raise any LlmrunError from the hub.
+    """
+    if not is_endpoint(settings.model):
+        _found(settings.model, settings, local_options(settings))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model's file, the draft model's file if there is one, and the options from the settings."""
+
+    found: ResolvedModel
+    draft: Path | None
+    options: OpenOptions
+
+
+@contextmanager
+def model_files(settings: Settings) -> Iterator[ModelFiles]:
+    """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` in the context.
+
+    May raise any LlmrunError from the hub, and errors about RPC servers that cannot be used.
+    """
+    from llmrun.backends.select import check_options
+    from llmrun.hub.local.safe_writes import in_use
+
+    options, drafter = local_options(settings), settings.draft_model
+    check_options(options)
+    draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
+    found = _found(settings.model, settings, options)
+    with ExitStack() as held:
+        for path in (found.path, *([] if draft is None else [draft])):
+            held.enter_context(in_use(path))
+        yield ModelFiles(found, draft, options)
+
+
+def local_options(settings: Settings) -> OpenOptions:
+    """Return the options for opening a local model that come from the settings."""
+    from llmrun.engine.drafting.sources import uses_draft_head
+
+    return OpenOptions(
+        backend=settings.backend,
+        context_size=settings.ctx_size,
+        threads=settings.threads,
+        kv_type=settings.kv_type,
+        adapters=settings.loras or (() if settings.preset is None else settings.preset.loras),
+        gpu_layers=settings.gpu_layers,
+        tensor_split=settings.tensor_split or "",
+        split_mode=settings.split_mode,
+        main_gpu=settings.main_gpu,
+        rpc=settings.rpc_servers,
+        rpc_anyway=settings.rpc_anyway,
+        draft_head=uses_draft_head(settings.wants_speculation, settings.draft_model),
+    )
+
+
+def _tell_of_unused_gpu_flags(settings: Settings) -> None:
+    """Print a note if the settings divide layers among GPUs, but no layer runs on a GPU."""
+    flags = {
+        "--gpu-layers": settings.gpu_layers not in (AUTO, 0),
+        "--tensor-split": settings.tensor_split is not None,
+        "--split-mode": settings.split_mode != SPLIT_MODES[0],
+    }
+    given = next((flag for flag, is_given in flags.items() if is_given), None)
+    if given is not None:
+        out.note(f"{given}: no layer of this model runs on a GPU; -v shows which backend runs it and why")
+
+
+def tell_of_too_many_threads(settings: Settings) -> None:
+    """Print a note if --threads exceeds the number of threads that this machine can run concurrently."""
+    from llmrun.base.machine.cpu_count import most_threads
+
+    if settings.threads is None or is_stand_in(settings.backend):
+        return
+    if settings.threads > (most := most_threads()):
+        run = f"{most} threads" if most > 1 else "one thread"
+        out.note(f"--threads {settings.threads}: this machine runs only {run} at a time, and more are slower")
+
+
+@contextmanager
+def smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
+    """If a model from the catalogue does not fit, add a hint that names the largest quantization that fits."""
+    try:
+        yield
+    except DoesNotFit as error:
+        if entry is None or error.most_weights is None:
+            raise
+        from llmrun.hub.resolve.memory_check import smaller_choice
+
+        smaller = smaller_choice(entry, error.most_weights)
+        if not smaller:
+            raise
+        raise DoesNotFit(
+            str(error), hint=f"the largest quantization that fits is {smaller}: try -m {smaller}"
+        ) from error
+
+
+def _found(name: str, settings: Settings, options: OpenOptions | None = None) -> ResolvedModel:
+    from llmrun.hub.resolve.model_file import ResolvedModel, resolve
+
+    if is_stand_in(settings.backend):
+        return ResolvedModel(Path(name), Path(name).stem, None)
+    return resolve(name, offline=settings.offline, reporter=HubReporter(), options=options)
+
+
+@contextmanager
+def _open_remote(settings: Settings, max_sequences: int) -> Iterator[OpenModel]:
+    from llmrun.engine.remote.engine import RemoteEngine
+
+    with RemoteEngine.open(
+        settings.model, max_sequences=max_sequences, offline=settings.offline, explain=out.note
+    ) as engine:
+        info = engine.info
+        out.detail(f"model      {info.name}")
+        out.detail(f"endpoint   {info.path}")
+        out.detail(f"opened in  {format_seconds(engine.load_s)}")
+        yield OpenModel(engine, info.name, default_sampling({}), preset=_preset_name(settings))
+
+
+def _preset_name(settings: Settings) -> str:
+    """Return the name of the preset in use, or "", and print the name if --verbose is set."""
+    if settings.preset is None:
+        return ""
+    out.detail(f"preset     {settings.preset.name}")
+    return settings.preset.name
+
+
+def _describe(engine: Engine, draft_model: str | None) -> None:
+    info, template = engine.info, engine.template
+    out.detail(f"model      {info.name}: {info.path}")
+    out.detail(
+        f"weights    {info.architecture}, {info.file_type}, {format_parameters(info.parameters)}, "
+        f"{format_bytes(info.file_bytes)}"
+    )
+    out.detail(f"backend    {info.backend}: {info.device}")
+    out.detail(f"context    {info.context_size} tokens; the model was trained for {info.train_context}")
+    if info.kv_bytes:
+        out.detail(f"KV cache   {info.kv_type}, {format_bytes(info.kv_bytes)} for {engine.cache_tokens:,} tokens")
+    out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
+    if info.adapters:
+        out.detail(f"adapters   {', '.join(f'{each.name} (scale {each.scale:g})' for each in info.adapters)}")
+    out.detail(f"drafts     {_drafts(engine, draft_model) if engine.speculates else 'none'}")
+    out.detail(f"loaded in  {format_seconds(engine.load_s)}")
+
+
+def _drafts(engine: Engine, draft_model: str | None) -> str:
+    other = "the model's draft head" if engine.has_draft_head else draft_model
+    return "by lookup" if other is None else f"by lookup and {other}"
+
+
+_CACHED_PREFIXES = 64  # maximum number of cached sequences, each of which needs 4 bytes per block of 32 tokens
+
+
+def to_open(
+    settings: Settings, files: ModelFiles, *, parallel: int, kv_tokens: int | None, template: str | None
+) -> Open:
+    """Return the message that opens a model for several concurrent requests.
+
+    parallel   the maximum number of answers to generate at a time
+    kv_tokens  the size of the KV cache for all requests in tokens, or None for the largest size that fits
+    template   the source of a chat template that replaces the model's own
+    """
+    from llmrun.engine.child.messages import Open
+    from llmrun.engine.child.opening import portable_options
+
+    entry = files.found.entry
+    options = replace(
+        local_options(settings),
+        max_sequences=parallel,
+        kv_tokens=kv_tokens or AUTO,
+        cached_prefixes=_CACHED_PREFIXES,
+    )
+    return Open(
+        path=str(files.found.path),
+        name=files.found.name,
+        options=portable_options(options),
+        chat_template=template,
+        thinking_tags=None if entry is None else entry.thinking,
+        speculate=settings.wants_speculation,
+        draft=None if files.draft is None else str(files.draft),
+        catalogue=dict(entry.sampling) if entry else {},
+    )
 
 
 _RANDOM_SEEDS = 1_000_000  # the seeds are short enough to retype, yet repeats are rare among a thousand samples

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llmrun.base.types import FinishReason
-from llmrun.cli.answers.open_model import lasting_model
+from llmrun.cli.answers.answering import lasting_model
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.engine import Engine
@@ -15,7 +15,7 @@ from llmrun.jobs.replay import Watcher, opening_of, record, write_recording
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.cli.answers.answering import OpenModel
     from llmrun.cli.answers.report import AnsweredRequest
     from llmrun.options.settings import Settings
 

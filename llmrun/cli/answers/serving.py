@@ -20,7 +20,7 @@ from llmrun.base.errors import ModelNotFound, NetworkError, UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.base.machine.memory import free_memory, return_large_blocks_at_once
 from llmrun.base.types import Pooling, named_pooling
-from llmrun.cli.answers.open_model import (
+from llmrun.cli.answers.answering import (
     ModelFiles,
     local_options,
     model_files,

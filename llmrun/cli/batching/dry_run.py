@@ -155,7 +155,7 @@ def _check(source: Path, counts: Counts) -> None:
 def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
     """Open the model in this process with the options that a worker would use in another process."""
     from llmrun.base.errors import kernel_warnings_told
-    from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads, to_open
+    from llmrun.cli.answers.answering import model_files, smaller_ones_named, tell_of_too_many_threads, to_open
     from llmrun.engine.child.opening import describe, open_engine
 
     tell_of_too_many_threads(settings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from llmrun.base.errors import NetworkError, UsageError
-from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
+from llmrun.cli.answers.answering import model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
@@ -107,7 +107,7 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
     if not wanted.needs_model:
         yield servers
         return
-    from llmrun.cli.answers.open_model import to_open
+    from llmrun.cli.answers.answering import to_open
 
     with ExitStack() as held:
         files = held.enter_context(model_files(settings))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from llmrun.base.errors import LlmrunError, TemplateRefused
 
 if TYPE_CHECKING:
-    from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.cli.answers.answering import OpenModel
     from llmrun.cli.chatting.context import ConversationState
 
 

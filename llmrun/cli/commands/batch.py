@@ -86,7 +86,7 @@ def command(
     chat_template = None if flags.chat_template is None else read_text(flags.chat_template, "--chat-template")
 
     # Slow imports must stay below this line, so that usage errors appear immediately.
-    from llmrun.cli.answers.open_model import tell_of_default_model
+    from llmrun.cli.answers.answering import tell_of_default_model
     from llmrun.cli.batching.running import call_options, run
     from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
     from llmrun.jobs.batching.journal import resolved

@@ -138,7 +138,7 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
 
 def _speculation(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
     """Return (auto, off or the draft model's name, path of the draft model or "") for a value of --speculate."""
-    from llmrun.cli.answers.open_model import resolved_draft
+    from llmrun.cli.answers.answering import resolved_draft
 
     if name in (SPECULATE_AUTO, SPECULATE_OFF):
         return name, ""

@@ -40,7 +40,7 @@ from llmrun.options.settings import RULES, Settings, load_settings, model_named,
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
-    from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.cli.answers.answering import OpenModel
     from llmrun.cli.chatting.context import ConversationState, Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
@@ -113,7 +113,7 @@ def command(
         wanted = copy.deepcopy(record.conversation)
         for event in changes:
             wanted.apply(event)
-        from llmrun.cli.answers.open_model import tell_of_default_model
+        from llmrun.cli.answers.answering import tell_of_default_model
         from llmrun.cli.answers.thinking import check_thinking
         from llmrun.cli.chatting.context import Prompting
         from llmrun.cli.chatting.model_in_use import ModelInUse
@@ -144,7 +144,7 @@ class _Opener:
     first: str
 
     def fetch(self, name: str) -> str:
-        from llmrun.cli.answers.open_model import fetch_model, lasting_name
+        from llmrun.cli.answers.answering import fetch_model, lasting_name
 
         wanted = with_model(self.settings, name)
         self.flags.check_model(wanted.model)
@@ -159,7 +159,7 @@ class _Opener:
         return lasting
 
     def open(self, name: str) -> AbstractContextManager[OpenModel]:
-        from llmrun.cli.answers.open_model import open_model
+        from llmrun.cli.answers.answering import open_model
 
         template, settings = self.template, with_model(self.settings, name)
         if name != self.first:
@@ -185,7 +185,7 @@ def _with_system(settings: Settings, flags: AnswerFlags, *, strict: bool) -> Set
 
 def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
     """Yield the events that apply the flags to a conversation and are stored in it. Raises UsageError."""
-    from llmrun.cli.answers.open_model import lasting_name
+    from llmrun.cli.answers.answering import lasting_name
     from llmrun.cli.chatting.events import NAMES, STOP, THINK_BUDGET, PreferenceSet, SystemSet, checked_value
 
     if flags.model is not None and (name := lasting_name(settings)) != before.model:
@@ -222,7 +222,7 @@ def _state(store: Store, settings: Settings) -> ConversationState | None:
 
 
 def _new(store: Store, settings: Settings) -> ConversationRecord:
-    from llmrun.cli.answers.open_model import lasting_name
+    from llmrun.cli.answers.answering import lasting_name
     from llmrun.cli.chatting.conversation import new_conversation
     from llmrun.cli.chatting.saying import ConversationRecord
 

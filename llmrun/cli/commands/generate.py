@@ -112,8 +112,14 @@ def command(
 
     # Slow imports must stay below this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger
-    from llmrun.cli.answers.answering import answer, next_seed, sent_sampling
-    from llmrun.cli.answers.open_model import open_model, tell_of_default_model, unwatched
+    from llmrun.cli.answers.answering import (
+        answer,
+        next_seed,
+        open_model,
+        sent_sampling,
+        tell_of_default_model,
+        unwatched,
+    )
     from llmrun.cli.answers.prompt_cache import with_prompt_cache
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt

@@ -78,7 +78,7 @@ def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: Ex
     """Find, check and open the recorded model. This function may raise any LlmrunError from the hub or the engine."""
     from llmrun.backends.lora_files import LoraOption
     from llmrun.base.errors import kernel_warnings_told
-    from llmrun.cli.answers.open_model import model_files, tell_of_too_many_threads
+    from llmrun.cli.answers.answering import model_files, tell_of_too_many_threads
     from llmrun.cli.console.progress import HubReporter, show_loading
     from llmrun.engine.engine import Engine
     from llmrun.jobs.replay import adapter_digest, check_adapters, check_files

@@ -62,7 +62,7 @@ def command(
     if flags.tls_cert is not None and flags.tls_key is not None:
         tls = tls_context(flags.tls_cert, flags.tls_key)
     with bound_socket(flags.host, flags.port) as listening:  # binding may fail, so it precedes a long download
-        from llmrun.cli.answers.open_model import tell_of_default_model
+        from llmrun.cli.answers.answering import tell_of_default_model
         from llmrun.cli.answers.serving import serve_models
 
         if flags.model is None and not names and not serves_upstreams_only:

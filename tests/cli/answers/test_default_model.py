@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.machine import memory as memory_module
-from llmrun.cli.answers import open_model
-from llmrun.cli.answers.open_model import tell_of_default_model
+from llmrun.cli.answers import answering
+from llmrun.cli.answers.answering import tell_of_default_model
 from llmrun.cli.console.output import out
 from llmrun.options.settings import Settings, load_settings
 
@@ -23,7 +23,7 @@ LINE = (
 @pytest.fixture(autouse=True)
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a first-time user at a terminal, on a machine with 16 GB of free memory."""
-    monkeypatch.setattr(open_model, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(answering, "is_terminal", lambda stream: True)
     monkeypatch.setattr(memory_module, "free_memory", lambda: 16 * 10**9)
     monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
@@ -72,7 +72,7 @@ def test_it_is_said_neither_in_a_pipe_nor_in_quiet_mode(capsys: Capture, monkeyp
         quiet.setattr(out, "quiet", True)
         assert told(capsys) == ""
     with monkeypatch.context() as pipe:
-        pipe.setattr(open_model, "is_terminal", lambda stream: False)
+        pipe.setattr(answering, "is_terminal", lambda stream: False)
         assert told(capsys) == ""
     assert told(capsys) == LINE
 

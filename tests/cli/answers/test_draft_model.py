@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.cli.answers.open_model import resolved_draft
+from llmrun.cli.answers.answering import resolved_draft
 
 
 def test_a_draft_model_is_resolved_like_any_model() -> None:

@@ -14,7 +14,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.base.errors import UsageError
 from llmrun.base.types import Pooling
 from llmrun.cli.answers import serving
-from llmrun.cli.answers.open_model import ModelFiles
+from llmrun.cli.answers.answering import ModelFiles
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.hub.resolve.model_file import ResolvedModel
 from llmrun.options.presets import Preset

@@ -17,7 +17,7 @@ from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base.errors import LlmrunError, TemplateRefused
 from llmrun.base.processes import commands
 from llmrun.base.processes import limits as isolation
-from llmrun.cli.answers.open_model import open_model
+from llmrun.cli.answers.answering import open_model
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.templates import chat_template as module

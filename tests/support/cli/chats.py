@@ -13,7 +13,7 @@ from typing import Any
 
 from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound
-from llmrun.cli.answers.open_model import OpenModel
+from llmrun.cli.answers.answering import OpenModel
 from llmrun.cli.chatting.commands import run_command
 from llmrun.cli.chatting.context import Prompting
 from llmrun.cli.chatting.conversation import new_conversation

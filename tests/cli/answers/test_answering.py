@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted import ScriptedBackend
-from llmrun.cli.answers.open_model import local_options, open_model
+from llmrun.cli.answers.answering import local_options, open_model
 from llmrun.cli.console.output import out
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
