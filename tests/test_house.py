@@ -230,7 +230,7 @@ def test_a_forbidden_import_in_a_file_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from llmrun.engine.engine import Engine", "backends.select"),
+        ("from llmrun.engine.engine import Engine", "backends.registry"),
         ("from llmrun import engine", "hub.store"),
         ("def f():\n    import llmrun.cli.app", "formats.gguf.reader"),
         ("from llmrun.formats.layouts import records", "formats.gguf.reader"),
@@ -241,7 +241,7 @@ def test_a_forbidden_import_in_a_file_is_found(tmp_path: Path) -> None:
         ("from ...cli import output", "formats.quants.legacy_quants"),
         ("from ... import cli", "formats.quants.legacy_quants"),
         ("if TYPE_CHECKING:\n    from llmrun.backends.base import Backend", "model.archs.llama"),
-        ("importlib.import_module('llmrun.backends.select')", "model.archs.llama"),
+        ("importlib.import_module('llmrun.backends.registry')", "model.archs.llama"),
         ("import numba", "model.archs.llama"),
         ("import numba", "model.plan.reference"),
         ("from llvmlite import binding", "backends.cpu.backend"),
@@ -261,7 +261,7 @@ def test_a_forbidden_import_is_seen(source: str, module: str) -> None:
         ("from llmrun.base.errors import LlmrunError", "options.settings"),
         ("from llmrun.backends.registry import CHOICES", "options.settings"),
         ("from llmrun import __version__", "formats.gguf.reader"),
-        ("from . import base\nfrom .base import Backend", "backends.select"),
+        ("from . import base\nfrom .base import Backend", "backends.registry"),
         ("from llmrun.hub.resolve.model_file import resolve\nimport rich", "cli.generate"),
         ("from llmrun.cli.app import main", "__main__"),
         ("from llvmlite import binding\nimport numba", "kernels.compiler"),

@@ -1,6 +1,6 @@
 """Estimates whether a model fits on this machine and how fast it will run, from the GGUF header alone.
 
-The estimate is for the backend that "auto" would choose (select.py). Memory is computed in the same way as when the
+The estimate is for the backend that "auto" would choose (registry.py). Memory is computed in the same way as when the
 backend opens the model.
 
 The cost per token, in bytes and multiply-adds, is also computed here, from the plan. Rooflines compare this cost with

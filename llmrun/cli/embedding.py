@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmrun.backends.base import AUTO
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.amounts import counted
 from llmrun.base.errors import Cancelled, UsageError, kernel_warnings_told
 from llmrun.base.types import Pooling, named_pooling

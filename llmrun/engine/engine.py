@@ -127,7 +127,7 @@ class Engine:
         backend. `__init__` describes the other parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit,
         BackendCrashed or UsageError.
         """
-        from llmrun.backends.select import open_backend
+        from llmrun.backends.registry import open_backend
         from llmrun.engine.drafting.sources import open_sources, uses_draft_head
 
         started = time.perf_counter()

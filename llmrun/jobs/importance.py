@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.llama.imatrix_file import Entry
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.errors import LlmrunError, UnsupportedModel
 from llmrun.jobs.evaluation.measuring import batch_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.lora_files import LoraOption
-from llmrun.backends.select import check_options
+from llmrun.backends.registry import check_options
 from llmrun.base.errors import ModelFileError, ModelNotFound, UsageError
 from llmrun.base.types import LARGEST_SCALE
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt

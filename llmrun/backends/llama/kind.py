@@ -31,6 +31,11 @@ class LlamaGpus:
 
         return devices_with(options.rpc, anyway=options.rpc_anyway)
 
+    def check_servers(self, options: OpenOptions) -> None:
+        from llmrun.backends.llama.rpc_devices import check_servers
+
+        check_servers(options.rpc, anyway=options.rpc_anyway)
+
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
         from llmrun.backends.llama.placement import layer_sizes, layers_that_fit
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import structs
 
 from llmrun.backends.base import AUTO, SPLIT_MODES, OpenOptions, beyond_training
-from llmrun.backends.registry import is_stand_in
+from llmrun.backends.registry import check_options, is_stand_in
 from llmrun.base.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.base.errors import DoesNotFit, InvalidAnswer, LlmrunError, ModelNotFound, UsageError, kernel_warnings_told
 from llmrun.base.folders import data_folder
@@ -257,7 +257,6 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
 
     May raise any LlmrunError from the hub, and errors about RPC servers that cannot be used.
     """
-    from llmrun.backends.select import check_options
     from llmrun.hub.local.safe_writes import in_use
 
     options, drafter = local_options(settings), settings.draft_model

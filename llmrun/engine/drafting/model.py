@@ -68,7 +68,7 @@ def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> Model
     the draft model leaves this memory free. Raises UsageError if the vocabularies differ, and the errors of
     `Engine.open`.
     """
-    from llmrun.backends.select import open_backend
+    from llmrun.backends.registry import open_backend
 
     info = target.info
     opened = open_backend(

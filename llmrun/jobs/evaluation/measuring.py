@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.errors import DoesNotFit, LlmrunError, UsageError
 from llmrun.base.types import LOGITS, Batch
 from llmrun.engine.adapters import adapted_tokens

@@ -18,7 +18,7 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.compiled import store
 from llmrun.base.errors import Cancelled, KVFull, UnsupportedModel
 from llmrun.base.types import Batch

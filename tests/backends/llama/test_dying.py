@@ -432,7 +432,7 @@ def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from pathlib import Path\nfrom llmrun.backends.base import OpenOptions\n"
-        "from llmrun.backends.select import open_backend\n"
+        "from llmrun.backends.registry import open_backend\n"
         f"backend = open_backend(Path({str(path)!r}), OpenOptions('llama'))\n"
         "print(backend.info.backend)\nbackend.close()"
     )

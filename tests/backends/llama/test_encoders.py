@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.errors import UnsupportedModel, UsageError
 from llmrun.base.types import Pooling
 from llmrun.engine.embedding import InputReader, pooling_of

@@ -23,8 +23,7 @@ if sys.platform == "win32":
 from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.llama import placement, probe
-from llmrun.backends.registry import Gpus, NoRoomOnGpu
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import Gpus, NoRoomOnGpu, open_backend
 from llmrun.base.errors import BackendCrashed, UsageError
 from llmrun.base.types import HIDDEN, LOGITS
 from llmrun.formats.gguf.reader import open_gguf

@@ -16,7 +16,7 @@ from llmrun.backends.cpu import cache_size
 from llmrun.backends.llama import placement
 from llmrun.backends.llama.placement import bytes_needed, layer_sizes
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.backends.sizing import (
     LARGEST_DEFAULT,
     LARGEST_FILLED_DEFAULT,

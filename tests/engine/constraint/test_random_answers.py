@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.limits import compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess

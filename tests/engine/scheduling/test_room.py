@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.backends.base import Backend, OpenOptions
+from llmrun.backends.registry import open_backend
 from llmrun.backends.scripted import ScriptedBackend
-from llmrun.backends.select import open_backend
 from llmrun.base.types import FinishReason
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TokenPrompt

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from llmrun.backends import select
+from llmrun.backends import registry
 from llmrun.jobs.bench.measuring import worker
 
 
@@ -33,12 +33,12 @@ class Slowed:
 
 def main() -> None:
     factor = float(sys.argv[1])
-    opened = select.open_backend
+    opened = registry.open_backend
 
     def open_slowed(*arguments: Any, **options: Any) -> Any:
         return Slowed(opened(*arguments, **options), factor)
 
-    select.open_backend = open_slowed
+    registry.open_backend = open_slowed
     worker.main()
 
 

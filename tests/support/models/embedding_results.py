@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.types import Pooling
 from llmrun.engine.embedding import Embedder, EmbeddingJob, normalized
 from llmrun.engine.slots import SequenceSlots

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.select import open_backend
+from llmrun.backends.registry import open_backend
 from llmrun.base.types import Batch
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.jobs.evaluation.measuring import adapted

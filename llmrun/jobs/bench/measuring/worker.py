@@ -57,7 +57,7 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
             explain=note,
         )
         return OpenTarget(RemoteAsker(remote), _facts(remote.info, 0.0), remote.close)
-    from llmrun.backends.select import open_backend
+    from llmrun.backends.registry import open_backend
     from llmrun.engine.drafting.sources import open_sources, uses_draft_head
     from llmrun.engine.engine import Engine
 
