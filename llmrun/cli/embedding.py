@@ -20,7 +20,7 @@ from llmrun.base.amounts import counted
 from llmrun.base.errors import Cancelled, UsageError, kernel_warnings_told
 from llmrun.base.types import Pooling, named_pooling
 from llmrun.cli.answers.answering import cancelling, model_files, smaller_ones_named, tell_of_too_many_threads
-from llmrun.cli.arguments.parsing import STDIN, checked_text, read_stdin, read_text
+from llmrun.cli.arguments.prompts import STDIN, checked_text, read_stdin, read_text
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import visible_json

@@ -1,4 +1,4 @@
-"""Reports on an answer, either as a line of statistics or as a JSON body in OpenAI's format."""
+"""Reports on an answer, as a line of statistics or as a JSON body in OpenAI's format, and describes the sampling."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.base.amounts import counted, format_number, format_percent, format_seconds_briefly
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, width
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
+from llmrun.options.sampling_params import SAMPLING, value_text
+
+if TYPE_CHECKING:
+    from llmrun.options.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +227,20 @@ def _run(answer: AnsweredRequest) -> dict[str, Any]:
         "context_size": info.context_size,
         "kv_type": info.kv_type,
     }
+
+
+def described_sampling(sampling: SamplingParams, sent: frozenset[str] | None = None) -> str:
+    """Describe the sampling parameters in effect, as in `temperature 0.8, top_k 40, ...`.
+
+    sent  the names of the parameters that are sent to a server; None for local models
+    """
+    values = {name: getattr(sampling, name) for name in SAMPLING}
+    wanted = [
+        name
+        for name, parameter in SAMPLING.items()
+        if (name in sent if sent is not None else not parameter.optional or values[name] != parameter.default)
+    ]
+    known = ", ".join(f"{name} {value_text(values[name])}" for name in wanted)
+    if sent is None:
+        return known
+    return f"{known}; the server decides the rest" if known else "the server decides"

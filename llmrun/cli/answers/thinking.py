@@ -12,7 +12,7 @@ from llmrun.cli.console.terminal import is_terminal
 from llmrun.options.presets import THINKING
 
 if TYPE_CHECKING:
-    from llmrun.cli.arguments.flags import AnswerFlags
+    from llmrun.cli.arguments.options import AnswerFlags
     from llmrun.engine.base import Answering
     from llmrun.engine.requests import TextDelta
     from llmrun.options.settings import Settings

@@ -11,7 +11,7 @@ import typer
 from llmrun.backends.base import AUTO
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.options import one_of
-from llmrun.cli.arguments.parsing import checked_text, read_text
+from llmrun.cli.arguments.prompts import checked_text, read_text
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import RULES
 

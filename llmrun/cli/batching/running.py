@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.amounts import counted, format_clock, format_number, format_percent, format_seconds
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.flags import CHOICE, GRAMMAR, JSON_OBJECT, JSON_SCHEMA, REGEX
-from llmrun.cli.arguments.parsing import parse_stops
+from llmrun.cli.arguments.options import CHOICE, GRAMMAR, JSON_OBJECT, JSON_SCHEMA, REGEX, parse_stops
 from llmrun.cli.arguments.prompts import Prompts
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import hide_control_echo
@@ -30,7 +29,7 @@ from llmrun.serving.processes.stop_signals import StopSignals
 from llmrun.serving.protocol.openai.options import BUDGETS
 
 if TYPE_CHECKING:
-    from llmrun.cli.arguments.flags import AnswerFlags
+    from llmrun.cli.arguments.options import AnswerFlags
     from llmrun.engine.constraint.base import ResponseFormat
     from llmrun.jobs.batching.run import Batch
     from llmrun.jobs.batching.work import Tally

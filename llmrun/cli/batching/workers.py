@@ -15,7 +15,7 @@ from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.jobs.batching.workers.ray_address import check_ray, is_ray
 
 if TYPE_CHECKING:
-    from llmrun.cli.arguments.flags import AnswerFlags
+    from llmrun.cli.arguments.options import AnswerFlags
     from llmrun.engine.child.messages import Open
     from llmrun.jobs.batching.run import Batch
     from llmrun.jobs.batching.workers.base import Worker

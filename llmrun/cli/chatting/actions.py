@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.amounts import counted, format_age, format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.cli.arguments import flags
+from llmrun.cli.answers.report import described_sampling
+from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import described_presets
-from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import events, plain
 from llmrun.cli.chatting.archive import answer_rows, conversation_table, listed_conversations
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
@@ -200,7 +200,7 @@ def _prefer(chat: Chat, name: str, value: events.Value | None) -> None:
         chat.record.add(PreferenceSet(events.THINK, None))
     if name == events.THINK_BUDGET and value is not None and known and known.style is None:
         out.note("this model has no known thinking tags, so the budget has no effect")
-    for other in [other for other in flags.NAMES if name in flags.NAMES and other in set_before and other != name]:
+    for other in [other for other in options.NAMES if name in options.NAMES and other in set_before and other != name]:
         chat.record.add(PreferenceSet(other, None))
     chat.record.add(PreferenceSet(name, value))
 
@@ -436,7 +436,7 @@ def _preference_lines(chat: Chat) -> list[str]:
     others = ("seed", "max_tokens", events.STOP, events.ON_FULL)
     chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
     thinking = [f"{name} {_shown(chat.preference(name))}" for name in events.THINKING]
-    formatted = [f"{name} {_shown(chat.preference(name))}" for name in flags.NAMES if chat.preference(name)]
+    formatted = [f"{name} {_shown(chat.preference(name))}" for name in options.NAMES if chat.preference(name)]
     return [
         *beside("settings    ", described_sampling(chat.sampling, chat.sent_sampling), room(sys.stderr)),
         *(f"            {', '.join(x)}" for x in (chosen, thinking, formatted) if x),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
-from llmrun.cli.arguments import flags
+from llmrun.cli.arguments import options
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import RULES
 
@@ -34,9 +34,9 @@ THINK_BUDGET = "think_budget"
 ON_FULL = "on_full"
 FORGET = "forget"  # the value of ON_FULL that drops the oldest turns
 THINKING = (THINK, THINK_BUDGET, "hide_thinking")
-NAMES = (*SAMPLING, "seed", "max_tokens", STOP, *flags.NAMES, CONTEXT, *THINKING, ON_FULL)
+NAMES = (*SAMPLING, "seed", "max_tokens", STOP, *options.NAMES, CONTEXT, *THINKING, ON_FULL)
 
-_BY_FLAG = {"schema": flags.JSON_SCHEMA} | {
+_BY_FLAG = {"schema": options.JSON_SCHEMA} | {
     flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.items() for flag in parameter.flags
 }
 
@@ -63,8 +63,8 @@ def parse_value(name: str, text: str) -> Value:
     value: object = text
     if name == STOP:
         value = _stops(text)
-    elif name in flags.NAMES:
-        value = flags.checked_format(name, flags.format_text(name, text, f"/set {name}"), f"/set {name}").text
+    elif name in options.NAMES:
+        value = options.checked_format(name, options.format_text(name, text, f"/set {name}"), f"/set {name}").text
     else:
         try:
             value = RULES[name].parse(text)
@@ -79,7 +79,7 @@ def checked_value(name: str, value: object) -> Value:
         if isinstance(value, list) and value and all(isinstance(text, str) and text for text in value):
             return value
         raise UsageError(f"{name}: {value!r:.60} is not a list of strings")
-    if name in flags.NAMES:
+    if name in options.NAMES:
         if isinstance(value, str) and value:
             return value
         raise UsageError(f"{name}: {value!r:.60} is not text")
@@ -95,9 +95,9 @@ def checked_value(name: str, value: object) -> Value:
 
 def chosen_format(preferences: Mapping[str, Value]) -> ResponseFormat | None:
     """Return the format of the answers, or None if answers may be any text."""
-    for name in flags.NAMES:
+    for name in options.NAMES:
         if name in preferences:
-            return flags.response_format(name, str(preferences[name]), f"/set {name}")
+            return options.response_format(name, str(preferences[name]), f"/set {name}")
     return None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.parsing import LARGEST_TEXT
+from llmrun.cli.arguments.prompts import LARGEST_TEXT
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor
 

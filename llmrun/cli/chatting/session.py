@@ -13,7 +13,7 @@ from llmrun.base.types import FinishReason, Timings
 from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
 from llmrun.cli.answers.report import AnsweredRequest, explain_length, show_statistics, waiting_words
 from llmrun.cli.answers.thinking import wanted_thinking
-from llmrun.cli.arguments.parsing import checked_text
+from llmrun.cli.arguments.prompts import checked_text
 from llmrun.cli.chatting import plain
 from llmrun.cli.chatting.context import (
     FORGET_HINT,

@@ -25,8 +25,8 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
-from llmrun.cli.arguments.parsing import parse_template_variables, read_text
+from llmrun.cli.arguments.options import AnswerFlags, parse_template_variables, takes_answer_flags
+from llmrun.cli.arguments.prompts import read_text
 
 LISTING = {"place": 27}
 

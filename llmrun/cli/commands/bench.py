@@ -27,8 +27,7 @@ from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.options import FILES, one_of
+from llmrun.cli.arguments.options import FILES, one_of, takes_flags
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.benching.flags import (
     FORMATS,

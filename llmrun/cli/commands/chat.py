@@ -27,11 +27,9 @@ import typer
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import conversations_folder
-from llmrun.cli.arguments.flags import NAMES as FORMATS
-from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
-from llmrun.cli.arguments.options import models
-from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables, read_text
-from llmrun.cli.arguments.prompts import filled_system
+from llmrun.cli.arguments.options import NAMES as FORMATS
+from llmrun.cli.arguments.options import AnswerFlags, models, parse_stops, parse_template_variables, takes_answer_flags
+from llmrun.cli.arguments.prompts import filled_system, read_text
 from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal

@@ -19,8 +19,7 @@ import typer
 from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import apply_settings
-from llmrun.cli.arguments.parsing import check_gguf_name
+from llmrun.cli.arguments.options import apply_settings, check_gguf_name
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:

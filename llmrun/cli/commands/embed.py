@@ -16,8 +16,7 @@ from typing import Annotated
 import typer
 
 from llmrun.cli.arguments.embedding import EmbedFlags
-from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.options import models
+from llmrun.cli.arguments.options import models, takes_flags
 
 LISTING = {"place": 28}
 

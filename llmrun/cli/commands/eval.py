@@ -23,9 +23,8 @@ import typer
 from llmrun.backends.registry import CHOICES
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.options import models, one_of, settings_of
-from llmrun.cli.arguments.parsing import STDIN, read_stdin, read_text
+from llmrun.cli.arguments.options import models, one_of, settings_of, takes_flags
+from llmrun.cli.arguments.prompts import STDIN, read_stdin, read_text
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.formats.layouts.kv import KV_CHOICES

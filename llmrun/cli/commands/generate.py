@@ -20,7 +20,6 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.generating import (
     BestOf,
     Null,
@@ -32,16 +31,14 @@ from llmrun.cli.arguments.generating import (
     parse_samples,
     read_suffix,
 )
-from llmrun.cli.arguments.parsing import (
-    chat_messages,
-    described_sampling,
+from llmrun.cli.arguments.options import (
+    AnswerFlags,
     parse_logit_bias,
     parse_stops,
     parse_template_variables,
-    read_prompt,
-    read_text,
+    takes_answer_flags,
 )
-from llmrun.cli.arguments.prompts import Prompts
+from llmrun.cli.arguments.prompts import Prompts, chat_messages, read_prompt, read_text
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
@@ -121,6 +118,7 @@ def command(
         unwatched,
     )
     from llmrun.cli.answers.prompt_cache import with_prompt_cache
+    from llmrun.cli.answers.report import described_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
 

@@ -24,7 +24,7 @@ from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings
-from llmrun.cli.arguments.parsing import STDIN, read_stdin, read_text
+from llmrun.cli.arguments.prompts import STDIN, read_stdin, read_text
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.engine.remote.request import is_endpoint

@@ -23,8 +23,7 @@ from llmrun.base.amounts import counted, format_bytes, format_seconds
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import apply_settings
-from llmrun.cli.arguments.parsing import check_gguf_name
+from llmrun.cli.arguments.options import apply_settings, check_gguf_name
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, progress_bar
 from llmrun.engine.remote.request import is_endpoint

@@ -15,10 +15,9 @@ from typing import Annotated
 import typer
 
 from llmrun.cli.arguments.embedding import RerankFlags
-from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.options import files as file_names
-from llmrun.cli.arguments.options import models
-from llmrun.cli.arguments.parsing import checked_text
+from llmrun.cli.arguments.options import models, takes_flags
+from llmrun.cli.arguments.prompts import checked_text
 
 LISTING = {"place": 29}
 

@@ -22,9 +22,8 @@ from typing import Annotated
 import typer
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.options import models
-from llmrun.cli.arguments.parsing import read_text
+from llmrun.cli.arguments.options import models, takes_flags
+from llmrun.cli.arguments.prompts import read_text
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import model_named
