@@ -13,7 +13,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.cli.app import CLOSED_PIPE, INTERRUPTED, TERMINATED
 from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.registry import aliases, load
-from llmrun.model.archs.registry import architectures, table
+from llmrun.model.archs.parts.architecture import architectures, table
 from llmrun.options.settings import RULES, load_presets
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,8 +23,7 @@ import numpy as np
 from llmrun.base.amounts import format_mebibytes
 from llmrun.base.errors import DoesNotFit, shown
 from llmrun.formats.layouts.kv import F16, Q4_0, Q8_0, parse_kv_type
-from llmrun.model.archs.parts.architecture import Windows
-from llmrun.model.archs.registry import architecture_named
+from llmrun.model.archs.parts.architecture import Windows, architecture_named
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

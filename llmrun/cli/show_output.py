@@ -145,7 +145,7 @@ def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
 
 def _draft_head(file: GGUFFile) -> str:
     """Describe how the CPU engine uses the layer for multi-token prediction, or why the engine does not use it."""
-    from llmrun.model.archs.registry import draft_plan_of_header
+    from llmrun.model.archs.parts.architecture import draft_plan_of_header
 
     try:
         head = draft_plan_of_header(file)

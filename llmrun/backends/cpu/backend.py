@@ -33,7 +33,7 @@ from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.formats.layouts.arena import allocate
 from llmrun.formats.layouts.records import NUMERICS
 from llmrun.formats.layouts.tokens import SAMPLING_KERNEL
-from llmrun.model.archs.registry import architecture_of
+from llmrun.model.archs.parts.architecture import architecture_of
 from llmrun.model.tokenizers.kinds import load_tokenizer, tokenizer_kernels
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class CpuKind:
         from llmrun.backends.cpu.cache_size import footprint_on_cpu, rows_of_step
         from llmrun.backends.lora_files import opened_adapters
         from llmrun.base.machine.cpu_count import default_threads
-        from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
+        from llmrun.model.archs.parts.architecture import draft_plan_of_header, plan_of_header
         from llmrun.model.tokenizers.kinds import tokenizer_kernels
 
         tokenizer_kernels(file)  # raises an error if the vocabulary is not supported
@@ -53,7 +53,7 @@ class CpuKind:
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
         from llmrun.backends.cpu.cache_size import MAX_ROWS
         from llmrun.backends.cpu.speeds.forecast import forecast_on_cpu
-        from llmrun.model.archs.registry import plan_of_header
+        from llmrun.model.archs.parts.architecture import plan_of_header
 
         return forecast_on_cpu(
             plan_of_header(file),

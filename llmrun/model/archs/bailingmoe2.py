@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import dots1
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, layers_ahead
 from llmrun.model.archs.parts.experts import MixtureConfig, expert_size, shared_count, shared_size
-from llmrun.model.archs.parts.hyperparameters import layers_ahead
 from llmrun.model.archs.parts.keys import Keys
 
 if TYPE_CHECKING:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
-from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
+from llmrun.model.archs.parts.architecture import (
+    LAYER_NORM_EPSILON,
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    refuse_experts,
+)
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, PlanWriter
 from llmrun.model.archs.parts.experts import (
     MixtureConfig,
     add_feed_forward,
@@ -18,7 +18,6 @@ from llmrun.model.archs.parts.experts import (
     shared_size_by_count,
 )
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.model.archs.parts import draft_head
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import (
+    MOST_CONTEXT,
+    MOST_WIDTH,
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    layers_ahead,
+)
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_feed_forward,
@@ -32,9 +39,7 @@ from llmrun.model.archs.parts.experts import (
     scale_of,
     shared_size_by_count,
 )
-from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, MOST_WIDTH, Hyperparameters, layers_ahead
 from llmrun.model.archs.parts.keys import VECTOR, Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing, Rope, log
 from llmrun.model.plan.ops.experts import Gating
 from llmrun.model.plan.shapes import AttentionShape

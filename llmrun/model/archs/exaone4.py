@@ -8,10 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture, Windows
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_of, refuse_experts, windows_of
+from llmrun.model.archs.parts.architecture import (
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    Windows,
+    layers_of,
+    refuse_experts,
+    windows_of,
+)
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

@@ -8,10 +8,15 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.gemma2 import attention_scale
-from llmrun.model.archs.parts.architecture import Architecture, Windows
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
+from llmrun.model.archs.parts.architecture import (
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    Windows,
+    refuse_experts,
+    windows_of,
+)
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
 

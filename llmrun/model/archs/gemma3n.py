@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.model.archs.parts.architecture import Architecture, Windows
+from llmrun.model.archs.parts.architecture import (
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    Windows,
+    refuse_experts,
+    windows_of,
+)
 from llmrun.model.archs.parts.gemma_layers import attention, check_storing, input_of_layer, inputs_of_layers
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
 

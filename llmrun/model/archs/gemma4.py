@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.model.archs.parts.architecture import Architecture
-from llmrun.model.archs.parts.experts import Experts, expert_outputs, expert_size, experts_of, has_experts
-from llmrun.model.archs.parts.gemma_layers import attention, check_storing, input_of_layer, inputs_of_layers
-from llmrun.model.archs.parts.hyperparameters import (
+from llmrun.model.archs.parts.architecture import (
     MOST_HEADS,
     MOST_WIDTH,
+    Architecture,
     Hyperparameters,
+    PlanWriter,
     head_size_of,
     heads_of,
     layers_of,
     window_head_size_of,
     windows_of,
 )
+from llmrun.model.archs.parts.experts import Experts, expert_outputs, expert_size, experts_of, has_experts
+from llmrun.model.archs.parts.gemma_layers import attention, check_storing, input_of_layer, inputs_of_layers
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import rotated_features
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.shapes import AttentionShape

@@ -7,10 +7,15 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.gemma3 import window_rope_of
-from llmrun.model.archs.parts.architecture import Architecture
-from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, refuse_experts, windows_of
+from llmrun.model.archs.parts.architecture import (
+    MOST_WIDTH,
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    refuse_experts,
+    windows_of,
+)
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
 

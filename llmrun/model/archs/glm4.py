@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_ahead, refuse_experts
+from llmrun.model.archs.parts.architecture import (
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    layers_ahead,
+    refuse_experts,
+)
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

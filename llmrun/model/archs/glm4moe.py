@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from llmrun.model.archs import dots1
 from llmrun.model.archs.parts import draft_head
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, PlanWriter, layers_ahead
 from llmrun.model.archs.parts.experts import MixtureConfig, add_feed_forward, shared_size_by_count
-from llmrun.model.archs.parts.hyperparameters import layers_ahead
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.rope_settings import check_sections
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.ops.experts import Gating
 

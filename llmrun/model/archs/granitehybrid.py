@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import (
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    attention_layers,
+    feed_forward_of,
+)
 from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of, has_experts, shared_expert, shared_size
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, attention_layers, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import RecurrentSizes, mamba, recurrent_sizes_of
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

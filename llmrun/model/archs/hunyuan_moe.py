@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.hunyuan_dense import add_attention
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter, feed_forward_of
 from llmrun.model.archs.parts.experts import Experts, add_feed_forward, experts_of, shared_size
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

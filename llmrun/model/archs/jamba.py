@@ -8,12 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import (
+    MOST_WIDTH,
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    attention_layers,
+    feed_forward_of,
+)
 from llmrun.model.archs.parts.experts import Experts, add_feed_forward, experts_of, has_experts
-from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, attention_layers, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import key_size_of, taps_of
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.ops.activations import Activation
 
 if TYPE_CHECKING:

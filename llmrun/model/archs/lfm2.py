@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture, Windows
-from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, attention_layers, refuse_experts
+from llmrun.model.archs.parts.architecture import (
+    MOST_CONTEXT,
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    Windows,
+    attention_layers,
+    refuse_experts,
+)
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import add_convolution, short_convolution_taps
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter, attention_layers
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_feed_forward,
@@ -14,10 +14,8 @@ from llmrun.model.archs.parts.experts import (
     gating_of,
     leading_dense,
 )
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, attention_layers
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import add_convolution, short_convolution_taps
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import olmoe
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, feed_forward_of
 from llmrun.model.archs.parts.experts import experts_of, gating_of
-from llmrun.model.archs.parts.hyperparameters import feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import llama
-from llmrun.model.archs.parts.architecture import Architecture
-from llmrun.model.archs.parts.hyperparameters import refuse_experts
+from llmrun.model.archs.parts.architecture import Architecture, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 
 if TYPE_CHECKING:

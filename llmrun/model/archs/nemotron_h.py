@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
-from llmrun.model.archs.parts.hyperparameters import refuse_experts
+from llmrun.model.archs.parts.architecture import Architecture, PlanWriter, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.nemotron_layers import NemotronConfig, add_layers, add_ungated
-from llmrun.model.archs.parts.writer import PlanWriter
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import MOST_WIDTH, Architecture, PlanWriter
 from llmrun.model.archs.parts.experts import (
     Experts,
     expert_size,
@@ -19,10 +19,8 @@ from llmrun.model.archs.parts.experts import (
     shared_size,
     ungated_expert_outputs,
 )
-from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.nemotron_layers import NemotronConfig, add_layers, add_ungated
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.ops.experts import Gating
 

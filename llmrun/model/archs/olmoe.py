@@ -7,11 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter, feed_forward_of
 from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture, Windows
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter, Windows, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

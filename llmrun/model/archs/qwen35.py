@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts import draft_head
-from llmrun.model.archs.parts.architecture import Architecture
-from llmrun.model.archs.parts.hyperparameters import refuse_experts
+from llmrun.model.archs.parts.architecture import Architecture, PlanWriter, refuse_experts
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
 from llmrun.model.archs.parts.rope_settings import check_sections
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts import draft_head
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, PlanWriter, optional_feed_forward_of
 from llmrun.model.archs.parts.experts import (
     Experts,
     add_experts,
@@ -15,11 +15,9 @@ from llmrun.model.archs.parts.experts import (
     experts_of,
     shared_size,
 )
-from llmrun.model.archs.parts.hyperparameters import optional_feed_forward_of
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
 from llmrun.model.archs.parts.rope_settings import check_sections
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

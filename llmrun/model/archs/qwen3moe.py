@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter
 from llmrun.model.archs.parts.experts import Experts, add_experts, expert_size_or_share, experts_of
-from llmrun.model.archs.parts.hyperparameters import Hyperparameters
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 
 if TYPE_CHECKING:

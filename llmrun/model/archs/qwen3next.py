@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs import qwen35moe
-from llmrun.model.archs.parts.architecture import Architecture
+from llmrun.model.archs.parts.architecture import Architecture, PlanWriter
 from llmrun.model.archs.parts.keys import Keys
 from llmrun.model.archs.parts.recurrent_layers import DeltaInputs, RecurrentSizes, add_delta_net, add_gated_attention
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.archs.qwen35moe import Config, add_feed_forward, config_of
 from llmrun.model.plan.elementary import Pairing
 

@@ -11,7 +11,7 @@ from llmrun.model.archs.parts.rope_settings import check_sections
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.model.archs.parts.hyperparameters import Hyperparameters
+    from llmrun.model.archs.parts.architecture import Hyperparameters
     from llmrun.model.plan.plan import Plan
 
 

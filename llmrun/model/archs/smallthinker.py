@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.model.archs.parts.architecture import Architecture, Windows
+from llmrun.model.archs.parts.architecture import (
+    MOST_CONTEXT,
+    Architecture,
+    Hyperparameters,
+    PlanWriter,
+    Windows,
+    layers_of,
+)
 from llmrun.model.archs.parts.experts import (
     Experts,
     expert_outputs,
@@ -18,9 +25,7 @@ from llmrun.model.archs.parts.experts import (
     gating_of,
     routing_of,
 )
-from llmrun.model.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, layers_of
 from llmrun.model.archs.parts.keys import Keys
-from llmrun.model.archs.parts.writer import PlanWriter
 from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.activations import Activation
 

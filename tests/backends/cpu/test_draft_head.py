@@ -21,7 +21,7 @@ from llmrun.backends.cpu.weights import packed_bytes
 from llmrun.base.errors import Cancelled, KVFull
 from llmrun.base.types import HIDDEN, LOGITS, Batch
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
+from llmrun.model.archs.parts.architecture import draft_plan_of_header, plan_of_header
 from llmrun.model.plan import reference
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.fidelity import head_plan_of

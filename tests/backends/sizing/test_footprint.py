@@ -20,7 +20,7 @@ from llmrun.backends.registry import BackendKind
 from llmrun.backends.sizing import Footprint, KVBytes
 from llmrun.formats.gguf.adapter import open_adapter
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.archs.registry import plan_of_header
+from llmrun.model.archs.parts.architecture import plan_of_header
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_adapters import tiny_adapter

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.base.errors import BadGGUF, UnsupportedModel
-from llmrun.model.archs.registry import architecture_of, architectures
+from llmrun.model.archs.parts.architecture import architecture_of, architectures
 from llmrun.model.plan import reference
 from llmrun.model.plan.ops import activations
 from llmrun.model.plan.ops.activations import Activate, Activation, Gated

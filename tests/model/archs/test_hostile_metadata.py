@@ -14,7 +14,7 @@ import pytest
 
 from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.archs.registry import plan_of_header
+from llmrun.model.archs.parts.architecture import plan_of_header
 from tests.soak.model_mutations import OF_METADATA, OF_TENSORS
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.gguf.gguf_memory import read_gguf

@@ -18,8 +18,8 @@ from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.formats.quants.weight_type import WeightType
 from llmrun.model.archs import llama
+from llmrun.model.archs.parts.architecture import architecture_of, architectures
 from llmrun.model.archs.parts.tensors import common_type, matrix, parameter_count, vector
-from llmrun.model.archs.registry import architecture_of, architectures
 from llmrun.model.plan.matrix import SUPPORTED
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Linear

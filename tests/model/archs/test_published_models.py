@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from llmrun.backends.cpu.cache_size import footprint_on_cpu
+from llmrun.model.archs.parts.architecture import draft_plan_of_header, plan_of_header
 from llmrun.model.archs.parts.tensors import parameter_count
-from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
 from tests.support.engine.runs import logits_in_steps
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.published_models import PUBLISHED_MODELS

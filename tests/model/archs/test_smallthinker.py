@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.base.errors import LlmrunError
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.archs.registry import plan_of_header
+from llmrun.model.archs.parts.architecture import plan_of_header
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.rope import RopeStore
 from tests.support.models.fidelity import plan_of

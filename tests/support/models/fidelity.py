@@ -19,7 +19,7 @@ from llmrun.backends.registry import open_backend
 from llmrun.base.types import Batch
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.jobs.evaluation.measuring import adapted
-from llmrun.model.archs.registry import architecture_of
+from llmrun.model.archs.parts.architecture import architecture_of
 from llmrun.model.plan import reference
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.ops.base import Op

@@ -95,7 +95,7 @@ def _needs(backend: Backend, path: Path) -> dict[str, Any]:
     from llmrun.backends.cpu.backend import CpuBackend
     from llmrun.backends.fitting import needs_of_plan
     from llmrun.formats.gguf.reader import open_gguf
-    from llmrun.model.archs.registry import plan_of_header
+    from llmrun.model.archs.parts.architecture import plan_of_header
 
     if isinstance(backend, CpuBackend):
         needs = needs_of_plan(backend.plan, kv_type=backend.info.kv_type)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from llmrun.base.errors import ModelFileError
-from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.archs.parts.architecture import PlanWriter
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.model.archs.parts.hyperparameters import Hyperparameters
+    from llmrun.model.archs.parts.architecture import Hyperparameters
     from llmrun.model.plan.plan import Plan
     from llmrun.model.plan.twin import Value
 

@@ -12,13 +12,12 @@ import numpy as np
 
 from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.base.types import Pooling
-from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH
+from llmrun.model.archs.parts.architecture import MOST_WIDTH
 from llmrun.model.plan.ops.activations import Activation
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.model.archs.parts.hyperparameters import Hyperparameters
-    from llmrun.model.archs.parts.writer import PlanWriter
+    from llmrun.model.archs.parts.architecture import Hyperparameters, PlanWriter
     from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.twin import Value
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.formats.gguf.metadata import MAX_EXPERTS
-from llmrun.model.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, feed_forward_of
+from llmrun.model.archs.parts.architecture import MOST_WIDTH, Hyperparameters, feed_forward_of
 from llmrun.model.archs.parts.keys import MOST_LAYERS, Keys
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.ops.experts import ExpertGroups, Gating
@@ -16,7 +16,7 @@ from llmrun.model.plan.ops.experts import ExpertGroups, Gating
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.model.archs.parts.writer import PlanWriter
+    from llmrun.model.archs.parts.architecture import PlanWriter
     from llmrun.model.plan.twin import Routing, Value
 
 _SIZE: Final = "expert_feed_forward_length"

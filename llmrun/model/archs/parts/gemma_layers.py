@@ -12,8 +12,8 @@ from llmrun.model.plan.ops.activations import Activation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llmrun.model.archs.parts.architecture import PlanWriter
     from llmrun.model.archs.parts.keys import Keys
-    from llmrun.model.archs.parts.writer import PlanWriter
     from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.shapes import AttentionShape
     from llmrun.model.plan.twin import Value

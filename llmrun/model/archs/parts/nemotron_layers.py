@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from llmrun.model.archs.parts.hyperparameters import (
+from llmrun.model.archs.parts.architecture import (
     LAYER_NORM_EPSILON,
     MOST_WIDTH,
     RMS_EPSILON,
@@ -19,8 +19,8 @@ from llmrun.model.archs.parts.recurrent_layers import RecurrentSizes, mamba, rec
 from llmrun.model.plan.ops.activations import Activation
 
 if TYPE_CHECKING:
+    from llmrun.model.archs.parts.architecture import PlanWriter
     from llmrun.model.archs.parts.keys import Keys
-    from llmrun.model.archs.parts.writer import PlanWriter
     from llmrun.model.plan.twin import Value
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from llmrun.model.archs.parts.hyperparameters import MOST_HEADS, MOST_WIDTH, Hyperparameters, layers_ahead, layers_of
+from llmrun.model.archs.parts.architecture import MOST_HEADS, MOST_WIDTH, Hyperparameters, layers_ahead, layers_of
 from llmrun.model.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.model.plan.ops.activations import Activation
 
 if TYPE_CHECKING:
-    from llmrun.model.archs.parts.writer import PlanWriter
+    from llmrun.model.archs.parts.architecture import PlanWriter
     from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.shapes import AttentionShape
     from llmrun.model.plan.twin import Value

@@ -15,7 +15,7 @@ from llmrun.backends.cpu.speeds.forecast import Forecast, drawing_seconds, forec
 from llmrun.backends.cpu.speeds.machine import Speeds
 from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.formats.gguf.reader import open_gguf
-from llmrun.model.archs.registry import plan_of_header
+from llmrun.model.archs.parts.architecture import plan_of_header
 from llmrun.model.plan.plan import Plan
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder

@@ -13,7 +13,7 @@ import pytest
 from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.archs.parts import draft_head
-from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
+from llmrun.model.archs.parts.architecture import draft_plan_of_header, plan_of_header
 from llmrun.model.plan import reference
 from tests.soak.model_mutations import OF_METADATA, OF_TENSORS
 from tests.support.gguf.gguf_files import Tensor, tiny_vocabulary, write_gguf
