@@ -15,9 +15,9 @@ from llmrun.base.types import Timings
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
+    from llmrun.engine.prompts import ModelThinking
     from llmrun.engine.requests import Event, Request
     from llmrun.engine.templates.chat_template import ChatTemplate
-    from llmrun.engine.thinking import ModelThinking
     from llmrun.engine.tool_calls.prompting import ModelTools
 
 

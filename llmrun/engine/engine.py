@@ -16,14 +16,13 @@ from llmrun.engine.answer import Answer
 from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
-from llmrun.engine.prompts import PromptReader
+from llmrun.engine.prompts import ModelThinking, PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling.admission import Admission
 from llmrun.engine.scheduling.scheduler import Scheduler, Speculation, Work, batch_of, begun_by, take_results
 from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
-from llmrun.engine.thinking import ModelThinking
 from llmrun.engine.tool_calls.prompting import ModelTools
 
 if TYPE_CHECKING:

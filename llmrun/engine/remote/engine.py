@@ -34,9 +34,9 @@ from llmrun.engine.requests import (
 from llmrun.engine.thinking import Split, ThinkingSplitter, ThinkingStyle
 
 if TYPE_CHECKING:
+    from llmrun.engine.prompts import ModelThinking
     from llmrun.engine.remote.stream import Chunk, Usage
     from llmrun.engine.templates.chat_template import ChatTemplate
-    from llmrun.engine.thinking import ModelThinking
     from llmrun.engine.tool_calls.prompting import ModelTools
 
 _AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet

@@ -8,17 +8,11 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.scripted import ScriptedTokenizer
-from llmrun.engine import thinking as thinking_module
+from llmrun.engine import prompts as prompts_module
+from llmrun.engine.prompts import ModelThinking
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate
-from llmrun.engine.thinking import (
-    STYLES,
-    ModelThinking,
-    ThinkingSplitter,
-    ThinkingStyle,
-    pair_style,
-    recognised_style,
-)
+from llmrun.engine.thinking import STYLES, ThinkingSplitter, ThinkingStyle, pair_style, recognised_style
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.template_runs import PROCESS
 
@@ -146,7 +140,7 @@ def test_where_the_vocabulary_alone_speaks_of_thinking_the_prompt_says_nothing_o
 
 def test_a_template_is_not_tried_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(thinking_module, "recognised_style", lambda source, *_: tried.append(source))
+    monkeypatch.setattr(prompts_module, "recognised_style", lambda source, *_: tried.append(source))
     known = thinking("{{ messages[0].content }}")
     assert tried == []
     known.prepare()
