@@ -1,7 +1,7 @@
-"""Builds the paths of models on this machine, and reads the cache that all Hugging Face tools share.
+"""Builds the paths of models on this machine, in our own folder and in the cache that all Hugging Face tools share.
 
 Names from a catalogue, a server or the command line are validated with `safe_segments`, so these paths cannot lead
-outside their folders. The cache is read without huggingface_hub, because importing it takes 0.4 s:
+outside their folders. Paths in the cache:
 
     models--OWNER--NAME/refs/main                     the commit that a branch or a tag last pointed to
     models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob, or a regular file if links are not supported
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.base.errors import UsageError
@@ -172,80 +170,6 @@ def _name(file: str) -> str:
 
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-_REPOSITORY = "models--"
-_DEEPEST = 8  # the maximum depth of folders below a snapshot or `refs`; our own paths are never deeper
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """A repository in the cache.
-
-    name       "owner/name"
-    folder     the repository's folder in the cache
-    refs       maps each branch or tag to its commit
-    snapshots  maps each commit to its GGUF files: paths in the repository (with "/") to paths on disk
-    """
-
-    name: str
-    folder: Path
-    refs: Mapping[str, str]
-    snapshots: Mapping[str, Mapping[str, Path]]
-
-    def revision_of(self, commits: Sequence[str]) -> str:
-        """Return a branch or tag that refers to one of these commits, preferably "main", or else the first commit."""
-        named = [revision for revision, commit in self.refs.items() if commit in commits]
-        return "main" if "main" in named else next(iter(named), commits[0])
-
-
-def repositories() -> Iterator[Repository]:
-    """Yield every model repository in the cache, including those without GGUF files."""
-    for entry in entries(hub_cache()):
-        name = repository_name(entry.name)
-        if name:
-            yield read_repository(name)
-
-
-def repository_name(folder: str) -> str:
-    """Convert a folder name such as "models--owner--name" to "owner/name". Returns "" for other folders."""
-    name = folder.removeprefix(_REPOSITORY).replace("--", "/", 1)
-    try:
-        return name if repository_folder(name).name == folder else ""
-    except UsageError:
-        return ""
-
-
-def read_repository(name: str) -> Repository:
-    """Read a repository from the cache. A missing repository counts as empty. Raises UsageError for invalid names."""
-    folder = repository_folder(name)
-    snapshots = {
-        entry.name: dict(_model_files(Path(entry.path)))
-        for entry in entries(folder / "snapshots")
-        if COMMIT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-    }
-    return Repository(name, folder, dict(_refs(folder / "refs")), snapshots)
-
-
-def _model_files(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
-    for entry in entries(folder):
-        if entry.name.lower().endswith(".gguf") and is_file(entry):
-            yield above + entry.name, Path(entry.path)
-        elif depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
-            yield from _model_files(Path(entry.path), f"{above}{entry.name}/", depth + 1)
-
-
-def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    for entry in entries(folder):
-        if depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
-            yield from _refs(Path(entry.path), f"{above}{entry.name}/", depth + 1)
-        elif is_file(entry):
-            try:
-                commit = read_small(Path(entry.path)).decode("ascii").strip()
-            except (OSError, ValueError):
-                continue
-            if COMMIT.fullmatch(commit):
-                yield above + entry.name, commit
 
 
 def is_inside(path: Path, folder: Path) -> bool:

@@ -1,5 +1,7 @@
 """Finds models on this machine, in the Hugging Face cache, our own folder and other programs' folders.
 
+The cache is read without huggingface_hub, because importing it takes 0.4 s. paths.py shows the paths in the cache.
+
 A file is trusted only after its sha256 has been verified. The expected sha256 comes from the catalogue or from the
 blob's name, because the Hugging Face cache and Ollama name blobs after their sha256. model_records.py records the
 verified digest, so that the next run does not have to read gigabytes again. This module does not use the network.
@@ -16,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import ModelNotFound, UsageError
-from llmrun.hub.catalog import Wanted
 from llmrun.hub.local import other_programs, paths
 from llmrun.hub.local.model_records import known_digest, remember_digests
-from llmrun.hub.local.paths import Repository, model_files, read_repository
+from llmrun.hub.local.paths import entries, hub_cache, is_file, model_files, read_small, repository_folder
 from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.names import (
+    COMMIT,
     Expected,
     HeldSource,
     HubSource,
@@ -34,10 +36,85 @@ from llmrun.hub.names import (
 from llmrun.hub.progress_reporter import Reporter
 
 if TYPE_CHECKING:
+    from llmrun.hub.catalog import Wanted
     from llmrun.hub.remote.repository import OfferedModel
 
 _BLOB = re.compile(r"(?:sha256-)?(?P<digits>[0-9a-f]{64})")
 _ABBREVIATED = re.compile(r"[0-9a-f]{7,40}")
+
+
+_REPOSITORY = "models--"
+_DEEPEST = 8  # the maximum depth of folders below a snapshot or `refs`; our own paths are never deeper
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository in the cache.
+
+    name       "owner/name"
+    folder     the repository's folder in the cache
+    refs       maps each branch or tag to its commit
+    snapshots  maps each commit to its GGUF files: paths in the repository (with "/") to paths on disk
+    """
+
+    name: str
+    folder: Path
+    refs: Mapping[str, str]
+    snapshots: Mapping[str, Mapping[str, Path]]
+
+    def revision_of(self, commits: Sequence[str]) -> str:
+        """Return a branch or tag that refers to one of these commits, preferably "main", or else the first commit."""
+        named = [revision for revision, commit in self.refs.items() if commit in commits]
+        return "main" if "main" in named else next(iter(named), commits[0])
+
+
+def repositories() -> Iterator[Repository]:
+    """Yield every model repository in the cache, including those without GGUF files."""
+    for entry in entries(hub_cache()):
+        name = repository_name(entry.name)
+        if name:
+            yield read_repository(name)
+
+
+def repository_name(folder: str) -> str:
+    """Convert a folder name such as "models--owner--name" to "owner/name". Returns "" for other folders."""
+    name = folder.removeprefix(_REPOSITORY).replace("--", "/", 1)
+    try:
+        return name if repository_folder(name).name == folder else ""
+    except UsageError:
+        return ""
+
+
+def read_repository(name: str) -> Repository:
+    """Read a repository from the cache. A missing repository counts as empty. Raises UsageError for invalid names."""
+    folder = repository_folder(name)
+    snapshots = {
+        entry.name: dict(_gguf_files(Path(entry.path)))
+        for entry in entries(folder / "snapshots")
+        if COMMIT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+    }
+    return Repository(name, folder, dict(_refs(folder / "refs")), snapshots)
+
+
+def _gguf_files(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+    for entry in entries(folder):
+        if entry.name.lower().endswith(".gguf") and is_file(entry):
+            yield above + entry.name, Path(entry.path)
+        elif depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
+            yield from _gguf_files(Path(entry.path), f"{above}{entry.name}/", depth + 1)
+
+
+def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    for entry in entries(folder):
+        if depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
+            yield from _refs(Path(entry.path), f"{above}{entry.name}/", depth + 1)
+        elif is_file(entry):
+            try:
+                commit = read_small(Path(entry.path)).decode("ascii").strip()
+            except (OSError, ValueError):
+                continue
+            if COMMIT.fullmatch(commit):
+                yield above + entry.name, commit
 
 
 @dataclass(frozen=True, slots=True)

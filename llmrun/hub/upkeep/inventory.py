@@ -20,7 +20,8 @@ from llmrun.formats.gguf.glance import Glance, glance
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.model_records import ModelRecord, read_record
 from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA, lm_studio_models, ollama_models
-from llmrun.hub.local.paths import Repository, entries, is_file, model_files, repositories
+from llmrun.hub.local.paths import entries, is_file, model_files
+from llmrun.hub.local.stored_models import Repository, repositories
 from llmrun.hub.names import Expected, HeldSource, HubSource, models_among, quantization_of, safe_segments, shards_of
 
 if TYPE_CHECKING:

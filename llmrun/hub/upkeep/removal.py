@@ -25,18 +25,9 @@ from llmrun.hub.local import paths
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.model_records import record_path
 from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA
-from llmrun.hub.local.paths import (
-    Repository,
-    entries,
-    folders_in,
-    is_file,
-    is_inside,
-    read_repository,
-    read_small,
-    repositories,
-    repository_name,
-)
+from llmrun.hub.local.paths import entries, folders_in, is_file, is_inside, read_small
 from llmrun.hub.local.safe_writes import alone_with
+from llmrun.hub.local.stored_models import Repository, read_repository, repositories, repository_name
 from llmrun.hub.names import SHA256, HubSource, is_gguf, shards_of
 from llmrun.hub.transfer.partial_file import JOURNAL, understood
 from llmrun.hub.upkeep.inventory import OWN, SHARED, Model, total_size
@@ -282,7 +273,7 @@ def _locks(removal: Removal) -> set[Path]:
     """Return a removal's existing lock files as a set, because a partial file and its journal share a lock."""
     locks = set()
     for path in (*removal.links, *removal.blobs):
-        name = paths.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
+        name = repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
         if name:
             with contextlib.suppress(UsageError):  # the file name is not a blob's name
                 locks.add(places.shared_lock(name, path.name[:64]))

@@ -11,8 +11,7 @@ from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.local import other_programs, paths
 from llmrun.hub.local.model_records import ModelRecord, file_record, mark_used, read_record, write_record
-from llmrun.hub.local.paths import read_repository, repositories, repository_name
-from llmrun.hub.local.stored_models import find
+from llmrun.hub.local.stored_models import find, read_repository, repositories, repository_name
 from llmrun.hub.names import HubSource, UrlSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_file import LocalPath, understand

@@ -14,8 +14,8 @@ from huggingface_hub import scan_cache_dir
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.local import paths
 from llmrun.hub.local.model_records import mark_used, record_path
-from llmrun.hub.local.paths import read_repository
 from llmrun.hub.local.safe_writes import alone_with, in_use
+from llmrun.hub.local.stored_models import read_repository
 from llmrun.hub.upkeep.inventory import Model, models, select
 from llmrun.hub.upkeep.removal import Removal, partials, referenced, removal_of, removal_of_partial, remove
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
