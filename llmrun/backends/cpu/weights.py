@@ -100,6 +100,11 @@ def packing_kernel(kind: str) -> KernelName:
     return KernelName.of("packing.pack", "pack_floats", element_bytes=FLOAT_BYTES[kind])
 
 
+def product_kernel(matrix: Matrix, folder: str, function: str) -> KernelName:
+    """Return the kernel in `kernels/<folder>` that multiplies the packed matrix, by integers or by floats."""
+    return KernelName.of(f"{folder}.{'int8' if matrix.is_integer else 'floats'}", function, weight=matrix.packed)
+
+
 def packed_bytes(matrices: Sequence[Matrix]) -> int:
     """Return the number of bytes that `reserve` allocates."""
     return sum(round_up(PackedLayout.of(matrix).n_bytes, records.CACHE_LINE) for matrix in matrices)

@@ -9,7 +9,7 @@ import numpy as np
 from llmrun.backends.cpu.lowering import FLOAT, LANES, REPLICATED_OUTPUT, Needs, StepShape, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.backends.cpu.ops.linear import product_input, product_words, quantized_bytes
-from llmrun.backends.cpu.weights import PackedLayout
+from llmrun.backends.cpu.weights import PackedLayout, product_kernel
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
@@ -101,9 +101,7 @@ def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
         row_numbers=_own_numbers(work, op.routing) if has_own_rows else tables.sources,
         own_rows=int(has_own_rows),
     )
-    module = "experts.int8" if op.weight.is_integer else "experts.floats"
-    kernel = KernelName.of(module, "experts", weight=op.weight.packed)
-    record = work.emit(kernel, op.out, private_inputs(source), words)
+    record = work.emit(product_kernel(op.weight, "experts", "experts"), op.out, private_inputs(source), words)
     record.independent_input = op.x
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Buffer, Needs, StepShape, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.backends.cpu.weights import PackedLayout, panel_bytes
+from llmrun.backends.cpu.weights import PackedLayout, panel_bytes, product_kernel
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import linear
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
@@ -58,8 +58,7 @@ def _head_linear(work: Lowering, op: HeadLinear) -> None:
 
 def _emit(work: Lowering, weight: Matrix, value: Value, source: Buffer, words: IntegerWords | FloatWords) -> OpRecord:
     """Emit a matrix product for the rows of `value`."""
-    module = "linear.int8" if weight.is_integer else "linear.floats"
-    return work.emit(KernelName.of(module, "linear", weight=weight.packed), value, private_inputs(source), words)
+    return work.emit(product_kernel(weight, "linear", "linear"), value, private_inputs(source), words)
 
 
 def product_input(work: Lowering, x: Value, weight: Matrix) -> Buffer:
