@@ -75,9 +75,10 @@ def take_over_streams() -> tuple[int, int]:
 def serve(answer: Callable[[bytes], bytes]) -> None:
     """Answer each frame from the parent with a frame, until the parent closes the pipe."""
     requests, answers = take_over_streams()
-    with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
-        while (request := read_frame(source, _LONGEST)) is not None:
-            write_frame(sink, answer(request))
+    # The pipes stay open: a closed one would look like the end of the parent, and hide how this process ends.
+    source, sink = os.fdopen(requests, "rb", closefd=False), os.fdopen(answers, "wb", closefd=False)
+    while (request := read_frame(source, _LONGEST)) is not None:
+        write_frame(sink, answer(request))
 
 
 def serve_limited(answer: Callable[[Any], tuple[str, Any]]) -> None:

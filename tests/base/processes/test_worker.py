@@ -46,6 +46,22 @@ def test_a_worker_that_fails_says_why() -> None:
 
 
 @linux
+def test_a_worker_that_fails_before_it_watches_its_parent_says_why() -> None:
+    """On a busy machine, the thread that watches the pipe may begin after the work has failed."""
+    late = "import select; poll = select.poll\nclass Late:\n def register(self, *args): self.args = args\n"
+    late += (
+        " def poll(self): time.sleep(0.1); made = poll(); made.register(*self.args); made.poll()\nselect.poll = Late\n"
+    late += "sys.excepthook = lambda *error: (time.sleep(0.3), sys.__excepthook__(*error))\n"
+    )
+    made = Child([sys.executable, "-c", f"{SERVE}{late}\ndef answer(request): 1 / 0\nserve(answer)\n"])
+    made.send(b"")
+    assert made.receive(LONGEST) is None
+    assert made.wait(20)
+    made.end(0)
+    assert made.ending() == "exit status 1: ZeroDivisionError: division by zero"
+
+
+@linux
 def test_a_worker_has_no_ctrl_c_no_core_file_and_no_shared_pipes() -> None:
     if sys.platform == "win32":
         return
