@@ -45,15 +45,29 @@ def test_a_worker_that_fails_says_why() -> None:
     made.end(0)
 
 
+LATE = """
+import select
+real_poll = select.poll
+class LatePoll:
+    def register(self, *arguments):
+        self.arguments = arguments
+    def poll(self):
+        time.sleep(0.1)
+        made = real_poll()
+        made.register(*self.arguments)
+        made.poll()
+select.poll = LatePoll
+sys.excepthook = lambda *error: (time.sleep(0.3), sys.__excepthook__(*error))
+def answer(request):
+    1 / 0
+serve(answer)
+"""
+
+
 @linux
 def test_a_worker_that_fails_before_it_watches_its_parent_says_why() -> None:
     """On a busy machine, the thread that watches the pipe may begin after the work has failed."""
-    late = "import select; poll = select.poll\nclass Late:\n def register(self, *args): self.args = args\n"
-    late += (
-        " def poll(self): time.sleep(0.1); made = poll(); made.register(*self.args); made.poll()\nselect.poll = Late\n"
-    late += "sys.excepthook = lambda *error: (time.sleep(0.3), sys.__excepthook__(*error))\n"
-    )
-    made = Child([sys.executable, "-c", f"{SERVE}{late}\ndef answer(request): 1 / 0\nserve(answer)\n"])
+    made = Child([sys.executable, "-c", SERVE + LATE])
     made.send(b"")
     assert made.receive(LONGEST) is None
     assert made.wait(20)
