@@ -43,6 +43,14 @@ def json_bytes(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
+def parsed_object(text: str) -> dict[str, Any] | None:
+    """Return the object in a JSON text, or None if the text is incomplete, invalid or no object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (ValueError, RecursionError):
+        return None
+
+
 def data_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
     """Return a server-sent event without a type."""
     id_line = b"id: " + event_id.encode("ascii") + b"\n" if event_id else b""

@@ -5,7 +5,6 @@ This module also writes the list of models and the errors of this API.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from llmrun.serving.protocol.openai.messages import call_ids
 from llmrun.serving.protocol.openai.objects import Delta
 from llmrun.serving.protocol.openai.responses import ChatChoice, created_of
 from llmrun.serving.protocol.parsed import checked
-from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, typed_event
+from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, parsed_object, typed_event
 
 # A signature proves to Anthropic's servers that one of Anthropic's models wrote the thinking. llmrun needs no proof,
 # but some clients drop blocks without a signature.
@@ -39,7 +38,8 @@ class _Block:
         """Return the block with the text so far."""
         text = "".join(self.texts)
         if self.head["type"] == "tool_use":
-            return {**self.head, "input": _parsed(text)}
+            # Incomplete arguments, such as the first half of a shell command, could do harm.
+            return {**self.head, "input": parsed_object(text) or {}}
         if self.head["type"] == "thinking":
             return {**self.head, "thinking": text}
         return {**self.head, "text": text}
@@ -119,18 +119,6 @@ class ContentBlocks:
         if not text:
             return []
         return [{"type": "content_block_delta", "index": number, "delta": self._blocks[number].add(text)}]
-
-
-def _parsed(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object, which is empty for incomplete or invalid arguments.
-
-    Incomplete arguments, such as the first half of a shell command, could do harm.
-    """
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 VERSION_HEADER: Final = "anthropic-version"  # only Anthropic's clients send this header, with every request

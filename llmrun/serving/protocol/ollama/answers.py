@@ -5,7 +5,6 @@ The routes are /api/chat, /api/generate, /api/tags, /api/ps, /api/show and /api/
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import Any, Final
 from llmrun.base.amounts import format_weights
 from llmrun.base.errors import InvalidAnswer
 from llmrun.base.types import FinishReason, named_pooling
-from llmrun.engine.constraint.strict_json import parse
 from llmrun.engine.requests import Event, Finished, ModelFacts
 from llmrun.serving.protocol.errors import ApiError
 from llmrun.serving.protocol.ollama.objects import (
@@ -39,7 +37,7 @@ from llmrun.serving.protocol.ollama.objects import (
 from llmrun.serving.protocol.openai.objects import TokenLogprobs
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openai.responses import FOREVER_S, ChatAnswer, created_of
-from llmrun.serving.protocol.wire import WireFormat, json_line
+from llmrun.serving.protocol.wire import WireFormat, json_line, parsed_object
 
 PREFIX: Final = "/api/"  # the prefix of all paths of Ollama's API
 MEDIA_TYPE: Final = "application/x-ndjson"
@@ -168,22 +166,12 @@ def _calls(message: Mapping[str, Any], reason: FinishReason) -> list[OllamaToolC
     """
     found: list[OllamaToolCall] = []
     for call in message.get("tool_calls", ()):
-        name, arguments = call["function"]["name"], _parsed(call["function"]["arguments"])
-        if type(arguments) is dict:
+        name, arguments = call["function"]["name"], parsed_object(call["function"]["arguments"])
+        if arguments is not None:
             found.append({"id": call["id"], "function": {"index": len(found), "name": name, "arguments": arguments}})
         elif reason is not FinishReason.LENGTH:
             raise InvalidAnswer(f"the arguments of the model's call of {name} are not a JSON object")
     return found
-
-
-def _parsed(text: str) -> Any:
-    """Return the value of JSON text, or None if the text is invalid or a number overflows, such as 1e999."""
-    try:
-        value = parse(text)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
-        return None
-    return value
 
 
 def _nanoseconds(seconds: float) -> int:
