@@ -74,7 +74,7 @@ class GpuSupport(Protocol):
         """
 
     def check_servers(self, options: OpenOptions) -> None:
-        """Check the RPC servers in `options.rpc` without a model. Raises the errors of servers that cannot be used."""
+        """Check the RPC servers in `options.rpc` before a model is opened. Raises the error of an unusable server."""
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
         """Return the number of layers that fit on all GPUs together, and the total, both including the output layer.

@@ -1,4 +1,4 @@
-"""Turns a request's prompt into tokens, switches thinking on or off in it, and creates the decoder for its answer.
+"""Turns prompts into tokens, switches thinking on or off in a prompt, and creates the decoder for an answer.
 
 Prompts for filling in the middle are encoded with the tokens of llama-server's `/infill`:
 

@@ -24,7 +24,7 @@ LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allow
 
 
 class Portable(Struct, frozen=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The base class of values that are sent to other processes. Fields with their default values are not sent."""
+    """The base class of values that are sent to other processes. Fields that have the default value are not sent."""
 
 
 class ChatPrompt(Portable, frozen=True):

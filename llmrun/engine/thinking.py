@@ -1,7 +1,7 @@
 """Thinking styles, and the decoder that separates thinking from the answer in the output of a model.
 
-Model families mark their thinking with different tags, so a model's style is recognized first. `ModelThinking` in
-prompts.py does so, and switches thinking on or off in a prompt.
+Model families mark their thinking with different tags, so a model's style must be recognized first.
+`ModelThinking` in prompts.py recognizes the style, and switches thinking on or off in a prompt.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ def _recording(body: dict[str, Any]) -> Recording:
 
 
 def _opening(given: _RecordedRun) -> Opening:
-    """Return the settings of the opened model. Opening the model later checks whether this version supports them."""
+    """Return the model's settings. Whether this version supports the settings is checked when the model is opened."""
     tags = given.get("thinking_tags")
     if tags is not None and len(tags) not in (0, 2):
         raise wrong("thinking_tags", "two strings or none", tags)
@@ -367,7 +367,7 @@ def _ops(given: _RecordedRun) -> tuple[tuple[str, str], ...]:
 
 
 def _logits(given: _RecordedRun, n_tokens: int) -> dict[int, str]:
-    """Return the digests by the index of the token. The index after the last token belongs to an end token."""
+    """Return the digests of the logits by token index. The index after the last token belongs to an end token."""
     keys = given["logits"].keys()
     if len(keys) > _MOST_LOGITS or not all(re.fullmatch(r"0|[1-9]\d{0,8}", key) for key in keys):
         raise wrong("logits", f"up to {_MOST_LOGITS} indexes of tokens", given["logits"])

@@ -101,7 +101,7 @@ def packing_kernel(kind: str) -> KernelName:
 
 
 def product_kernel(matrix: Matrix, folder: str, function: str) -> KernelName:
-    """Return the kernel in `kernels/<folder>` that multiplies the packed matrix, by integers or by floats."""
+    """Return the kernel in `kernels/<folder>` that multiplies inputs, as integers or floats, by the packed matrix."""
     return KernelName.of(f"{folder}.{'int8' if matrix.is_integer else 'floats'}", function, weight=matrix.packed)
 
 

@@ -1,7 +1,7 @@
 """The parent's side of child processes: `Child` for threads, and `AsyncChild` for event loops.
 
-A child process ends with its parent, because its standard input closes then (see worker.py). Nothing of a child that
-has been ended is left: no process, descriptor, file or thread.
+If the parent ends, a child process ends too, because the child's standard input is then closed (see worker.py). A child
+that has been ended leaves no process, descriptor, file or thread behind.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The end of stderr, which is untrusted. Complete if the process and its descendants have ended."""
+        """The end of stderr, which is untrusted, and is complete if the process and its descendants have ended."""
         if self.ended():
             self._stderr.join()
         return self._stderr.tail.decode(errors="replace")
@@ -127,7 +127,7 @@ class Child:
             self._process.kill()
 
     def end(self, seconds: float) -> None:
-        """End the process and close the pipes: close its input and wait, then send SIGTERM and wait, then kill it.
+        """Close the process's input and wait, then send SIGTERM and wait, then kill the process, and close all pipes.
 
         Other threads must not use the pipes any more. Idempotent.
 
@@ -171,7 +171,7 @@ class _Tail:
                 self.tail = (self.tail + piece)[-self._most :]
 
     def join(self) -> None:
-        """Wait for the end of the stream."""
+        """Wait for the end of the stream, for at most _LAST_WORDS_S seconds."""
         if self._thread is not None:
             self._thread.join(_LAST_WORDS_S)
 
@@ -185,7 +185,7 @@ def _start(purpose: str, command: Sequence[str], **options: Any) -> subprocess.P
 
 
 def _destroy(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants, wait for its end, and close its pipes. The reader of stderr closes stderr."""
+    """Kill a process and its descendants, wait for the end of the process, and close all pipes except stderr."""
     if process.poll() is None:
         _signal_group(process.pid, at_once=True)
         process.kill()
@@ -214,7 +214,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 class AsyncChild:
-    """A running child process whose pipes an event loop reads and writes. Its stderr is this process's."""
+    """A running child process that shares this process's stderr, and whose pipes an event loop reads and writes."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         import asyncio
@@ -270,7 +270,7 @@ class AsyncChild:
         _signal_group(self.pid, at_once=True)
 
     async def end(self, seconds: float = 0.0) -> str:
-        """Wait for the process to end, kill it after this many seconds, and return its ending, such as "SIGKILL"."""
+        """Wait this long for the process to end, then kill the process. Returns how the process ended, such as "SIGKILL"."""
         import asyncio
 
         try:

@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 
 def in_own_session() -> dict[str, Any]:
-    """Return `Popen` arguments that give a process a session of its own, without a terminal and its Ctrl-C."""
+    """Return `Popen` arguments that start a process in its own session, without a terminal and without Ctrl-C."""
     if sys.platform == "win32":
         import subprocess
 
@@ -53,7 +53,7 @@ def in_own_session() -> dict[str, Any]:
 
 
 def in_own_group() -> dict[str, Any]:
-    """Return `Popen` arguments that give a process a group of its own, which Ctrl-C in the terminal does not reach."""
+    """Return `Popen` arguments that start a process in its own group, which does not receive the terminal's Ctrl-C."""
     if sys.platform == "win32":
         import subprocess
 

@@ -1,7 +1,7 @@
 """Frames, which are the messages between a parent and its child processes, and the codecs of their contents.
 
 A frame is the length of the data, in 8 bytes, followed by the data. Every reader limits the length, and allocates
-memory only for bytes that have arrived, so a header of random bytes costs nothing.
+memory only for bytes that have arrived, so a corrupt length cannot exhaust the memory.
 
 `Codec` converts messages of known types to MessagePack and back. `encoded` and `decoded` convert plain values to JSON
 and back, without importing msgspec, which takes 20 ms.
@@ -56,7 +56,7 @@ def write_frame(stream: IO[bytes], data: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes], longest: int) -> bytes | None:
-    """Return the next frame of a buffered stream, or None at the end, even within a frame. Raises FrameTooLong."""
+    """Return the next frame of a buffered stream, or None if the stream ends before or in it. Raises FrameTooLong."""
     header = stream.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return None
@@ -72,14 +72,14 @@ def read_frame(stream: IO[bytes], longest: int) -> bytes | None:
 
 
 class FrameReader:
-    """Reads frames from an unbuffered stream. KeyboardInterrupt loses no bytes, so the next call continues."""
+    """Reads frames from an unbuffered stream. After KeyboardInterrupt, the next call continues without loss."""
 
     def __init__(self, stream: io.RawIOBase) -> None:
         self._stream = stream
         self._unread: list[bytes] = []
 
     def read(self, longest: int) -> bytes | None:
-        """Return the next frame, or None at the end, even within a frame. Raises FrameTooLong and OSError."""
+        """Return the next frame, or None if the stream ends before or in it. Raises FrameTooLong and OSError."""
         size = sum(map(len, self._unread))
         while True:
             needed = HEADER_BYTES
@@ -91,7 +91,7 @@ class FrameReader:
                 data = b"".join(self._unread)
                 self._unread = [data[needed:]]
                 return data[HEADER_BYTES:needed]
-            # `extend` stores the bytes before Python handles signals.
+            # Within one call of `extend`, Python handles no signals between reading and storing the bytes.
             self._unread.extend(map(self._stream.read, (min(max(needed - size, 1 << 16), _PIECE_BYTES),)))
             if not self._unread[-1]:
                 return None
@@ -106,13 +106,13 @@ class FrameWriter:
 
     def __init__(self, stream: io.RawIOBase) -> None:
         self._stream = stream
-        self._unsent: tuple[bytes, list[int]] = (b"", [])  # data, and the numbers of bytes written so far
+        self._unsent: tuple[bytes, list[int]] = (b"", [])  # data, and the number of bytes that each write has written
 
     def write(self, data: bytes) -> None:
         """Write a frame. Raises OSError if the other process has closed its end of the pipe."""
         self._unsent = (bytes(self._rest()) + framed(data), [])
         while rest := self._rest():
-            # `extend` stores the number before Python handles signals.
+            # Within one call of `extend`, Python handles no signals between writing and storing the number.
             self._unsent[1].extend(map(self._stream.write, (rest[:_PIECE_BYTES],)))  # type: ignore[arg-type]
 
     def _rest(self) -> memoryview:
@@ -137,8 +137,8 @@ class Codec(Generic[T]):
     The type may be a dataclass, a msgspec.Struct, a union of tagged Structs, or any combination that msgspec supports.
     Messages may contain LlmrunErrors. Decoding is strict, because the two processes run the same code.
 
-    MessagePack has no unpaired surrogates and no integers beyond 64 bits. A message with such values is sent as JSON,
-    in which bytes at places of type Any become text.
+    MessagePack cannot represent unpaired surrogates or integers beyond 64 bits. Messages with such values are sent as
+    JSON, in which bytes in fields of type Any become Base64 text.
     """
 
     def __init__(self, kind: Any) -> None:

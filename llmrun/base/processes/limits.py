@@ -2,7 +2,7 @@
 
 Untrusted input can make a library run forever, allocate memory without limit, or crash. In a child process, the
 operating system and a watchdog in the parent limit time and memory, and a crash only means that no answer arrives. The
-child starts with an empty environment and no open files, and calls `worker.serve_limited`.
+child starts without the user's environment and open files, and calls `worker.serve_limited`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class IsolatedProcess:
             if exchange.answer is None:
                 child.kill()
                 if exchange.is_alive():
-                    exchange.join()  # before the pipes are closed
+                    exchange.join()  # the thread must not use closed pipes
                 self.close()
         if exchange.answer is not None:
             return exchange.answer

@@ -1,7 +1,7 @@
 """The child's side: how a child process takes over its pipes, ends with its parent and answers requests.
 
-`serve` is for our own work, and `serve_limited` for work on untrusted data. A child process that does both its reading
-and its work in one thread needs nothing else.
+`serve` is for trusted data, and `serve_limited` is for untrusted data. A child process that reads requests and works in
+the same thread calls one of these two functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from llmrun.base.processes.frames import decoded, encoded, read_frame, write_frame
 
-_LONGEST = 1 << 40  # the parent is trusted, but a bug may still send something that is no frame
+_LONGEST = 1 << 40  # bytes; the parent is trusted, but a bug could corrupt the stream
 _OUT_OF_MEMORY = encoded(("over", "memory"))
 _TOO_DEEP = encoded(("over", "depth"))
 
@@ -58,7 +58,7 @@ def end_with_parent(requests: int) -> None:
 
 
 def take_over_streams() -> tuple[int, int]:
-    """Prepare this process for requests: private streams, no core files, no Ctrl-C, and no life without the parent.
+    """Prepare this process for requests: private streams, no core files, no Ctrl-C, and an exit with the parent.
 
     Returns the descriptors of the pipes for requests and answers.
     """
@@ -75,7 +75,7 @@ def take_over_streams() -> tuple[int, int]:
 def serve(answer: Callable[[bytes], bytes]) -> None:
     """Answer each frame from the parent with a frame, until the parent closes the pipe."""
     requests, answers = take_over_streams()
-    # The pipes stay open: a closed one would look like the end of the parent, and hide how this process ends.
+    # The pipes stay open, because `end_with_parent` would mistake a closed pipe for the parent's end, and exit with 0.
     source, sink = os.fdopen(requests, "rb", closefd=False), os.fdopen(answers, "wb", closefd=False)
     while (request := read_frame(source, _LONGEST)) is not None:
         write_frame(sink, answer(request))
@@ -87,7 +87,7 @@ def serve_limited(answer: Callable[[Any], tuple[str, Any]]) -> None:
     When the process is ready, it sends an empty frame. A request consists of two frames of JSON: the limits,
     {"cpu_s", "memory"}, and then the request itself. The answer to every request is one frame, [kind, value]. If
     `answer` runs out of memory or recurses too deeply, the kind is "over", and the value is "memory" or "depth".
-    The process has no second thread, whose stack would count towards the memory.
+    The process starts no thread, because the thread's stack would count towards the memory limit.
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, b"")

@@ -7,7 +7,7 @@ The server chooses the ids of its requests, and all events in messages from the 
                       Rejected or Taken, then Begun and events; Tokenized, Detokenized, PromptCounted, Embedded or
                       Rejected; Beat at any time; Crashed at the end
 
-Decoding is strict: a message of another form raises BadMessage, because the two processes must run the same code.
+Decoding is strict: all other messages raise BadMessage, because the two processes run the same code.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class _Output:
         return self.size > self._most
 
     def read(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._stream:  # a descendant held the stream open
+        with contextlib.suppress(OSError, ValueError), self._stream:  # closed while a descendant holds the stream open
             while not self.too_long and (piece := self._stream.read(_PIECE)):
                 self.kept += piece[: self._most_kept - len(self.kept)]
                 self.size += len(piece)

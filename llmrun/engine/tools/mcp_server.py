@@ -168,7 +168,7 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            with contextlib.suppress(OSError, ValueError), self._output:  # a descendant held the output open
+            with contextlib.suppress(OSError, ValueError), self._output:  # closed while a descendant still holds it
                 while line := self._line():
                     self._take(line)
         finally:

@@ -1,6 +1,6 @@
 """Finds models on this machine, in the Hugging Face cache, our own folder and other programs' folders.
 
-The cache is read without huggingface_hub, because importing it takes 0.4 s. paths.py shows the paths in the cache.
+The cache is read without huggingface_hub, because that import takes 0.4 s. paths.py shows the paths in the cache.
 
 A file is trusted only after its sha256 has been verified. The expected sha256 comes from the catalogue or from the
 blob's name, because the Hugging Face cache and Ollama name blobs after their sha256. model_records.py records the

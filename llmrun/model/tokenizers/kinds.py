@@ -3,7 +3,7 @@ r"""The kinds of tokenizers in GGUF files, BPE, SentencePiece, WordPiece and Uni
 `gpt2` is byte-level BPE. The vocabulary spells every byte as one printable character, so any text can be encoded.
 `gemma4` is character-level BPE. A character outside the vocabulary is encoded as one token per byte.
 
-Pre-tokenizers first split the text of BPE into pieces. The names and rules of pre-tokenizers come from llama.cpp. A
+For BPE, a pre-tokenizer first splits the text into pieces. The names and rules of pre-tokenizers come from llama.cpp. A
 pre-tokenizer is a list of patterns, most of which are identical to llama.cpp's. Each pattern is one stage. A stage
 splits every piece of the previous stage and cannot look beyond the ends of a piece. Text between two matches also
 becomes a piece. Code points that no pattern can distinguish share a symbol, and patterns.py compiles every pattern to a

@@ -145,7 +145,7 @@ class ServedRequest:
         """Wait until the engine has accepted the request. An accepted request may still wait in the queue.
 
         Raises the request's error if the request is invalid, Overloaded or Unavailable if the server is busy, and
-        Cancelled.
+        Cancelled if the client has cancelled the request.
         """
         while self.taken is None:
             if self.over:

@@ -102,7 +102,7 @@ async def _run(process: ModelProcess, parsed: ParsedCompletion, answer: ChatAnsw
     news = asyncio.Event()
     running: list[ServedRequest] = []
     try:
-        running.extend(process.ask(request, news) for request in parsed.requests)  # keeps those before an error
+        running.extend(process.ask(request, news) for request in parsed.requests)  # keeps requests sent before an error
         while not answer.is_complete:
             news.clear()
             for choice, one in enumerate(running):

@@ -30,7 +30,7 @@ from llmrun.jobs.batching.workers.ray_address import check_token, find_address, 
 
 CONNECT_S: Final = 60.0
 _STDERR_BYTES: Final = 1 << 16
-_LOOK_S: Final = 0.05  # between two checks whether the cluster refuses the token
+_LOOK_S: Final = 0.05  # seconds between checks whether the cluster has refused the token
 _PING_EACH_S: Final = 10.0
 _SILENCE_S: Final = 60.0
 _EXIT_S: Final = 10.0
@@ -145,7 +145,7 @@ class RayProcess:
         return None
 
     def _send_all(self) -> None:
-        """Send messages in a thread, because the process may not read them. None closes the pipe."""
+        """Send queued messages in a thread, because sending may block. None closes the pipe."""
         while (data := self._to_send.get()) is not None:
             self._child.send(data)
         self._child.stdin.close()

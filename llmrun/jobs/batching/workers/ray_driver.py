@@ -244,7 +244,7 @@ class RayDriver:
             self._start(self._handle(*decoded(message)))
 
     def send(self, call: int, kind: str, value: Any) -> None:
-        """Send an answer. The other process reads messages immediately."""
+        """Send an answer, without blocking for long, because the other process reads messages immediately."""
         with contextlib.suppress(OSError):  # the other process has ended
             write_frame(self._sink, encoded([call, kind, value]))
 
@@ -332,7 +332,7 @@ def _connect(address: str) -> None:
 
 
 def main() -> None:
-    """Connect to the cluster that the argument names, and handle messages."""
+    """Connect to the cluster at the address in the command's argument, and handle messages."""
     address = sys.argv[1]
     requests, answers = private_streams()
     driver = RayDriver(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"), address)

@@ -3,7 +3,7 @@
 A separate process per engine makes it possible to measure each engine's peak memory, to run the engines alternately,
 and to keep the results of the other engines if one engine crashes.
 
-Requests are called questions. For each question, the worker sends an answer, after any notes and progress. The only
+Requests are called questions. For each question, the worker sends notes and progress reports, then an answer. The only
 caller, pool.py, describes the protocol.
 """
 
@@ -202,7 +202,7 @@ class Worker:
 
 
 def main() -> None:
-    """Handle questions until the parent closes this process or has ended."""
+    """Handle questions until the parent sends "close" or ends."""
     requests, answers = take_over_streams()
     with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
 
