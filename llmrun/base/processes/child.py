@@ -270,7 +270,7 @@ class AsyncChild:
         _signal_group(self.pid, at_once=True)
 
     async def end(self, seconds: float = 0.0) -> str:
-        """Wait this long for the process to end, then kill the process. Returns how the process ended, such as "SIGKILL"."""
+        """Wait this long for the process to end, then kill the process. Returns the ending, such as "SIGKILL"."""
         import asyncio
 
         try:

@@ -8,8 +8,8 @@
 `read` converts the body of a request to a declared object, and reports the fields that have no effect. `schemas`
 returns the JSON schemas of declared objects. A field with the value null counts as missing.
 
-A text in `Annotated` is the description of the field. The classes below can also be in `Annotated`. Types whose names
-begin with an underscore have no schema of their own in the OpenAPI document.
+A string in `Annotated` is the description of the field. The other values in `Annotated` are KEPT and the classes from
+`Limits` to `Keywords`. Types whose names begin with an underscore are described in place in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class Expected(NamedTuple):
 
 
 class Usual(NamedTuple):
-    """The values of a field that change nothing. A field with any other value has no effect and is reported."""
+    """The values of a field that match the server's behavior. All other values are ignored and reported."""
 
     values: tuple[Any, ...]
 
 
 class Refused(NamedTuple):
-    """A field of which the server supports only the accepted values. A field of the type Any is not in the schema.
+    """A field for which the server refuses all other values. A refused field of the type Any is not in the schema.
 
     problem  the message for other values; by default, the message says that the value is not supported
     """
@@ -116,7 +116,7 @@ class Tagged(NamedTuple):
 
 
 class Inline(NamedTuple):
-    """Fields of the same JSON object that other code declares. `read` collects these fields in an object of their own.
+    """Additional fields of the JSON object, declared by other code. `read` collects them in a separate dictionary.
 
     fields  returns the types of the fields by name
     """
@@ -130,14 +130,14 @@ class Keywords(NamedTuple):
     keywords: Mapping[str, Any]
 
 
-KEPT: Final = "kept"  # an object whose undeclared fields are kept, because templates can use them
+KEPT: Final = "kept"  # marks an object whose undeclared fields are kept for chat templates
 
 
 def read(declared: type[T], body: Mapping[str, Any], place: str = "") -> tuple[T, tuple[str, ...]]:
     """Return the declared fields of an object, and the paths of fields that have no effect. Raises InvalidField.
 
     Errors contain the path of the field, such as "stream_options.include_usage". The paths of ignored fields have no
-    numbers, as in "messages[].cache_control".
+    indexes, as in "messages[].cache_control".
 
     declared  a TypedDict
     place     the path of the object in the body, which is "" for the body itself
@@ -165,7 +165,7 @@ class Kind:
     check     returns an allowed value of one of these types, and raises InvalidField for other values; the arguments
               are the value, the value's path, and a list that receives the paths of fields without effect
     schema    returns the JSON schema, and adds the schemas of named objects to the argument
-    literals  the only allowed values, or () if there are others
+    literals  the only allowed values, or () if other values are allowed
     items     the kind of a list's items
     fields    the fields of an object
     """
@@ -184,12 +184,12 @@ class Kind:
 
     @property
     def is_refused(self) -> bool:
-        """True for an object with a required field of which the server refuses every value."""
+        """True for objects with a required field for which the server refuses every value."""
         needed = (each.refused for each in self.fields.values() if each.required)
         return any(refused is not None and not refused.accepted for refused in needed)
 
     def read(self, value: Any, place: str, ignored: list[str]) -> Any:
-        """Return an allowed value. Raises InvalidField for other values."""
+        """Check and convert a value. Raises InvalidField for values that are not allowed."""
         if not self.fits(value):
             raise wrong_type(place, self.words, value)
         return self.check(value, place, ignored)
@@ -251,7 +251,7 @@ def _number(declared: type, limits: Limits) -> Kind:
         words = f"an integer of at least {low}" if high == MOST_INTEGER else f"an integer from {low} to {high}"
     else:
         words = f"a number from {low:g} to {high:g}" if math.isfinite(high) else "a number"
-        low, high = max(low, -sys.float_info.max), min(high, sys.float_info.max)  # integers can be larger
+        low, high = max(low, -sys.float_info.max), min(high, sys.float_info.max)  # an integer can exceed this range
     allowed = limits._replace(low=low, high=high)
 
     def check(value: Any, place: str, ignored: list[str]) -> Any:
@@ -284,7 +284,7 @@ def _text(limits: Limits, matching: Matching) -> Kind:
 
 
 def _choice(values: Sequence[Any], member: Callable[[Any], Any] = lambda value: value) -> Kind:
-    """Return the kind of literal values. `member` converts a value, such as to a member of an enumeration."""
+    """Return the kind of literal values. `member` converts a value, for example to a member of an enumeration."""
     named = ", ".join(each if type(each) is str else seen(each) for each in values)
 
     def check(value: Any, place: str, ignored: list[str]) -> Any:
@@ -341,7 +341,7 @@ def _map(key: Any, declared: Any) -> Kind:
 
 
 def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
-    """Return the kind of a union. `tag` tells objects apart, and unions of objects that have other tags."""
+    """Return the kind of a union. `tag` distinguishes objects, and nested unions whose objects have other tags."""
 
     def check(value: Any, place: str, ignored: list[str]) -> Any:
         if tag is not None and type(value) is dict:
@@ -349,7 +349,7 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
                 value = {**value, tag.name: tag.default}
             return _tagged(named, tag, value, place).read(value, place, ignored)
         fitting = [kind for kind in kinds if kind.fits(value)]
-        if len(fitting) > 1 and value:  # the first item tells lists apart
+        if len(fitting) > 1 and value:  # the first item decides between kinds of lists
             items = [kind.items for kind in fitting if kind.items is not None]
             fitting = [kind for kind in fitting if kind.items is not None and kind.items.fits(value[0])]
             if not fitting:
@@ -365,14 +365,14 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
     tagged = [kind for kind in kinds if tag is not None and tag.name in kind.fields]
     named = {name: kind for kind in tagged for name in kind.fields[tag.name].kind.literals} if tag else {}
     all_types = tuple(each for kind in kinds for each in kind.types)
-    fields = kinds[0].fields  # all objects have the tag
+    fields = kinds[0].fields  # all objects contain the field of the tag
     union = Kind(_either(kind.words for kind in kinds if kind.types != (type(None),)), all_types, check, schema)
     union.fields = fields
     return union
 
 
 def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
-    """Return the kind of an object in a union. Raises InvalidField if the union has no such object.
+    """Return the kind of an object in a union, by its tag. Raises InvalidField if the union has no such kind.
 
     named  maps the values of the tag to kinds
     """
@@ -391,7 +391,7 @@ def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], pl
 
 @dataclass(slots=True)
 class _Field:
-    """A field of an object. `usual` contains the values without effect if all other values are ignored.
+    """A field of an object. `usual` contains the only values that are not ignored, or is None.
 
     inline  the name under which `read` collects the field, or "" for a field of the object itself
     """
@@ -404,7 +404,7 @@ class _Field:
     inline: str = ""
 
     def uses(self, value: Any) -> bool:
-        """Return False if a value has no effect although the field is known."""
+        """Return False for a value that the server ignores."""
         return self.usual is None or any(type(value) is type(each) and value == each for each in self.usual)
 
     def read(self, value: Any, place: str, ignored: list[str]) -> Any:

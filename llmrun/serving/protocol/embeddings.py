@@ -31,7 +31,7 @@ Inputs = Annotated[
     Expected("a string, a list of strings, a list of token IDs, or a list of such lists"),
     "One or more texts, or one or more lists of token IDs.",
 ]
-Dimensions = Annotated[int, Limits(1), "Keep only the first dimensions, for models trained for this."]
+Dimensions = Annotated[int, Limits(1), "The number of dimensions to keep, for models trained for shorter vectors."]
 
 
 class EmbeddingRequest(TypedDict, total=False):
@@ -55,7 +55,7 @@ class RerankRequest(TypedDict, total=False):
             Limits(1, MOST_INPUTS, "document"),
         ]
     ]
-    top_n: Annotated[int, Limits(1), "Return only the best documents."]
+    top_n: Annotated[int, Limits(1), "The number of best documents to return."]
     return_documents: Annotated[bool, "Repeat the documents in the answer."]
     truncate: Annotated[bool, "Cut off the end of documents that are too long, instead of returning an error."]
 

@@ -92,7 +92,7 @@ class _Head(TypedDict):
 
 
 class Infill(_Head):
-    """A choice of an answer of /infill, or the last event of a choice in a stream."""
+    """A choice of an answer of /infill, or the choice's last event in a stream."""
 
     stop: Literal[True]
     model: str
@@ -107,7 +107,7 @@ class Infill(_Head):
 
 
 class InfillChunk(_Head):
-    """An event of a stream of /infill."""
+    """An event in a stream of /infill, except a choice's last event."""
 
     stop: Literal[False]
 

@@ -95,7 +95,7 @@ ROUTES: Final = (
     ),
     Route(
         "/v1/responses",
-        "Answer a conversation, as items",
+        "Answer a conversation, as in OpenAI's Responses API",
         responses.ResponseRequest,
         responses.Response,
         responses.ResponseEvent,
@@ -212,7 +212,7 @@ def _paths() -> dict[str, Any]:
 
 
 def _described(route: Route) -> dict[str, Any]:
-    """Return the description of a route by its method."""
+    """Return a mapping from the route's method to the description."""
     is_ollama, content = route.path.startswith(PREFIX), _json(route.answer)
     if route.chunk is not None:
         media_type = MEDIA_TYPE if is_ollama else "text/event-stream"
@@ -260,7 +260,7 @@ def _json(declared: Any) -> dict[str, Any]:
 
 def _either(openai: Any, anthropic: Any) -> dict[str, Any]:
     """Return the content of a JSON body whose type depends on the client's API."""
-    words = "Requests with the header anthropic-version receive the second form."
+    words = "Requests with the header anthropic-version receive the second type."
     return {"application/json": {"schema": {**_schema(openai | anthropic), "description": words}}}
 
 

@@ -19,7 +19,7 @@ class TokenizeRequest(TypedDict, total=False):
     content: Annotated[str, "The text, as in llama-server."]
     prompt: Annotated[str, "The text, as in vLLM."]
     add_special: Annotated[
-        bool, "Add special tokens such as a BOS. The default is true with `prompt`, otherwise false."
+        bool, "Add special tokens such as a BOS. The default is true for `prompt`, and false for `content`."
     ]
     add_special_tokens: Annotated[bool, "Another name for `add_special`."]
     parse_special: Annotated[bool, "Convert control strings to control tokens. The default is true."]

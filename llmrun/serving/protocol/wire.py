@@ -36,7 +36,7 @@ class WireFormat:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Encode JSON for a response. Unpaired surrogates, which names of files can contain, become question marks."""
+    """Encode JSON for a response. Unpaired surrogates, which file names can contain, become question marks."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -44,7 +44,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def parsed_object(text: str) -> dict[str, Any] | None:
-    """Return the object in a JSON text, or None if the text is incomplete, invalid or no object."""
+    """Return the object in a JSON text, or None if the text is incomplete, invalid or not an object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError):

@@ -29,13 +29,13 @@ SIGNATURE: Final = "unsigned"
 
 @dataclass(slots=True)
 class _Block:
-    """A block of content. In `head`, the text is empty."""
+    """A block of content. `head` is the block without its text."""
 
     head: objects.ContentBlock
     texts: list[str] = field(default_factory=list)
 
     def whole(self) -> objects.ContentBlock:
-        """Return the block with the text so far."""
+        """Return the block with all text added so far."""
         text = "".join(self.texts)
         if self.head["type"] == "tool_use":
             # Incomplete arguments, such as the first half of a shell command, could do harm.
@@ -45,7 +45,7 @@ class _Block:
         return {**self.head, "text": text}
 
     def add(self, text: str) -> objects.BlockDelta:
-        """Add text, and return its delta."""
+        """Add text to the block, and return the delta for the stream."""
         self.texts.append(text)
         if self.head["type"] == "tool_use":
             return {"type": "input_json_delta", "partial_json": text}
@@ -105,7 +105,7 @@ class ContentBlocks:
         return events
 
     def _continue(self, head: objects.ContentBlock) -> list[objects.MessageEvent]:
-        """Begin a block, unless the open block is of the same kind."""
+        """Begin a block, unless a block of the same type is open."""
         continues = self._is_open and self._blocks[-1].head["type"] == head["type"]
         return [] if continues else self._begin(head)
 
@@ -188,7 +188,7 @@ class MessageAnswer:
         return {"type": "message_start", "message": message}
 
     def _message(self, ending: objects.MessageEnding, usage: objects.MessageUsage) -> objects.AnthropicMessage:
-        """Return the message so far."""
+        """Return the message with all content added so far."""
         return {
             "id": self._id,
             "type": "message",

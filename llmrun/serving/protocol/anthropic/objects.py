@@ -9,7 +9,7 @@ from llmrun.serving.protocol.openai.objects import MOST_TOOLS, Count, Fingerprin
 
 # This edit has no effect, because the model's template decides whether the prompt contains past thinking.
 KNOWN_EDIT: Final = "clear_thinking_20251015"
-_UNUSED: Final = "Accepted for compatibility, without effect on the answer."
+_UNUSED: Final = "This field is accepted for compatibility, but has no effect."
 _BLOCKS: Final = Tagged("type", unknown="blocks of the type {} are not supported here", advice="send text")
 _CONTENT: Final = Expected("a string or a list of blocks")
 
@@ -108,7 +108,7 @@ class _OtherThinking(TypedDict):
 ThinkingConfig = Annotated[
     _BudgetedThinking | _OtherThinking,
     Tagged("type"),
-    "Without this field, the model does not think, if thinking can be turned off.",
+    "Without this field, thinking is turned off for models that can turn thinking off.",
 ]
 
 
@@ -127,7 +127,7 @@ class _Edit(TypedDict):
         Literal["clear_thinking_20251015"], Refused((KNOWN_EDIT,), "shorten the conversation in the client")
     ]
     keep: NotRequired[
-        Annotated[Any, Usual(("all",)), "The value all is the behavior of this server. Other values are ignored."]
+        Annotated[Any, Usual(("all",)), "Ignored, because the model's template decides which thinking is kept."]
     ]
 
 
@@ -154,7 +154,7 @@ class MessageCountRequest(TypedDict, total=False):
     output_config: Annotated[
         _OutputConfig, "The format of the answer and the thinking effort. A format cannot be combined with tools."
     ]
-    output_format: Annotated[_OutputFormat, "The older name of output_config.format."]
+    output_format: Annotated[_OutputFormat, "The older name of `output_config.format`."]
     context_management: _ContextManagement
     metadata: Annotated[_Metadata, _UNUSED]
     cache_control: Annotated[dict[str, Any], f"{_UNUSED} Prefixes are always cached."]
@@ -183,7 +183,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class MessageEnding(TypedDict):
-    """The reason why a message ended. Null values are in the first event of a stream."""
+    """The reason why a message ended. `stop_reason` is null only in the first event of a stream."""
 
     stop_reason: StopReason | None
     stop_sequence: str | None

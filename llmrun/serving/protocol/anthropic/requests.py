@@ -253,12 +253,12 @@ def parse_count(body: dict[str, Any], facts: ModelFacts) -> Parsed:
     """Convert the body of /v1/messages/count_tokens to a request with the prompt to count. Raises InvalidField."""
     given, ignored = read(MessageCountRequest, body)
     request, _, in_vain, _ = _question(given, facts)
-    _format(given)  # raises the errors of the format, which is no part of the prompt
+    _format(given)  # only checks the format, which is not part of the prompt
     return Parsed(requests=(request,), stream=False, ignored=(*in_vain, *ignored))
 
 
 def _question(given: MessageCountRequest, facts: ModelFacts) -> tuple[Request, ToolOptions, tuple[str, ...], bool]:
-    """Return a request without options, its tools, and what is ignored; True if the answer contains the thinking."""
+    """Return a request without options, the tools, the ignored fields, and whether the answer contains thinking."""
     require_chats(facts)
     messages, left_out = conversation_of(given)
     continues = messages[-1]["role"] == "assistant"  # the last message is the beginning of the answer

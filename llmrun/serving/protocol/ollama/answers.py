@@ -57,18 +57,18 @@ UNLOADED: Final = "unload"
 
 
 def ollama_chat(head: Head, said: Said, end: End) -> OllamaChat:
-    """Return a line or a body of /api/chat for a part of the message."""
+    """Return a line of /api/chat with a part of the message, or the body with the whole message."""
     return {**head, "message": {"role": "assistant", **said}, **end}
 
 
 def ollama_text(head: Head, said: Said, end: End) -> OllamaText:
-    """Return a line or a body of /api/generate for a part of the text, without tool calls."""
+    """Return a line of /api/generate with a part of the text, or the body with the whole text. Omits tool calls."""
     thought: Thought = {"thinking": said["thinking"]} if "thinking" in said else {}
     return {**head, "response": said["content"], **thought, **end}
 
 
 _OPEN: Final[End] = {"done": False}
-# Returns a line or a body
+# Returns a line of a stream, or a whole body
 Write = Callable[[Head, Said, End], OllamaChat | OllamaText]
 
 
@@ -147,7 +147,7 @@ def _end(body: Mapping[str, Any], end: Finished) -> End:
         "done": True,
         "done_reason": "length" if end.reason is FinishReason.LENGTH else "stop",
         "total_duration": _nanoseconds(times.total_s),
-        "load_duration": 0,  # the times of an answer begin after the model is loaded
+        "load_duration": 0,  # time is measured only after the model is loaded
         "prompt_eval_count": times.prompt_tokens,
         "prompt_eval_duration": _nanoseconds(times.prefill_s),
         "eval_count": times.generated_tokens,

@@ -42,7 +42,7 @@ class Loading(TypedDict, total=False):
 
 
 class OllamaOptions(Sampling, total=False):
-    """Options that a server sets when it starts, such as num_gpu, have no effect."""
+    """Options that are set when a server starts, such as num_gpu, have no effect."""
 
     stop: Stops
     num_predict: Annotated[
@@ -86,7 +86,7 @@ class _CalledFunction(TypedDict, total=False):
 
 
 class OllamaToolCall(TypedDict, total=False):
-    """A call of a tool. Clients may leave out the ID."""
+    """A tool call, whose ID is optional."""
 
     id: str
     type: Literal["function"]
@@ -108,18 +108,18 @@ class OllamaUserMessage(_AnyMessage, total=False):
 
 class OllamaAssistantMessage(_AnyMessage, total=False):
     role: Required[Literal["assistant"]]
-    thinking: Annotated[str, "The thinking before a past answer."]
+    thinking: Annotated[str, "The thinking that preceded this answer."]
     tool_calls: list[OllamaToolCall]
 
 
 class OllamaToolMessage(_AnyMessage, total=False):
     role: Required[Literal["tool"]]
     tool_name: Annotated[str, "The tool that returned this result."]
-    name: Annotated[str, "The name of `tool_name` in older clients."]
+    name: Annotated[str, "Older clients use this name for `tool_name`."]
     tool_call_id: Annotated[
         str,
-        "The ID of the call with this result. A result without an ID belongs to the tool's first call without a "
-        "result.",
+        "The ID of the call that produced this result. A result without an ID belongs to the tool's first call that "
+        "has no result yet.",
     ]
 
 
@@ -143,13 +143,13 @@ class OllamaGenerateRequest(OllamaCommon, total=False):
         "in the middle, and cannot be combined with `system` or `raw`.",
     ]
     system: Annotated[str, "The text of the system message."]
-    raw: Annotated[bool, "Continue the prompt itself, without the chat template."]
+    raw: Annotated[bool, "Continue the prompt as raw text, without the chat template."]
     images: NoImages
     context: Annotated[
         list[Any],
         Limits(high=0),
         Refused(([],), "send the conversation to /api/chat instead", "obsolete"),
-        "Only an empty list is supported. Use /api/chat.",
+        "Only an empty list is supported. Use /api/chat for conversations.",
     ]
     template: Annotated[
         Literal[""],
@@ -159,7 +159,7 @@ class OllamaGenerateRequest(OllamaCommon, total=False):
 
 
 class OllamaShowRequest(TypedDict, total=False):
-    model: Annotated[str, "The name of a model. Required, unless there is a `name`."]
+    model: Annotated[str, "The name of a model. Either `model` or `name` is required."]
     name: Annotated[str, "The old name of `model`."]
     verbose: Annotated[Literal[False], Usual((False,))]
 
@@ -173,11 +173,11 @@ class Head(TypedDict):
 
 
 class Counts(TypedDict, total=False):
-    """The last fields of a complete answer. Only llmrun returns the last three fields."""
+    """The last fields of a complete answer. `seed`, `system_fingerprint` and `timings` are specific to llmrun."""
 
     done_reason: Annotated[DoneReason, 'With "length", tool calls that were truncated by the token limit are left out.']
     total_duration: Nanoseconds
-    load_duration: Annotated[Literal[0], "Always 0, because the times begin after the model is loaded."]
+    load_duration: Annotated[Literal[0], "Always 0, because time is measured only after the model is loaded."]
     prompt_eval_count: Count
     prompt_eval_duration: Nanoseconds
     eval_count: Count

@@ -38,7 +38,7 @@ from llmrun.serving.protocol.openai.requests import ParsedCompletion, chat_logpr
 
 
 def messages_of(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Return the conversation of a ChatPrompt. Raises InvalidField for results without a tool call."""
+    """Convert messages to a ChatPrompt's messages. Raises InvalidField for results without a tool call."""
     calls = _Calls()
     return [_message_of(message, calls, f"messages[{number}]") for number, message in enumerate(messages)]
 
@@ -93,7 +93,7 @@ class _Calls:
         return found
 
     def answered(self, result: OllamaToolMessage, place: str) -> dict[str, Any]:
-        """Return the name of the tool, and the ID of the call that a result belongs to. Raises InvalidField."""
+        """Return the tool name and the ID of the call to which a result belongs. Raises InvalidField."""
         name, call_id = result.get("tool_name"), result.get("tool_call_id")
         if call_id is None:
             call_id = next((known for known, tool in self._open.items() if name in (None, tool)), None)
@@ -149,7 +149,7 @@ def keep_alive_of(body: Mapping[str, Any]) -> float | None:
 def lenient(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a body with `options`, with roles in lower case, and with integers for options such as 8192.0.
 
-    Home Assistant sends numbers with a fraction of zero.
+    Home Assistant sends integers with a decimal point.
     """
     messages, options = body.get("messages"), body.get("options")
     found = {**body, "options": {} if options is None else options}

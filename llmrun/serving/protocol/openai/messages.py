@@ -1,4 +1,4 @@
-"""Converts the messages, the tools and the prompts of OpenAI's API to the form of the engine."""
+"""Converts the messages, the tools and the prompts of OpenAI's API to the engine's format."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _answer_of(message: AssistantMessage) -> dict[str, Any]:
 
 
 def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str | None:
-    """Return content, which is a string or a list of parts, as text, or None if the content is missing."""
+    """Return a message's content, a string or a list of parts, as text, or None if there is no content."""
     if content is None or isinstance(content, str):
         return content
     return BETWEEN_PARTS.join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
@@ -113,14 +113,14 @@ def definitions_of(functions: Sequence[Function], path: str, facts: ModelFacts) 
 
 
 def unnamed_choice(tools: Mapping[str, Mapping[str, Any]], choice: str, parallel: bool) -> ToolOptions:
-    """Return the options for a choice that names no tool. Raises InvalidField if a call of no tool is required."""
+    """Return the options for none, auto or required. Raises InvalidField for required without tools."""
     if choice == REQUIRED and not tools:
         raise InvalidField("tool_choice", "a tool call is required, but there are no tools")
     return ToolOptions([*tools.values()] or None, choice, parallel)
 
 
 def chosen_tool(name: str, path: str, tools: Container[str]) -> str:
-    """Return the name of the tool that must be called. Raises InvalidField for the field at `path`."""
+    """Return the name of a tool that must be called. Raises InvalidField, with `path`, for invalid names."""
     _check_known(name, path, tools)
     if name in (NONE, AUTO, REQUIRED):
         raise unsupported(path, f"a tool with the name {name} cannot be chosen")
@@ -130,7 +130,7 @@ def chosen_tool(name: str, path: str, tools: Container[str]) -> str:
 def allowed_tools(
     tools: Mapping[str, Mapping[str, Any]], names: Sequence[str], path: str, mode: str, parallel: bool
 ) -> ToolOptions:
-    """Return the options for a choice that allows some of the tools. `path` has {} for the number of a name."""
+    """Return the options for a choice that allows some of the tools. `path` contains {} for the index of a name."""
     for number, name in enumerate(names):
         _check_known(name, path.format(number), tools)
     return ToolOptions([tool for name, tool in tools.items() if name in names], mode, parallel)
@@ -158,8 +158,8 @@ def prompts_of(
 def check_lengths(prompts: Iterable[TextPrompt | TokenPrompt], facts: ModelFacts) -> None:
     """Raise ContextExceeded for lists of tokens that exceed the context.
 
-    The check is made here, because sending millions of numbers to the engine's process would hold up all other
-    requests.
+    The server itself checks the lengths, because sending millions of numbers to the engine's process would hold up all
+    other requests.
     """
     longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
     if longest >= facts.info.context_size:

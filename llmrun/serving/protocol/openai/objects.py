@@ -34,13 +34,13 @@ Count = Annotated[int, Limits(0)]
 Token = Annotated[int, Limits(0), Expected("a token ID")]
 Tokens = Annotated[list[Token], Limits(1, noun="token ID"), Expected("a list of token IDs")]
 JsonSchema = Annotated[dict[str, Any] | bool | str, Expected("a JSON schema")]
-Unused = Annotated[str, "Accepted for compatibility, without effect on the answer."]
-Fingerprint = Annotated[str, "Identifies everything that can change the bytes of an answer."]
+Unused = Annotated[str, "This field is accepted for compatibility, but has no effect."]
+Fingerprint = Annotated[str, "A hash of everything that can change the bytes of an answer."]
 Stop = Annotated[str, Limits(1, LONGEST_STOP)]
 Stops = Annotated[
     Stop | Annotated[list[Stop], Limits(0, MOST_STOPS, "string")],
     Expected("a string or a list of strings"),
-    "Texts that end the answer. The answer does not contain them.",
+    "Stop strings. The answer ends before the first stop string.",
 ]
 Choices = Annotated[list[Annotated[str, Limits(1)]], Limits(1, noun="choice")]
 TokenLimit = Annotated[int, Limits(NO_LIMIT, without=0), Expected("an integer of at least 1, or -1 for no limit")]
@@ -48,7 +48,7 @@ Budget = Annotated[int, Limits(NO_LIMIT), "The maximum number of thinking tokens
 TopLogprobs = Annotated[int, Limits(0, MOST_LOGPROBS), "The number of likeliest tokens to return at each position."]
 Effort = Annotated[
     Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
-    "none turns thinking off. All other values turn thinking on if the model can think.",
+    "`none` turns thinking off. All other values turn thinking on if the model can think.",
 ]
 ToolName = Annotated[
     str,
@@ -84,13 +84,13 @@ class Sampling(TypedDict, total=False):
     ]
     logit_bias: Annotated[
         dict[str, Annotated[float, Limits(-MOST_BIAS, MOST_BIAS)]],
-        "Numbers to add to the logits of tokens, by token ID. -100 bans a token.",
+        "Maps token IDs to numbers that are added to the logits. -100 bans a token.",
     ]
     ignore_eos: Annotated[bool, "Ban the tokens that end an answer."]
 
 
 class ChosenAdapter(TypedDict, total=False):
-    id: Annotated[int, Limits(0), "The number of an adapter in /lora-adapters."]
+    id: Annotated[int, Limits(0), "The ID of an adapter, as in the answer of `GET /lora-adapters`."]
     name: str
     scale: Required[Annotated[float, Limits(-LARGEST_SCALE, LARGEST_SCALE)]]
 
@@ -125,7 +125,7 @@ class Shared(Sampling, total=False):
     service_tier: Annotated[
         Literal["auto", "default"],
         Usual(("auto", "default")),
-        "Accepted for compatibility, without effect on the answer.",
+        "This field is accepted for compatibility, but has no effect.",
     ]
 
 
@@ -163,8 +163,8 @@ class Common(Shared, total=False):
         "The maximum number of generated tokens, including thinking. -1 means no limit, which is the default.",
     ]
     response_format: ResponseFormat
-    metadata: Annotated[dict[str, Any], "Accepted for compatibility, without effect on the answer."]
-    store: Annotated[Literal[False], Usual((False,)), "Accepted for compatibility, without effect on the answer."]
+    metadata: Annotated[dict[str, Any], "This field is accepted for compatibility, but has no effect."]
+    store: Annotated[Literal[False], Usual((False,)), "This field is accepted for compatibility, but has no effect."]
 
 
 class LlamaLimit(TypedDict, total=False):
@@ -190,7 +190,7 @@ class ChatThinking(Thinking, total=False):
 
 
 class TextPart(TypedDict, total=False):
-    """A part of a message. The Responses API calls texts input_text and output_text."""
+    """A text in a message. The Responses API uses the types input_text and output_text."""
 
     type: Required[Literal["text", "input_text", "output_text"]]
     text: Required[str]
@@ -228,7 +228,7 @@ class _AnyMessage(TypedDict, total=False):
 
 
 class SystemMessage(_AnyMessage, total=False):
-    role: Required[Annotated[Literal["system", "developer"], "developer means the same as system."]]
+    role: Required[Annotated[Literal["system", "developer"], "`developer` has the same meaning as `system`."]]
     content: Required[Texts]
 
 
@@ -239,7 +239,9 @@ class UserMessage(_AnyMessage, total=False):
 
 class CalledFunction(TypedDict, total=False):
     name: Required[Annotated[str, Limits(1)]]
-    arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), "A JSON object."]
+    arguments: Annotated[
+        str | dict[str, Any], Expected("a JSON object as a string"), "The arguments, as a JSON object."
+    ]
 
 
 FUNCTIONS_ONLY: Final = Refused(("function",), "only functions are supported")
@@ -255,7 +257,7 @@ class AssistantMessage(_AnyMessage, total=False):
     role: Required[Literal["assistant"]]
     content: AnswerTexts
     refusal: str
-    reasoning_content: Annotated[str, "The thinking before a past answer."]
+    reasoning_content: Annotated[str, "The thinking that preceded this answer."]
     reasoning: Annotated[str, "Another name for `reasoning_content`."]
     tool_calls: list[ToolCall]
     # Every answer of OpenAI's API contains this field.
@@ -357,8 +359,8 @@ class CompletionRequest(_RefusedInCompletions, Common, LlamaLimit, total=False):
     suffix: Annotated[
         str,
         "The text after the answer, which then fills the gap after the prompt. A suffix requires text prompts and a "
-        "model that can fill in the middle, and cannot be combined with `echo`. Control strings in both texts remain "
-        "text.",
+        "model that can fill in the middle, and cannot be combined with `echo`. Control strings in the "
+        "prompt and the suffix remain text.",
     ]
     logprobs: Annotated[
         int,
@@ -408,7 +410,7 @@ class _Head(TypedDict):
     created: Count
     model: str
     system_fingerprint: Fingerprint
-    seed: Annotated[Count, "The seed of choice 0. Send it again to get the same answer."]
+    seed: Annotated[Count, "The seed of choice 0. Send the same seed again to get the same answer."]
 
 
 class _Counts(TypedDict):
@@ -418,7 +420,7 @@ class _Counts(TypedDict):
 
 class _Progress(TypedDict, total=False):
     usage: Annotated[
-        Usage | None, "Present only with stream_options.include_usage, and null in all chunks except the last."
+        Usage | None, "Present only with `stream_options.include_usage`, and null in all chunks except the last."
     ]
     timings: Annotated[Timings, "The timings of one choice, in the chunk with the choice's finish reason."]
 
@@ -443,7 +445,7 @@ class ChatLogprobs(TypedDict):
 
 class _WrittenFunction(TypedDict):
     name: str
-    arguments: Annotated[str, "A JSON object."]
+    arguments: Annotated[str, "The arguments as a JSON object."]
 
 
 class AnswerCall(TypedDict):

@@ -120,7 +120,7 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def _parameter(value: Any, path: str, name: str, parameter: SamplingParameter) -> Any:
-    """Return a value in the notation of SamplingParams. Lists of texts become one text."""
+    """Convert a value to the notation of SamplingParams. A list of texts becomes a single text."""
     texts = parameter.texts
     if texts is None:
         return 0 if (name, value) == ("top_k", -1) else value  # in vLLM, -1 disables top_k
@@ -286,7 +286,7 @@ class Options:
 
 
 def options_of(given: Common, facts: ModelFacts, seed: int, n_predict: int | None) -> Options:
-    """Convert the common fields. Raises InvalidField.
+    """Convert the fields of `Common`. Raises InvalidField.
 
     seed       the default seed
     n_predict  llama.cpp's name for `max_tokens`

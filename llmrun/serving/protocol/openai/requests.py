@@ -93,7 +93,7 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
 
 
 def _echoed(prompts: Sequence[Prompt], options: Options) -> tuple[str, ...]:
-    """Return the texts of prompts that the answers repeat. Raises InvalidField."""
+    """Return the texts of the prompts, which the answers repeat. Raises InvalidField."""
     if options.logprobs is not None:
         raise unsupported("echo", "cannot be combined with logprobs", hint="prompts have no log-probabilities")
     if isinstance(prompts[0], FillPrompt):

@@ -41,7 +41,7 @@ def error_event(error: ApiError) -> objects.ErrorEvent:
 RESPONSES: Final = replace(OPENAI, frame=typed_event, error_chunk=error_event)
 
 
-# The ID prefix of each kind of item, and the types of the events with a piece of its text and with the whole text
+# Maps each kind of item to its ID prefix, and to the types of the events for a piece of text and for the whole text
 _KINDS: Final[Mapping[str, tuple[str, objects.EventType, objects.EventType]]] = {
     "message": ("msg", "response.output_text.delta", "response.output_text.done"),
     "reasoning": ("rs", "response.reasoning_text.delta", "response.reasoning_text.done"),
@@ -53,7 +53,7 @@ class Item:
     """One item of an answer: a text, the thinking before a text, or a tool call.
 
     The content of a message or reasoning item is a single text part. A truncated call has incomplete arguments. The
-    events of an item have no numbers yet.
+    caller adds sequence numbers to the events of an item.
 
     kind    the type of the item: "message", "reasoning" or "function_call"
     status  the status of the item

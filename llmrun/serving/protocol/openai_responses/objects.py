@@ -84,7 +84,7 @@ class ThinkingPart(TypedDict):
 
 class _ThinkingItem(_Item, total=False):
     type: Required[Literal["reasoning"]]
-    summary: Annotated[list[Any], Usual(([],)), "Only other servers write summaries, which are ignored."]
+    summary: Annotated[list[Any], Usual(([],)), "This server ignores summaries, which only other servers write."]
     content: Annotated[str | list[Annotated[ThinkingPart, PARTS]], Expected("a string or a list of parts")]
 
 
@@ -92,7 +92,7 @@ class _CallItem(_Item):
     type: Literal["function_call"]
     call_id: str
     name: Annotated[str, Limits(1)]
-    arguments: Annotated[str, "A JSON object."]
+    arguments: Annotated[str, "The arguments as a JSON object."]
 
 
 class _ResultItem(_Item):
@@ -178,12 +178,12 @@ class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
     ]
     instructions: Annotated[str, "The text of a system message before the conversation."]
     stream_options: _StreamOptions
-    metadata: Annotated[dict[str, str], "Repeated in the answer."]
+    metadata: Annotated[dict[str, str], "The answer repeats these values."]
     max_output_tokens: Annotated[
         int, Limits(1), "The maximum number of generated tokens, including thinking. By default, there is no limit."
     ]
     max_tool_calls: Annotated[
-        int, Limits(1), "A limit for tools that run on the server. This server has no such tools."
+        int, Limits(1), "The maximum number of calls of tools on the server, which has no tools of its own."
     ]
     text: _TextOptions
     reasoning: _Reasoning
@@ -192,7 +192,7 @@ class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
     parallel_tool_calls: Annotated[bool, "Allow several tool calls in one answer. The default is true."]
     include: Annotated[
         list[str],
-        "message.output_text.logprobs adds the log-probabilities of the text's tokens. Other names are ignored.",
+        "`message.output_text.logprobs` requests the log-probabilities of the text's tokens. Other names are ignored.",
     ]
     top_logprobs: TopLogprobs
 
