@@ -239,9 +239,7 @@ class UserMessage(_AnyMessage, total=False):
 
 class CalledFunction(TypedDict, total=False):
     name: Required[Annotated[str, Limits(1)]]
-    arguments: Annotated[
-        str | dict[str, Any], Expected("a JSON object as a string"), "The arguments, as a JSON object."
-    ]
+    arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), "The arguments as a JSON object."]
 
 
 FUNCTIONS_ONLY: Final = Refused(("function",), "only functions are supported")
