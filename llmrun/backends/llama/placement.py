@@ -239,8 +239,8 @@ def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:
     """Return the number of rows of each layer's largest matrix, an upper bound for the features of keys and values.
 
-    llama.cpp rejects a file whose metadata claims more features. Without the upper bound, we would report such a file
-    as too large before llama.cpp could report the real problem.
+    llama.cpp rejects files whose metadata claims more features than this bound. Without the bound, we would report such
+    files as too large before llama.cpp could report the real problem.
     """
     most = [0] * n_layers
     for name, tensor in file.tensors.items():

@@ -132,7 +132,7 @@ def _told(entry: Entry) -> str:
 
 
 def _moment(entry: Entry) -> str:
-    """Return an entry's local time, or the raw value of its time field if it is not a valid time."""
+    """Return an entry's local time, or the raw value of the field `time` if the value is not a valid time."""
     try:
         return f"{datetime.fromisoformat(entry['time']).astimezone():%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError, OSError):

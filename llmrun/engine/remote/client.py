@@ -506,7 +506,7 @@ def _refusal(body: bytes) -> tuple[str, str]:
     try:
         table = json.loads(body)
         said = server_words(table)
-    except (ValueError, RecursionError):  # The body is not JSON, for example an HTML page, or it is empty.
+    except (ValueError, RecursionError):  # The body is empty, or not JSON, such as an HTML page.
         return "", ""
     error = table.get("error") if isinstance(table, dict) else None
     codes = [error.get("code"), error.get("type")] if isinstance(error, dict) else []

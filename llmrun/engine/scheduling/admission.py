@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Admission(Neighbours):
     """The waiting and the running requests of an engine.
 
-    A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, only the prompt
-    needs room. If the cache becomes full, the newest request returns to the queue and is computed again.
+    A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, the cache needs
+    room only for the prompt. If the cache becomes full, the newest request returns to the queue and is computed again.
 
     waiting  requests without a slot; other threads may append to it
     running  requests with a slot, in order of admission

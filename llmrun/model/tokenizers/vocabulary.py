@@ -224,10 +224,10 @@ def find_ending_tokens(
     def ends(text: str) -> bool:
         return known.get(text) in ending
 
-    # In vocabularies with these tokens, <|end|> ends one message of an answer, not the whole answer.
+    # In vocabularies with the tokens below, <|end|> ends one message of an answer, not the whole answer.
     if (ends("<|call|>") or ends("<|calls|>")) and (ends("<|return|>") or ends("<|flush|>")):
         ending.discard(known.get("<|end|>", -1))
-    # In vocabularies with these tokens, </s> is an ordinary word.
+    # In vocabularies with one of the two tokens below, </s> is an ordinary word.
     if "</s>" in known and (ends("<|tool_response>") or ends("<|plamo:eos|>")):
         ending.discard(known["</s>"])
         control.discard(known["</s>"])

@@ -18,7 +18,7 @@ _LONGEST_NAME: Final = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """The requests of one call.
+    """The body of one call, converted to requests for the engine.
 
     requests  one request for each choice of the answer
     stream    True if the client wants a stream

@@ -223,7 +223,7 @@ def _reason(error: RayError) -> str:
 _EXIT_S: Final = 5.0
 _PROBE_EACH_S: Final = 2.0
 _PROBE_S: Final = 5.0
-_GONE_S: Final = 20.0  # Ray ends this process after 60 s; a head with a database may restart before that
+_GONE_S: Final = 20.0  # Ray ends this process after 60 s; the head may restart earlier if it has a database
 _MOST_WORDS: Final = 300
 
 
