@@ -155,7 +155,7 @@ class Child:
 
 
 class _Tail:
-    """The end of a stream, which a thread reads. The thread ends with the stream."""
+    """The last bytes of a stream, which a thread reads until the stream ends."""
 
     def __init__(self, stream: io.RawIOBase | None, most: int) -> None:
         self.tail = b""
@@ -270,7 +270,7 @@ class AsyncChild:
         _signal_group(self.pid, at_once=True)
 
     async def end(self, seconds: float = 0.0) -> str:
-        """Wait this long for the process to end, then kill the process. Returns the ending, such as "SIGKILL"."""
+        """Kill the process unless it ends within `seconds`. Returns how the process ended, such as "SIGKILL"."""
         import asyncio
 
         try:

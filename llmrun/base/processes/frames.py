@@ -56,7 +56,7 @@ def write_frame(stream: IO[bytes], data: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes], longest: int) -> bytes | None:
-    """Return the next frame of a buffered stream, or None if the stream ends before or in it. Raises FrameTooLong."""
+    """Return a buffered stream's next frame, or None if the stream ends before a whole frame. Raises FrameTooLong."""
     header = stream.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return None
@@ -79,7 +79,7 @@ class FrameReader:
         self._unread: list[bytes] = []
 
     def read(self, longest: int) -> bytes | None:
-        """Return the next frame, or None if the stream ends before or in it. Raises FrameTooLong and OSError."""
+        """Return the next frame, or None if the stream ends before a whole frame. Raises FrameTooLong and OSError."""
         size = sum(map(len, self._unread))
         while True:
             needed = HEADER_BYTES

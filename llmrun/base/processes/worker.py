@@ -58,7 +58,7 @@ def end_with_parent(requests: int) -> None:
 
 
 def take_over_streams() -> tuple[int, int]:
-    """Prepare this process for requests: private streams, no core files, no Ctrl-C, and an exit with the parent.
+    """Prepare this process: private streams, no core files, no Ctrl-C, and exit as soon as the parent ends.
 
     Returns the descriptors of the pipes for requests and answers.
     """

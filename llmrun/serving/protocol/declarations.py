@@ -8,8 +8,8 @@
 `read` converts the body of a request to a declared object, and reports the fields that have no effect. `schemas`
 returns the JSON schemas of declared objects. A field with the value null counts as missing.
 
-A string in `Annotated` is the description of the field. The other values in `Annotated` are KEPT and the classes from
-`Limits` to `Keywords`. Types whose names begin with an underscore are described in place in the OpenAPI document.
+A string in `Annotated` is the description of the field. `Annotated` may also contain KEPT and the classes from `Limits`
+to `Keywords`. Types whose names begin with an underscore are described in place in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Usual(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A field for which the server refuses all other values. A refused field of the type Any is not in the schema.
+    """A field for which only the accepted values are allowed. If the field's type is Any, the schema omits the field.
 
     problem  the message for other values; by default, the message says that the value is not supported
     """
@@ -372,7 +372,7 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
 
 
 def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
-    """Return the kind of an object in a union, by its tag. Raises InvalidField if the union has no such kind.
+    """Return the kind of an object in a union, by the object's tag. Raises InvalidField for unknown tags.
 
     named  maps the values of the tag to kinds
     """

@@ -145,7 +145,7 @@ class RayProcess:
         return None
 
     def _send_all(self) -> None:
-        """Send queued messages in a thread, because sending may block. None closes the pipe."""
+        """Send queued messages in a thread, because sending may block. A queued None closes the pipe."""
         while (data := self._to_send.get()) is not None:
             self._child.send(data)
         self._child.stdin.close()

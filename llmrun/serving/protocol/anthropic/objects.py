@@ -31,7 +31,7 @@ class _Thought(_Block):
 
 class _RedactedThought(_Block):
     type: Literal["redacted_thinking"]
-    data: NotRequired[Annotated[str, Usual(()), "Ignored, because only Anthropic's servers can read it."]]
+    data: NotRequired[Annotated[str, Usual(()), "This value is ignored, because only Anthropic's servers can read it."]]
 
 
 class _ToolUse(_Block):
@@ -127,7 +127,7 @@ class _Edit(TypedDict):
         Literal["clear_thinking_20251015"], Refused((KNOWN_EDIT,), "shorten the conversation in the client")
     ]
     keep: NotRequired[
-        Annotated[Any, Usual(("all",)), "Ignored, because the model's template decides which thinking is kept."]
+        Annotated[Any, Usual(("all",)), "This value is ignored. The model's template decides which thinking is kept."]
     ]
 
 

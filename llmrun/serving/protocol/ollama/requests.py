@@ -38,7 +38,7 @@ from llmrun.serving.protocol.openai.requests import ParsedCompletion, chat_logpr
 
 
 def messages_of(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Convert messages to a ChatPrompt's messages. Raises InvalidField for results without a tool call."""
+    """Convert messages to the form of a ChatPrompt. Raises InvalidField for results without a tool call."""
     calls = _Calls()
     return [_message_of(message, calls, f"messages[{number}]") for number, message in enumerate(messages)]
 

@@ -82,7 +82,7 @@ class ToolOptions:
 
 
 def tools_of(given: ToolFields, facts: ModelFacts) -> ToolOptions:
-    """Convert the fields for tools. Raises InvalidField."""
+    """Convert `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidField."""
     functions = [tool["function"] for tool in given.get("tools", ())]
     tools = definitions_of(functions, "tools[{}].function.name", facts)
     parallel, choice = given.get("parallel_tool_calls", True), given.get("tool_choice", AUTO)
@@ -113,14 +113,14 @@ def definitions_of(functions: Sequence[Function], path: str, facts: ModelFacts) 
 
 
 def unnamed_choice(tools: Mapping[str, Mapping[str, Any]], choice: str, parallel: bool) -> ToolOptions:
-    """Return the options for none, auto or required. Raises InvalidField for required without tools."""
+    """Return the options for the choice none, auto or required. Raises InvalidField for required without tools."""
     if choice == REQUIRED and not tools:
         raise InvalidField("tool_choice", "a tool call is required, but there are no tools")
     return ToolOptions([*tools.values()] or None, choice, parallel)
 
 
 def chosen_tool(name: str, path: str, tools: Container[str]) -> str:
-    """Return the name of a tool that must be called. Raises InvalidField, with `path`, for invalid names."""
+    """Check the name of the tool to call, and return the name. Raises InvalidField for the field at `path`."""
     _check_known(name, path, tools)
     if name in (NONE, AUTO, REQUIRED):
         raise unsupported(path, f"a tool with the name {name} cannot be chosen")

@@ -276,7 +276,7 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class Function(TypedDict, total=False):
-    """A function that the model may call. Templates also receive undeclared fields."""
+    """A function that the model may call. Chat templates also receive undeclared fields."""
 
     name: Required[ToolName]
     description: str
@@ -353,7 +353,7 @@ Prompts = Annotated[
 
 
 class CompletionRequest(_RefusedInCompletions, Common, LlamaLimit, total=False):
-    prompt: Required[Annotated[Prompts, "One or more prompts. Control strings in a text become control tokens."]]
+    prompt: Required[Annotated[Prompts, "One or more prompts. Control strings in text prompts become control tokens."]]
     suffix: Annotated[
         str,
         "The text after the answer, which then fills the gap after the prompt. A suffix requires text prompts and a "

@@ -46,7 +46,7 @@ class _Unsupported(TypedDict, total=False):
     truncation: Annotated[Any, Refused(("disabled",), _IN_FULL)]
     context_management: Annotated[Any, Refused(([],), _IN_FULL)]
     moderation: Annotated[Any, Refused()]
-    # The other fields belong to chat completions, and would have no effect here.
+    # The fields below belong to chat completions, and would have no effect here.
     messages: Annotated[Any, Refused((), "use `input`")]
     response_format: Annotated[Any, Refused((), "use `text.format`")]
     reasoning_effort: Annotated[Any, Refused((), "use `reasoning.effort`")]
@@ -315,7 +315,7 @@ EventType = Literal[
 
 
 class ItemFields(TypedDict, total=False):
-    """The fields of an ItemEvent that depend on its type."""
+    """The fields of an ItemEvent that depend on the event's type."""
 
     item: ResponseOutputItem
     item_id: str
