@@ -52,9 +52,9 @@ class Child:
 
         purpose      the process in words, such as "the process for chat templates", for error messages
         environment  by default, `commands.environment()`
-        folder       the working directory; by default, this process's
+        folder       the working directory; by default, the working directory of this process
         group        `in_own_session` or `in_own_group`
-        kept_stderr  the number of bytes that are kept of the end of stderr; 0 discards stderr
+        kept_stderr  the number of bytes to keep from the end of stderr; 0 discards stderr
         """
         pipes: Any = _start(
             purpose,
