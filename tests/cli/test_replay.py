@@ -173,4 +173,4 @@ def test_a_broken_recording_gives_one_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"format": "llmrun-run", "version": 1}\n')
     done = run("replay", str(path), expected=2)
     assert done.stderr.decode().count("\n") <= 2
-    assert "prompt_tokens: this field is required" in done.stderr.decode()
+    assert "numerics: this field is required" in done.stderr.decode()
