@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from llmrun.base.compiled.store import load_kernel
 from llmrun.formats.layouts.tokens import CONTROL as CONTROL_FLAG
 from llmrun.formats.layouts.tokens import NOT_FOUND, ONE_CHARACTER
 
@@ -258,6 +257,8 @@ class SpecialTokens:
     """The special tokens of a vocabulary. As in llama.cpp, longer tokens match first."""
 
     def __init__(self, tokens: Sequence[SpecialToken]) -> None:
+        from llmrun.base.compiled.store import load_kernel  # imports llvmlite, which servers do not need
+
         ordered = sorted(tokens, key=lambda token: -len(token.text.encode()))
         self._long = [token for token in ordered if len(token.text.encode()) > _LONGEST_IN_TREE]
         self._tokens = ordered[len(self._long) :]
@@ -478,6 +479,8 @@ class TokenTables:
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
         """Build the tables. Each text in `required` receives an id even if the text is not a token."""
+        from llmrun.base.compiled.store import load_kernel
+
         self._build_kernel = load_kernel("tokens.token_table", "build")
         self.vocabulary_size = len(tokens)
         texts = _Texts.in_file(tokens)
