@@ -168,7 +168,7 @@ def test_errors_have_the_types_of_the_client(tools: Served) -> None:
         create(**{**asking("Hello?"), "model": "claude-opus-4-8"})
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: [0-9]+ tokens > 8192 maximum"):
         create(**asking("x" * 10_000))
-    with pytest.raises(anthropic.BadRequestError, match="only custom tools"):
+    with pytest.raises(anthropic.BadRequestError, match="is not supported; define a tool"):
         create(**asking("Hello?", tools=[{"type": "web_search_20250305", "name": "web_search"}]))
 
 
