@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from string import Template
 from typing import BinaryIO, Self
 
 from llmrun.base.errors import UsageError, nearest
@@ -206,6 +205,8 @@ class Prompts:
         If neither template contains `$input`, `asked` is appended to the prompt.
         """
         values = {**self.values, INPUT: asked}
+        from string import Template
+
         prompt = Template(self.prompt).substitute(values)
         system = None if self.system is None else Template(self.system).substitute(values)
         return (f"{prompt}\n\n{asked}" if asked and not self.needs_input else prompt), system
