@@ -204,9 +204,9 @@ class Prompts:
 
         If neither template contains `$input`, `asked` is appended to the prompt.
         """
-        values = {**self.values, INPUT: asked}
         from string import Template
 
+        values = {**self.values, INPUT: asked}
         prompt = Template(self.prompt).substitute(values)
         system = None if self.system is None else Template(self.system).substitute(values)
         return (f"{prompt}\n\n{asked}" if asked and not self.needs_input else prompt), system
