@@ -113,7 +113,7 @@ class FrameWriter:
         self._unsent = (bytes(self._rest()) + framed(data), [])
         while rest := self._rest():
             # Within one call of `extend`, Python handles no signals between writing and storing the number.
-            self._unsent[1].extend(map(self._stream.write, (rest[:_PIECE_BYTES],)))  # type: ignore[arg-type]
+            self._unsent[1].extend(map(self._stream.write, (rest[:_PIECE_BYTES],)))
 
     def _rest(self) -> memoryview:
         data, written = self._unsent
