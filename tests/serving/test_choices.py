@@ -53,7 +53,7 @@ def test_a_backlog_arrives_in_parts_and_others_run_in_between() -> None:
         async with Choices(FakeModel(lambda number: text(*["x"] * 500)), [REQUEST], Metrics()) as choices:
             await choices.accepted()
             (asked,) = choices._served
-            while not asked.over:  # type: ignore[attr-defined]
+            while not asked.over:
                 await asyncio.sleep(0)
             beside = asyncio.create_task(other())
             sizes = []

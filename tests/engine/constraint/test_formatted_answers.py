@@ -70,7 +70,7 @@ def has_format(text: str, wanted: ResponseFormat) -> bool:
 
 def formatted(wanted: ResponseFormat, seed: int = 0, **options: object) -> Request:
     request = Request(random_prompt(9, seed), 200, sampling=replace(DRAWN, seed=seed, logit_bias=CLOSING))
-    return structs.replace(request, response_format=wanted, **options)  # type: ignore[arg-type]
+    return structs.replace(request, response_format=wanted, **options)
 
 
 def check(gathered: Gathered, wanted: ResponseFormat) -> None:
