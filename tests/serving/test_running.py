@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 from llmrun.base.errors import DoesNotFit
@@ -16,6 +18,14 @@ PROGRESS, *ANSWER = text("one", "two")
 def stopped(thread: threading.Thread) -> bool:
     thread.join(TIMEOUT_S)
     return not thread.is_alive()
+
+
+def test_the_front_end_imports_nothing_that_only_engines_need() -> None:
+    code = "import sys, llmrun.cli.commands.serve, llmrun.serving.app; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    loaded = {*done.stdout.split()}
+    assert {"llmrun.serving.models.known", "starlette"} <= loaded
+    assert not loaded & {"llvmlite", "numba", "llama_cpp", "llguidance", "jinja2", "pydantic"}
 
 
 def test_a_model_that_is_loading_is_reported() -> None:
