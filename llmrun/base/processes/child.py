@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import LlmrunError, shown
 from llmrun.base.processes import commands
-from llmrun.base.processes.frames import HEADER_BYTES, FrameReader, FrameWriter, frame_length, framed
+from llmrun.base.processes.frames import HEADER_BYTES, frame_length, framed, read_frame, write_frame
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,7 +69,6 @@ class Child:
         self.stdin: io.RawIOBase = pipes.stdin
         self.stdout: io.RawIOBase = pipes.stdout
         self._process: subprocess.Popen[bytes] = pipes
-        self._writer, self._reader = FrameWriter(self.stdin), FrameReader(self.stdout)
         self._lock = threading.Lock()
         self._swept = False
         self._destroy = weakref.finalize(self, _destroy, self._process)
@@ -78,18 +77,15 @@ class Child:
     def send(self, data: bytes) -> None:
         """Send a frame. If the process has ended, the frame is dropped, because `receive` reports the end.
 
-        If KeyboardInterrupt stops this method, the next call sends the rest of the frame first.
+        If KeyboardInterrupt stops this method or `receive`, part of a frame may be lost, so the process must be ended.
         """
         with contextlib.suppress(OSError, ValueError):  # ValueError means that the pipe is closed
-            self._writer.write(data)
+            write_frame(self.stdin, data)
 
     def receive(self, longest: int) -> bytes | None:
-        """Return the next frame, or None if the process has closed its output. Raises FrameTooLong.
-
-        After KeyboardInterrupt, the next call continues where this call stopped.
-        """
+        """Return the next frame, or None if the process has closed its output. Raises FrameTooLong."""
         with contextlib.suppress(OSError, ValueError):
-            return self._reader.read(longest)
+            return read_frame(self.stdout, longest)
         return None
 
     @property

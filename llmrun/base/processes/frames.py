@@ -20,7 +20,7 @@ from llmrun.base.errors import LlmrunError
 
 _LENGTH = Struct(">Q")
 HEADER_BYTES = _LENGTH.size
-_PIECE_BYTES = 1 << 20  # the largest single read or write
+_PIECE_BYTES = 1 << 20  # the largest single read
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ERROR_FIELDS = ("retry_after", "state", "most_weights")
 _AS_JSON = b"\xc1"  # the first byte of a message in JSON; MessagePack never uses this byte
@@ -49,75 +49,35 @@ def frame_length(header: bytes, longest: int) -> int:
     return length
 
 
-def write_frame(stream: IO[bytes], data: bytes) -> None:
-    """Write one frame to a buffered stream. Raises OSError if the other process has closed its end of the pipe."""
-    stream.write(framed(data))
+def write_all(stream: io.RawIOBase | IO[bytes], data: bytes) -> None:
+    """Write to a stream, which may accept only part of the data at a time. Raises OSError if the pipe is closed."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[stream.write(rest) or 0 :]
+
+
+def write_frame(stream: io.RawIOBase | IO[bytes], data: bytes) -> None:
+    """Write one frame. Raises OSError if the other process has closed its end of the pipe."""
+    write_all(stream, framed(data))
     stream.flush()
 
 
-def read_frame(stream: IO[bytes], longest: int) -> bytes | None:
-    """Return a buffered stream's next frame, or None if the stream ends before a whole frame. Raises FrameTooLong."""
-    header = stream.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        return None
-    missing = frame_length(header, longest)
+def read_frame(stream: io.RawIOBase | IO[bytes], longest: int) -> bytes | None:
+    """Return the next frame, or None if the stream ends before a whole frame. Raises FrameTooLong and OSError."""
+    header = _read_exactly(stream, HEADER_BYTES)
+    return None if header is None else _read_exactly(stream, frame_length(header, longest))
+
+
+def _read_exactly(stream: io.RawIOBase | IO[bytes], size: int) -> bytes | None:
+    """Return the next `size` bytes, or None if the stream ends before them."""
     pieces = []
-    while missing:
-        piece = stream.read(min(missing, _PIECE_BYTES))
+    while size:
+        piece = stream.read(min(size, _PIECE_BYTES))
         if not piece:
             return None
         pieces.append(piece)
-        missing -= len(piece)
+        size -= len(piece)
     return b"".join(pieces)
-
-
-class FrameReader:
-    """Reads frames from an unbuffered stream. After KeyboardInterrupt, the next call continues without loss."""
-
-    def __init__(self, stream: io.RawIOBase) -> None:
-        self._stream = stream
-        self._unread: list[bytes] = []
-
-    def read(self, longest: int) -> bytes | None:
-        """Return the next frame, or None if the stream ends before a whole frame. Raises FrameTooLong and OSError."""
-        size = sum(map(len, self._unread))
-        while True:
-            needed = HEADER_BYTES
-            if size >= HEADER_BYTES:
-                if len(self._unread[0]) < HEADER_BYTES:
-                    self._unread = [b"".join(self._unread)]
-                needed += frame_length(self._unread[0], longest)
-            if size >= needed:
-                data = b"".join(self._unread)
-                self._unread = [data[needed:]]
-                return data[HEADER_BYTES:needed]
-            # Within one call of `extend`, Python handles no signals between reading and storing the bytes.
-            self._unread.extend(map(self._stream.read, (min(max(needed - size, 1 << 16), _PIECE_BYTES),)))
-            if not self._unread[-1]:
-                return None
-            size += len(self._unread[-1])
-
-
-class FrameWriter:
-    """Writes frames to an unbuffered stream.
-
-    If KeyboardInterrupt stops a write, the next call writes the rest of the frame first.
-    """
-
-    def __init__(self, stream: io.RawIOBase) -> None:
-        self._stream = stream
-        self._unsent: tuple[bytes, list[int]] = (b"", [])  # data, and the number of bytes that each write has written
-
-    def write(self, data: bytes) -> None:
-        """Write a frame. Raises OSError if the other process has closed its end of the pipe."""
-        self._unsent = (bytes(self._rest()) + framed(data), [])
-        while rest := self._rest():
-            # Within one call of `extend`, Python handles no signals between writing and storing the number.
-            self._unsent[1].extend(map(self._stream.write, (rest[:_PIECE_BYTES],)))
-
-    def _rest(self) -> memoryview:
-        data, written = self._unsent
-        return memoryview(data)[sum(written) :]
 
 
 def encoded(value: object) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any
 from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.base.processes.child import Child
 from llmrun.base.processes.commands import ending
+from llmrun.base.processes.frames import write_all
 from llmrun.engine.tools import tool
 from llmrun.engine.tools.tool import Definition, Limits, ToolFailed, ToolResult, digest_of, shortened
 from llmrun.engine.tools.tools_file import CommandDeclaration, environment, filled_command
@@ -32,13 +33,6 @@ def start(command: Sequence[str], environment: Mapping[str, str], folder: Path |
         return Child(command, environment=environment, folder=folder)
     except LlmrunError as error:
         raise ToolFailed(str(error)) from error
-
-
-def write_all(stream: io.RawIOBase, data: bytes) -> None:
-    """Write to an unbuffered stream, which may accept only part of the data at a time."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[stream.write(rest) or 0 :]
 
 
 _LOOK_S = 0.05  # how often to check on a running command

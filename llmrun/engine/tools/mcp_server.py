@@ -23,8 +23,9 @@ from typing import Any
 from llmrun import __version__
 from llmrun.base.errors import Cancelled, shown
 from llmrun.base.processes.child import Child
+from llmrun.base.processes.frames import write_all
 from llmrun.engine.tools import tool
-from llmrun.engine.tools.command import start, write_all
+from llmrun.engine.tools.command import start
 from llmrun.engine.tools.tool import (
     Definition,
     Limits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,12 @@ from llmrun.base.errors import DoesNotFit, KVFull, LlmrunError, Overloaded, Unav
 from llmrun.base.processes.frames import (
     BadMessage,
     Codec,
-    FrameReader,
     FrameTooLong,
-    FrameWriter,
     decoded,
     encoded,
     error_from_json,
     error_to_json,
     frame_length,
-    framed,
     read_frame,
     write_frame,
 )
@@ -70,77 +67,29 @@ def test_only_bytes_that_arrive_take_memory() -> None:
 
 
 class Trickle(io.RawIOBase):
-    """A stream whose reads and writes accept a few bytes at a time, and are interrupted now and then."""
+    """A stream whose reads and writes accept a few bytes at a time, as pipes may."""
 
-    def __init__(self, data: bytes = b"") -> None:
-        self.data = data
-        self.calls = 0
-        self.is_patient = False
-
-    def _interrupt(self) -> None:
-        self.calls += 1
-        if self.calls % 3 == 0 and not self.is_patient:
-            raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self.data = b""
 
     def read(self, size: int = -1) -> bytes:
-        self._interrupt()
         piece, self.data = self.data[: min(size, 5)], self.data[min(size, 5) :]
         return piece
 
     def write(self, data: Any) -> int:
-        self._interrupt()
         self.data += bytes(data[:5])
         return len(data[:5])
 
 
-def frames_of(reader: FrameReader, longest: int = LONGEST) -> Iterator[bytes | None]:
-    while True:
-        try:
-            frame = reader.read(longest)
-        except KeyboardInterrupt:
-            continue
-        yield frame
-        if frame is None:
-            return
-
-
-CONTENTS = [b"", b"a", b"0123456789" * 3, b"\n" * 8, b"b"]
-
-
-def test_a_reader_continues_after_interruptions() -> None:
-    stream = Trickle(b"".join(map(framed, CONTENTS)) + framed(b"half of it")[:-1])
-    assert list(frames_of(FrameReader(stream))) == [*CONTENTS, None]
-    whole = io.BytesIO(b"".join(map(framed, CONTENTS)))
-    assert list(frames_of(FrameReader(whole))) == [*CONTENTS, None]  # type: ignore[arg-type]
-
-
-def test_a_writer_sends_the_rest_of_a_frame_before_the_next_one() -> None:
+def test_frames_arrive_whole_over_a_stream_that_splits_them() -> None:
+    contents = [b"", b"a", b"0123456789" * 3, b"\n" * 8, b"b"]
     stream = Trickle()
-    writer = FrameWriter(stream)
-    interrupted = 0
-    for content in CONTENTS:
-        try:
-            writer.write(content)
-        except KeyboardInterrupt:
-            interrupted += 1
-    stream.is_patient = True
-    writer.write(b"end")
-    assert interrupted >= 3
-    reader = io.BytesIO(stream.data)
-    assert list(iter(lambda: read_frame(reader, LONGEST), None)) == [*CONTENTS, b"end"]
-
-
-def test_a_reader_refuses_long_frames_and_pipes_that_end(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb", buffering=0) as source, os.fdopen(writing, "wb", buffering=0) as sink:
-        FrameWriter(sink).write(b"x" * 100)
-        reader = FrameReader(source)
-        with pytest.raises(FrameTooLong):
-            reader.read(99)
-        assert reader.read(100) == b"x" * 100
-        sink.write(framed(b"half")[:-1])
-        sink.close()
-        assert reader.read(100) is None
+    for content in contents:
+        write_frame(stream, content)
+    assert [read_frame(stream, 30) for _ in contents] == contents
+    write_frame(stream, b"half of it")
+    stream.data = stream.data[:-1]
+    assert read_frame(stream, 30) is None
 
 
 # --- codecs

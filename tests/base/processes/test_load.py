@@ -51,7 +51,7 @@ def command(program: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Left:
-    """What this process holds: descendants, open files by descriptor, threads, and temporary files."""
+    """Everything that this process holds: descendants, open files by descriptor, threads, and temporary files."""
 
     processes: tuple[int, ...]
     files: tuple[str, ...]

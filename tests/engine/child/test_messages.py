@@ -159,7 +159,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @pytest.mark.push
 @given(st.lists(EVENTS, max_size=4).map(tuple), st.data())
 def test_damaged_messages_are_refused_or_decoded(events: Any, data: st.DataObject) -> None:
-    """Nothing else than BadMessage is raised."""
+    """Damaged messages raise only BadMessage."""
     whole = FROM_CHILD.encode(Stepped(events))
     at = data.draw(st.integers(0, len(whole) - 1))
     damage = data.draw(st.binary(max_size=4))

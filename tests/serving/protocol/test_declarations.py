@@ -56,7 +56,7 @@ COURSES: Final = Tagged("kind", unknown="no {} here", advice="eat bread")
 
 
 class Meal(TypedDict, total=False):
-    """What somebody eats."""
+    """A meal with its guests and courses."""
 
     name: Required[Annotated[str, Limits(1, 5), "The name."]]
     guests: list[Annotated[str, Matching("[a-z]+", "lower-case letters")]]
