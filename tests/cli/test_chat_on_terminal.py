@@ -22,7 +22,7 @@ import termios
 
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, events_in, journals
-from tests.support.cli.commands import ROOT, TIMEOUT_S, on_terminal, script_file
+from tests.support.cli.commands import ROOT, TIMEOUT_S, modes_of_a_new_terminal, on_terminal, script_file
 
 pytestmark = pytest.mark.push
 
@@ -34,7 +34,7 @@ PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # the prompt is drawn (brac
 def chatting(data: Path, *arguments: str) -> Iterator[pexpect.spawn[bytes]]:
     """Yield a chat at its first prompt; afterwards, check that the terminal's modes are restored."""
     process = on_terminal("chat", "--backend", "scripted", *arguments, LLMRUN_DATA_DIR=str(data), NO_COLOR="1")
-    before = termios.tcgetattr(process.child_fd)
+    before = modes_of_a_new_terminal()
     process.expect_exact("/help lists the commands")
     process.expect(PROMPT)
     assert termios.tcgetattr(process.child_fd) != before
@@ -223,7 +223,7 @@ def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path
     model = tmp_path / "model.json"
     os.mkfifo(model)
     process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")
-    before = termios.tcgetattr(process.child_fd)
+    before = modes_of_a_new_terminal()
     process.delaybeforesend = None
     while termios.tcgetattr(process.child_fd) == before:
         time.sleep(0.01)
@@ -250,7 +250,7 @@ def test_ctrl_c_while_the_model_loads_leaves_and_restores_the_terminal(tmp_path:
     model = tmp_path / "model.json"
     os.mkfifo(model)
     process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")
-    before = termios.tcgetattr(process.child_fd)
+    before = modes_of_a_new_terminal()
     while termios.tcgetattr(process.child_fd) == before:
         time.sleep(0.01)
     process.send("x" * 9000)
