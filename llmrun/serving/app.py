@@ -16,7 +16,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.serving.exchanges import Exchanges, exchange_of
 from llmrun.serving.gate import Gate
 from llmrun.serving.protocol.embeddings import EMBEDDING_PATHS, OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH, RERANK_PATHS
-from llmrun.serving.protocol.openapi import MISSING
+from llmrun.serving.protocol.openapi import MISSING, ROUTES
 from llmrun.serving.refusals import Refused, error_response
 from llmrun.serving.routes import ollama
 from llmrun.serving.routes.generation import (
@@ -107,7 +107,6 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/v1/responses/{id}/input_items", no_stored_response),
         _Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
         _Route("/v1/models", models.list_models),
-        _Route("/v1/models/", models.list_models),  # otherwise, the next route would match an empty model name
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
@@ -129,9 +128,21 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     if error.status_code == 404:
-        return await _error(request, Refused(404, f"no such path: {path!r}; see GET /openapi.json", code="not_found"))
+        words = f"no such path: {path!r}; {_meant(path)}see GET /openapi.json"
+        return await _error(request, Refused(404, words, code="not_found"))
     words = f"{request.method} is not allowed for {path!r}"
     return await _error(request, Refused(error.status_code, words, code="method_not_allowed", headers=error.headers))
+
+
+def _meant(path: str) -> str:
+    """Return a suggestion for an unknown path, or "" without one.
+
+    Most of these paths come from a base URL with a wrong ending, such as /v1 for the API of Ollama or Anthropic.
+    """
+    known = {route.path for route in ROUTES} | {"/v1/models"}
+    endings = [path[start:] for start, letter in enumerate(path) if letter == "/"]
+    found = [meant for ending in endings for meant in (ending, f"/v1{ending}") if meant in known]
+    return f"use {found[0]}, and check the base URL; " if found else ""
 
 
 async def _error(request: HttpRequest, error: Exception) -> Response:

@@ -7,6 +7,7 @@ during the prompt, or during the answer.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 import traceback
@@ -14,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,6 +35,19 @@ _PREFIXES: Final[Mapping[str, WireFormat]] = {
     "/responses": RESPONSES,
     PREFIX: OLLAMA,
 }
+
+
+_ABSOLUTE: Final = re.compile(rb"https?://[^/]*", re.IGNORECASE)  # the beginning of a target such as a proxy receives
+_SLASHES: Final = re.compile(rb"/+")
+
+
+def normalized(target: bytes) -> str:
+    """Return the path in a request's target without scheme and host, repeated slashes or a slash at the end.
+
+    Clients join base URLs and paths carelessly. Slashes that are percent-encoded belong to names and are kept.
+    """
+    path = _SLASHES.sub(b"/", _ABSOLUTE.sub(b"", target, count=1))
+    return unquote(path.removesuffix(b"/").decode("ascii")) or "/"
 
 
 def wire_of(path: str) -> WireFormat:
@@ -148,6 +163,7 @@ class Exchanges:
         self._app, self._metrics, self._log, self._trace = app, metrics, log, trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["path"] = normalized(scope["raw_path"])
         exchange = scope[_KEY] = Exchange(wire_of(scope["path"]))
         scope["app"] = self  # without an app, Starlette's router answers unknown paths in plain text
         self._metrics.open_requests += 1

@@ -36,15 +36,62 @@ def test_other_methods_are_not_allowed(server: RunningServer, method: str) -> No
     assert (reply.status, reply.headers["allow"]) == (405, "POST")
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/v1/models", "/v1//models", f"{CHAT}/", "/v1/\u007f"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/v1/models", "/v1/\u007f", f"{CHAT}%2f", "/v2/models/x"])
 def test_other_paths_are_not_found(server: RunningServer, path: str) -> None:
     reply = server.send("POST", path.replace("\x7f", "%7f%00%0d%0a%ff"), HELLO)
     assert reply.status == 404
     assert "/openapi.json" in reply.error["message"]
 
 
-def test_a_slash_after_models_lists_them(server: RunningServer) -> None:
-    assert server.send("GET", "/v1/models/").json == server.send("GET", "/v1/models").json
+@pytest.mark.parametrize("target", ["/v1/models/", "//v1/models", "/v1//models//", "/v1/%6dodels", "/v1/models?a=/b"])
+@pytest.mark.parametrize("origin", ["", "http://localhost", "HTTPS://[::1]:8080/"])
+def test_paths_are_normalized(server: RunningServer, origin: str, target: str) -> None:
+    received = exchange(
+        server, f"GET {origin}{target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    )
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2]) == server.send("GET", "/v1/models").json
+
+
+@pytest.mark.parametrize("path", [f"{CHAT}/", f"/{CHAT}", f"http://localhost{CHAT}/", f"/{CHAT}/?a=b", f"{CHAT}?a=//"])
+def test_normalized_paths_take_bodies(server: RunningServer, path: str) -> None:
+    assert exchange(server, post(path, HELLO, Connection="close")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_target_may_be_a_host_alone(server: RunningServer) -> None:
+    for target in ("http://localhost", "http://localhost/", "//", "http://localhost?a=b"):
+        received = exchange(server, f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert b"<!doctype html>" in received.lower()
+
+
+@pytest.mark.parametrize("path", ["//v1/messages/", "/v1/responses/", "/infill/", "//api/chat/"])
+def test_errors_have_the_form_of_the_normalized_path(server: RunningServer, path: str) -> None:
+    odd, usual = (exchange(server, post(each, {}, Connection="close")) for each in (path, "/" + path.strip("/")))
+    assert odd.partition(b"\r\n\r\n")[2] == usual.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("name", ["a//b/", "a%2F%2Fb%2F", "%2Fa%2Fb%2F"])
+def test_encoded_slashes_belong_to_names(server: RunningServer, name: str) -> None:
+    shown = {"a//b/": "a/b", "a%2F%2Fb%2F": "a//b/", "%2Fa%2Fb%2F": "/a/b/"}[name]
+    assert repr(shown) in server.send("GET", f"/v1/models/{name}").error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        (f"/v1{CHAT}", CHAT),
+        (f"{CHAT}/chat/completions", CHAT),
+        (f"{CHAT}{CHAT}", CHAT),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/messages", "/v1/messages"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/v1/models", "/v1/models"),
+    ],
+)
+def test_wrong_base_urls_get_a_suggestion(server: RunningServer, path: str, meant: str) -> None:
+    received = exchange(server, post(path, HELLO, Connection="close"))
+    assert f"use {meant}, and check the base URL".encode() in received
 
 
 def test_queries_do_not_matter(server: RunningServer) -> None:
