@@ -101,7 +101,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 _KEY = "llmrun.exchange"
-_CLIENT_GONE = 499  # nginx's status for a client that left before the response
+_CLIENT_GONE = 499  # nginx's status for a client that left before the end of the response
 _POLLED = ("/health", "/metrics", "/v1/models")  # monitors and other servers request these paths every few seconds
 
 
@@ -129,7 +129,7 @@ class Exchange:
     tenant    the owner of the request, as in Request.tenant
     upstream  the hosts of the upstreams that the request was forwarded to, or "" for requests not forwarded
     tokens    counts for the log, such as "12+345 tokens"; "" for requests without an answer
-    status    the response's status; 0 until the response has begun
+    status    the response's status; 0 until the response has begun, and 499 if the client left before its end
     outcome   a word for the log if the exchange failed, such as "client left"
     """
 
@@ -193,7 +193,7 @@ class Exchanges:
         try:
             await self._app(scope, receive, sending)
         except ClientGone:
-            exchange.outcome = "client left"
+            exchange.status, exchange.outcome = _CLIENT_GONE, "client left"
         except Exception as error:  # noqa: BLE001  a bug must not take the server down
             if not isinstance(error, LlmrunError):
                 self._trace(traceback.format_exc())

@@ -126,9 +126,8 @@ class Choices:
 
     All choices are cancelled when one choice fails or the `async with` block ends.
 
-    wait_s            the predicted seconds until the last choice begins; 0 until all choices are accepted
-    prompt_tokens     the number of prompt tokens; 0 until a choice is accepted
-    generated_tokens  the total number of tokens in all finished choices
+    wait_s         the predicted seconds until the last choice begins; 0 until all choices are accepted
+    prompt_tokens  the number of prompt tokens; 0 until a choice is accepted
     """
 
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
@@ -137,12 +136,17 @@ class Choices:
         self._served: list[ServedRequest] = []
         self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
         self._last_tokens = [0.0] * len(requests)  # when each choice's last token arrived; 0 before the first token
+        self._generated = [0] * len(requests)
         self._unfinished = len(requests)
         self._arrived: deque[tuple[int, Event]] = deque()
         self._news = asyncio.Event()
         self.wait_s = 0.0
         self.prompt_tokens = 0
-        self.generated_tokens = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        """The number of tokens that all choices have generated so far, also if they are cancelled."""
+        return sum(self._generated)
 
     @property
     def is_long(self) -> bool:
@@ -196,6 +200,7 @@ class Choices:
 
     def _observe(self, choice: int, at: float, event: Event) -> None:
         if isinstance(event, TextDelta) and event.tokens:
+            self._generated[choice] += len(event.tokens)
             if last := self._last_tokens[choice]:
                 self._metrics.between_tokens.observe(at - last)
             else:
@@ -203,7 +208,7 @@ class Choices:
             self._last_tokens[choice] = at
         elif isinstance(event, Finished):
             self._unfinished -= 1
-            self.generated_tokens += event.timings.generated_tokens
+            self._generated[choice] = event.timings.generated_tokens  # also counts the token that ends the answer
             if event.timings.ttft_s:
                 actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s)
                 self._metrics.count_wait(self._waits[choice], actual)

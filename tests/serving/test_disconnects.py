@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -43,9 +44,19 @@ def test_one_client_that_leaves_disturbs_no_other(stream: bool) -> None:
         server.release()
         assert b"three" in read_until(staying, b"three")
         staying.close()
-        eventually(lambda: any(line.endswith("client left") for line in server.log))
-        status = "200" if stream else "499"
-        assert [line for line in server.log if f"  {status}  " in line and line.endswith("client left")]
+        eventually(lambda: len(server.log) == 2)
+        left, _ = sorted(server.log, key=lambda line: not line.endswith("client left"))
+        assert re.search(r"  499  3\+2 tokens  \d+\.\d\d s  client left$", left)
+        assert b'/chat/completions",status="499"} ' in server.send("GET", "/metrics").body
+
+
+def test_the_log_says_how_far_a_prompt_came_when_its_client_left() -> None:
+    with serving(FakeModel(lambda number: PHASES["prefill"][0])) as server:
+        line = server.begin_chat(stream=True)
+        server.model.wait_for("held")
+        line.close()
+        eventually(lambda: bool(server.log))
+        assert re.search(r"  499  3\+0 tokens  \d+\.\d\d s  client left$", server.log[0])
 
 
 def test_requests_that_are_finished_are_not_cancelled_early() -> None:
