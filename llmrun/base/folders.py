@@ -1,4 +1,4 @@
-"""The paths of llmrun's directories and of users' files, and flags of `os.open` that only some systems define.
+"""The paths of llmrun's directories, reading users' files, and flags of `os.open` that only some systems define.
 
 A flag that the system does not define is 0. Without O_BINARY, Windows translates line endings in `os.read` and
 `os.write`.
@@ -6,6 +6,7 @@ A flag that the system does not define is 0. Without O_BINARY, Windows translate
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 O_BINARY: int = getattr(os, "O_BINARY", 0)
 O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+UTF_16 = (
+    codecs.BOM_UTF16_LE,
+    codecs.BOM_UTF16_BE,
+)  # the first bytes of UTF-16 text; the redirects of PowerShell write it
 _LARGEST = 1 << 20  # the maximum number of bytes in a file that a user wrote
 
 
@@ -73,6 +78,28 @@ def read_user_file(path: Path, kind: str) -> bytes:
     if len(data) > _LARGEST:
         raise UsageError(f"{kind}: {path}: more than {_LARGEST >> 20} MiB")
     return data
+
+
+def decoded_text(data: bytes, where: str) -> str:
+    """Decode a text that a user wrote, without its byte order mark.
+
+    Raises UsageError if the text is not UTF-8. The message begins with `where`.
+    """
+    refuse_utf_16(data, where)
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
+            hint="convert the text first, for example with iconv -f latin1 -t utf8",
+        ) from None
+
+
+def refuse_utf_16(data: bytes, where: str) -> None:
+    """Raise UsageError if a text begins with a byte order mark of UTF-16. The message begins with `where`."""
+    if data.startswith(UTF_16):
+        hint = "save it as UTF-8; in PowerShell, use | Out-File -Encoding utf8 FILE instead of > FILE"
+        raise UsageError(f"{where}: not UTF-8, but UTF-16", hint=hint)
 
 
 def write_whole(path: Path, data: bytes) -> None:

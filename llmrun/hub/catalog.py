@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import llmrun
 from llmrun.base.errors import ModelNotFound, UsageError, shown
-from llmrun.base.folders import own_models_file
+from llmrun.base.folders import decoded_text, own_models_file
 from llmrun.hub.names import (
     SHA256,
     Expected,
@@ -481,11 +481,9 @@ def read_sections(path: Path) -> CatalogFile:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+        return decoded_text(path.read_bytes(), f"catalogue: {path}").replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"catalogue: {path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"catalogue: {path}: not UTF-8: {error}") from error
 
 
 _MOST_QUANTS = 4  # the maximum number of quantizations in a hint

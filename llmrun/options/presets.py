@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.errors import UsageError, nearest
-from llmrun.base.folders import read_user_file
+from llmrun.base.folders import decoded_text, read_user_file
 from llmrun.options.sampling_params import SAMPLING
 
 
@@ -50,12 +50,9 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
 def _parsed(data: bytes, path: Path, role: str) -> dict[str, Any]:
     import tomllib  # importing tomllib takes 5 ms, and most runs do not need it
 
+    text = decoded_text(data, f"{role}: {path}")
     try:
-        return tomllib.loads(data.decode("utf-8").removeprefix("\ufeff"))
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{role}: {path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
-        ) from error
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError means invalid TOML or too many digits
         raise UsageError(f"{role}: {path}: not valid TOML: {error}") from error
 

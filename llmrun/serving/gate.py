@@ -26,6 +26,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmrun.base.errors import UsageError
+from llmrun.base.folders import decoded_text
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.serving.exchanges import exchange_of
 from llmrun.serving.options import ServingOptions
@@ -106,11 +107,9 @@ def read_upstream_keys(path: Path, bases: Sequence[str]) -> dict[str, str]:
 def _lines(path: Path, flag: str) -> Iterator[tuple[int, str]]:
     """Yield the numbers and contents of the lines of a file that are neither empty nor comments. Raises UsageError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = decoded_text(path.read_bytes(), f"{flag}: {path}").splitlines()
     except OSError as error:
         raise UsageError(f"{flag}: {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{flag}: {path}: not a text file in UTF-8") from None
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
             yield number, line

@@ -30,6 +30,15 @@ SHA256 = "0" * 64
 QUANT = 'file = "model.gguf"'
 
 
+def test_a_catalogue_may_have_a_byte_order_mark(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(path.read_text(), "utf-8-sig")
+    assert "tiny" in read_file(path).models
+    path.write_text(path.read_text("utf-8-sig"), "utf-16")
+    with pytest.raises(UsageError, match=r"catalogue: .*not UTF-8, but UTF-16"):
+        read_file(path)
+
+
 def written(folder: Path, name: str = "tiny", *, leave_out: str = "", quant: str = QUANT, **keys: str) -> Path:
     """Write a models.toml with one entry; `quant` is the text between the braces of its quants.Q8_0."""
     path = folder / "models.toml"

@@ -52,6 +52,14 @@ def test_what_is_set_is_told_apart_from_a_default(config: Path, monkeypatch: pyt
     assert is_set("model")
 
 
+def test_config_may_have_a_byte_order_mark_but_not_be_utf_16(config: Path) -> None:
+    config.write_text("threads = 3\n", "utf-8-sig")
+    assert load_settings().threads == 3
+    config.write_text("threads = 3\n", "utf-16")
+    with pytest.raises(UsageError, match=r"config\.toml: not UTF-8, but UTF-16"):
+        load_settings()
+
+
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_MODEL", "")
     assert load_settings().model == "smollm2:135m"

@@ -25,6 +25,12 @@ def test_a_file_has_one_key_per_line(tmp_path: Path) -> None:
     assert read_keys(path) == (KEY, f"{KEY}-2")
 
 
+def test_a_byte_order_mark_is_not_part_of_a_key(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"\ufeff{KEY}\r\n".encode())
+    assert read_keys(path) == (KEY,)
+    assert read_upstream_keys(path, BASES) == dict.fromkeys(BASES, KEY)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -33,7 +39,8 @@ def test_a_file_has_one_key_per_line(tmp_path: Path) -> None:
         (b"short\n", "line 1: shorter than 16 characters"),
         (f"{KEY}\nwith spaces in it\n".encode(), "line 2: a key must be printable ASCII"),
         ("kéy-kéy-kéy-kéy-kéy\n".encode(), "printable ASCII"),
-        (b"\xff\xfe" * 20, "not a text file"),
+        (b"\xfe" * 40, "not UTF-8: byte 0xfe at offset 0"),
+        (f"{KEY}\n".encode("utf-16"), "not UTF-8, but UTF-16"),
     ],
 )
 def test_bad_key_files_are_refused_without_showing_keys(tmp_path: Path, content: bytes, words: str) -> None:
@@ -59,7 +66,7 @@ def test_upstreams_have_one_key_or_one_each(tmp_path: Path) -> None:
         (b"http://three secret-key\n", "line 1: http://three/v1 is not an upstream"),
         (b"http://one:8080\n", "line 1: a URL without a key"),
         (b"common\nhttp://one:8080 k\xc3\xa9y\n", "line 2: a key must be printable ASCII"),
-        (b"\xff\xfe", "not a text file"),
+        (b"\xff\xfe", "not UTF-8, but UTF-16"),
     ],
 )
 def test_bad_keys_of_upstreams_are_refused(tmp_path: Path, content: bytes, words: str) -> None:

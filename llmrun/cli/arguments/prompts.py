@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from llmrun.base.errors import UsageError, nearest
+from llmrun.base.folders import decoded_text
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.options.presets import INPUT, ONLY_INPUT, Preset, variables_in
@@ -107,15 +108,9 @@ def _read(stream: BinaryIO, where: str) -> bytes:
 
 
 def _decoded(data: bytes, where: str, exact: bool) -> str:
-    try:
-        # Editors and `echo` add a final newline that is not part of the text; some systems add a byte order mark.
-        text = data.decode("utf-8-sig")
-        return text if exact else text.removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
-            hint="convert the text first, for example with iconv -f latin1 -t utf8",
-        ) from None
+    text = decoded_text(data, where)
+    # Editors and `echo` add a final newline that is not part of the text.
+    return text if exact else text.removesuffix("\n").removesuffix("\r")
 
 
 def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from llmrun.base.errors import UsageError
+from llmrun.base.folders import refuse_utf_16
 from llmrun.cli.arguments.prompts import LARGEST_TEXT
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor
@@ -172,6 +173,7 @@ class PlainTurns(Turns):
         if len(data) > LARGEST_TEXT:
             raise UsageError(f"standard input: line {self._lines} is larger than {LARGEST_TEXT >> 20} MiB")
         if self._lines == 1:
+            refuse_utf_16(data, "standard input")
             data = data.removeprefix(codecs.BOM_UTF8)
         try:
             return data.decode("utf-8").removesuffix("\n").removesuffix("\r")

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from llmrun.base.errors import UsageError
+from llmrun.base.folders import decoded_text
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 
@@ -111,9 +112,8 @@ def edited(text: str) -> str:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
             file.write(text + "\n" if text else "")
         _run(command, path)
-        return path.read_bytes().decode("utf-8").replace("\r\n", "\n").rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"editor: {command[0]}: the saved text is not UTF-8: byte {error.start:,}") from error
+        saved = decoded_text(path.read_bytes(), f"editor: {command[0]}: the saved text")
+        return saved.replace("\r\n", "\n").rstrip("\n")
     except OSError as error:
         raise _failure(command, error) from error
     finally:

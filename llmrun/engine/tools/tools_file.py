@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.errors import UsageError, nearest, shown
-from llmrun.base.folders import read_user_file
+from llmrun.base.folders import decoded_text, read_user_file
 from llmrun.engine.tools.tool import decode_json
 
 # The MCP SDK's list, plus the variables for language, time zone and temporary files.
@@ -305,14 +305,14 @@ def parse_tools_file(data: bytes, path: Path) -> ToolsFile:
 
     The programs must exist, because a misspelled name is a mistake in the file.
     """
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    if data.lstrip().startswith(b"{"):
-        return _from_json(data, path)
+    text = decoded_text(data, f"tools: {path}")
+    if text.lstrip().startswith("{"):
+        return _from_json(text.encode(), path)
     import tomllib  # imported late, because the import takes 5 ms
 
     try:
-        whole = Table(path, "", tomllib.loads(data.decode("utf-8")))
-    except (ValueError, RecursionError) as error:  # ValueError means invalid TOML or UTF-8, or too many digits
+        whole = Table(path, "", tomllib.loads(text))
+    except (ValueError, RecursionError) as error:  # ValueError means invalid TOML or too many digits
         raise UsageError(f"tools: {path}: not valid TOML: {error}") from None
     whole.check_keys(("servers", "commands"))
     servers, commands = whole.table("servers"), whole.table("commands")

@@ -49,7 +49,7 @@ def _lm_studio_folders() -> list[Path]:
 def _pointed_home() -> Path | None:
     """Return LM Studio's home folder as recorded in `~/.lmstudio-home-pointer`, or None."""
     try:
-        text = read_small(expanded("~/.lmstudio-home-pointer")).decode("utf-8").strip()
+        text = read_small(expanded("~/.lmstudio-home-pointer")).decode("utf-8-sig").strip()
     except (OSError, ValueError):
         return None
     return _absolute(text)

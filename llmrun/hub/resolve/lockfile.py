@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.folders import decoded_text
 from llmrun.hub.catalog import WHEEL, TableKeys
 from llmrun.hub.local.safe_writes import write_text
 from llmrun.hub.names import (
@@ -49,10 +50,10 @@ def read_lock(path: Path) -> dict[str, Artifact]:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise UsageError(f"{path}: not a lock file: larger than {_MOST_BYTES:,} bytes")
-        table = tomllib.loads(data.decode("utf-8"))
+        table = tomllib.loads(decoded_text(data, str(path)))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (RecursionError, ValueError) as error:  # ValueError means invalid TOML or too many digits
         raise UsageError(
             f"{path}: not valid TOML: {_first_line(error)}", hint="`llmrun pull --lock MODEL...`"
         ) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal, TypedDict
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
+from llmrun.base.folders import refuse_utf_16
 from llmrun.jobs.batching.workers.base import CHAT
 from llmrun.serving.protocol.declarations import Limits, missing, read, wrong_type
 from llmrun.serving.protocol.errors import parse_json
@@ -79,6 +80,7 @@ def read_lines(path: Path, check: Callable[[], None] = lambda: None) -> Iterator
 def _reading(path: Path) -> Iterator[BinaryIO]:
     try:
         with path.open("rb") as stream:
+            refuse_utf_16(stream.peek(2), str(path))
             yield stream
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from llmrun.base.errors import UsageError
+from llmrun.base.folders import refuse_utf_16
 from llmrun.engine.slots import common_prefix
 from llmrun.jobs.bench.intervals import Interval, proportion
 from llmrun.jobs.evaluation.measuring import (
@@ -62,10 +63,11 @@ def read_questions(path: Path) -> list[Question]:
         size = path.stat().st_size
         if size > _MOST_FILE_BYTES:
             raise UsageError(f"--choices: {path}: too large: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
-        lines = path.read_bytes().splitlines()
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"--choices: {path}: cannot be read: {error.strerror or error}") from error
-    questions = [_question(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    refuse_utf_16(data, f"--choices: {path}")
+    questions = [_question(line, number, path) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
     if not questions:
         example = '{"prompt": "2 + 2 =", "choices": ["4", "5"], "answer": 0}'
         raise UsageError(f"--choices: {path}: no questions", hint=f"write one JSON object per line: {example}")

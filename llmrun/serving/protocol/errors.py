@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from llmrun.base.errors import (
     UsageError,
     shown,
 )
+from llmrun.base.folders import UTF_16
 from llmrun.engine.constraint.strict_json import parse_unique
 
 _INVALID: Final = "invalid_request_error"
@@ -180,10 +182,12 @@ def parse_json(data: bytes) -> dict[str, Any]:
     """
     if not data:
         raise InvalidField(None, "the request body is empty", hint="send a JSON object")
+    if data.startswith(UTF_16) or b"\0" in data[:2]:
+        raise InvalidField(None, "the request body is UTF-16 text", hint="send UTF-8")
     if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_MARKS:
         raise InvalidField(None, f"the request body has more than {_MOST_MARKS:,} commas and brackets")
     try:
-        value = parse_unique(data.decode())
+        value = parse_unique(data.removeprefix(codecs.BOM_UTF8).decode())
     except UnicodeDecodeError as error:
         raise InvalidField(None, f"the request body is not UTF-8 text: invalid byte at {error.start:,}") from None
     except RecursionError:

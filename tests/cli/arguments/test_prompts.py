@@ -159,7 +159,8 @@ def test_every_source_and_how_they_combine(monkeypatch: pytest.MonkeyPatch, tmp_
         ((), None, "/no/such/file", b"", "prompt: /no/such/file: No such file or directory"),
         ((), None, "/", b"", "prompt: /: Is a directory"),
         ((), None, None, b"caf\xe9", "standard input: not UTF-8: byte 0xe9 at offset 3"),
-        ((), None, None, b"\xff\xfe", "standard input: not UTF-8: byte 0xff at offset 0"),
+        ((), None, None, b"\xff\xfd", "standard input: not UTF-8: byte 0xff at offset 0"),
+        ((), None, None, "Hello".encode("utf-16"), "standard input: not UTF-8, but UTF-16"),
         (("caf\udce9",), None, None, b"", "prompt: not UTF-8: byte 0xe9 after 3 characters"),
     ],
 )

@@ -40,6 +40,11 @@ def test_lines_and_blocks_are_turns(data: bytes, turns: list[str]) -> None:
     assert turns_of(data) == turns
 
 
+def test_utf_16_is_refused_with_a_hint() -> None:
+    with pytest.raises(UsageError, match="standard input: not UTF-8, but UTF-16"):
+        turns_of("one\ntwo\n".encode("utf-16"))
+
+
 def test_a_line_without_end_is_refused_after_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmrun.cli.chatting.plain.LARGEST_TEXT", 1000)
     with pytest.raises(UsageError, match="line 1 is larger than"):

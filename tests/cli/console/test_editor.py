@@ -58,7 +58,7 @@ def test_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("missing", "editor: missing: No such file"),
         ("fails", "editor: fails: exit code 3, so nothing was sent"),
-        ("bytes", "the saved text is not UTF-8"),
+        ("bytes", "the saved text: not UTF-8"),
         ("'open", "EDITOR"),
     ],
 )

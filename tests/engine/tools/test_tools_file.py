@@ -202,8 +202,15 @@ def test_mistakes_are_named(path: Path, text: str, message: str) -> None:
 def test_duplicates_and_syntax_errors_are_refused(path: Path) -> None:
     assert refusal(path, SERVER + SERVER).startswith("not valid TOML: ")
     assert refusal(path, "{").startswith("not valid JSON: ")
-    with pytest.raises(UsageError, match="not valid TOML: 'utf-8' codec"):
+    with pytest.raises(UsageError, match="not UTF-8: byte 0xff at offset 0"):
         parse_tools_file(b"\xff", path)
+
+
+@pytest.mark.parametrize("text", [SERVER, '{"mcpServers": {"a": {"command": "true"}}}'])
+def test_tools_files_may_have_a_byte_order_mark(path: Path, text: str) -> None:
+    assert parse_tools_file(text.encode("utf-8-sig"), path) == parse_tools_file(text.encode(), path)
+    with pytest.raises(UsageError, match=r"tools: .*not UTF-8, but UTF-16"):
+        parse_tools_file(text.encode("utf-16"), path)
 
 
 def test_a_program_that_is_not_executable_gets_a_hint(path: Path) -> None:

@@ -92,6 +92,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert got["https://x.org/m.gguf"].source == MODELS["https://x.org/m.gguf"].source
 
 
+def test_a_byte_order_mark_is_ignored_and_utf_16_refused(tmp_path: Path) -> None:
+    path = tmp_path / LOCK
+    path.write_text(TEXT, "utf-8-sig")
+    assert list(read_lock(path)) == sorted(MODELS)
+    path.write_text(TEXT, "utf-16")
+    with pytest.raises(UsageError, match="not UTF-8, but UTF-16"):
+        read_lock(path)
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     target = tmp_path / "elsewhere" / "real.lock"
@@ -151,7 +160,7 @@ def refused(tmp_path: Path, text: str | bytes) -> str:
         ("version = 1\nother = 5", "'other': only version and [models.NAME]"),
         ("version = 1\n[models]\na = 5", "'a': 5 is not a table"),
         ("version = ", "not valid TOML"),
-        (b"\xff", "not valid TOML"),
+        (b"\xff", "not UTF-8: byte 0xff at offset 0"),
         ("a = " + "[" * 5000, "not valid TOML"),
         ("version = 1\nx = 2026-99-99", "not valid TOML"),
         ("#" * 5_000_000, "not a lock file"),

@@ -32,6 +32,14 @@ def test_lines_have_their_numbers_and_no_white_space(tmp_path: Path) -> None:
     assert found[1].digest == hashlib.sha256(b'{"b": 2}').digest()
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.txt", "in.csv"])
+def test_utf_16_is_refused_with_a_hint(tmp_path: Path, name: str, encoding: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: not UTF-8, but UTF-16") as refused:
+        read(tmp_path, "\ufeffprompt\nHello\n".encode(encoding), name)
+    assert "Out-File -Encoding utf8" in refused.value.hint
+
+
 def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
     assert read(tmp_path, b"") == read(tmp_path, b"\n\n \n") == []
 
@@ -50,7 +58,7 @@ def test_lines_that_are_too_long_have_a_problem(tmp_path: Path, monkeypatch: pyt
     assert found[3].digest == hashlib.sha256(longer).digest()
 
 
-@given(st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b"").strip(b" \t\r\xef\xbb\xbf"))))
+@given(st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b"").strip(b" \t\r\xef\xbb\xbf\xff\xfe"))))
 def test_any_bytes_can_be_read(data: list[bytes]) -> None:
     from tempfile import TemporaryDirectory
 

@@ -85,6 +85,15 @@ def test_bad_json_is_named(tmp_path: Path, line: bytes) -> None:
         read_questions(path)
 
 
+def test_a_byte_order_mark_is_ignored_and_utf_16_refused(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps(GOOD), "utf-8-sig")
+    assert read_questions(path) == read(tmp_path, GOOD)
+    path.write_text(json.dumps(GOOD), "utf-16")
+    with pytest.raises(UsageError, match="not UTF-8, but UTF-16"):
+        read_questions(path)
+
+
 def test_files_without_questions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no questions") as refused:
         read(tmp_path)

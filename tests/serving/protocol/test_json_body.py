@@ -37,7 +37,11 @@ def test_every_object_survives(value: dict[str, object]) -> None:
         (b'{"a": 1, "a": 2}', 'the key "a" occurs twice'),
         (b'{"a": ' + b"1" * 5000 + b"}", "5,000 digits"),
         (b'{"a": "\xff"}', "not UTF-8 text: invalid byte at 7"),
-        (b'\xef\xbb\xbf{"a": 1}', "BOM"),
+        (b"\xef\xbb\xbf", "not valid JSON"),
+        (b'\xef\xbb\xbf\xef\xbb\xbf{"a": 1}', "not valid JSON"),
+        ('{"a": 1}'.encode("utf-16"), "UTF-16 text; send UTF-8"),
+        ('{"a": 1}'.encode("utf-16-le"), "UTF-16 text"),
+        ('{"a": 1}'.encode("utf-16-be"), "UTF-16 text"),
         (b'{"a": "x\\ud800y"}', r"unpaired surrogate in a string: x\ud800"),
         (b'{"a": [{"\\udc00": 1}]}', "unpaired surrogate"),
         (b'{"a": "\x01"}', "Invalid control character"),
@@ -50,8 +54,12 @@ def test_every_object_survives(value: dict[str, object]) -> None:
 def test_anything_else_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(InvalidField) as caught:
         parse_json(data)
-    assert words in str(caught.value)
+    assert words in f"{caught.value}; {caught.value.hint}"
     assert caught.value.param is None
+
+
+def test_a_byte_order_mark_is_ignored() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}
 
 
 def test_paired_surrogates_are_one_character() -> None:

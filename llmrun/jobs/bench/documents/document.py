@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from llmrun.base.amounts import counted, format_number, format_seconds
 from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.folders import decoded_text
 
 MOST_BYTES = 256 << 20  # The size limit of a results file. A million samples take 20 MB.
 
@@ -36,11 +37,11 @@ def read_text(path: Path) -> str:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise UsageError(f"results: {path}: too large: {size:,} bytes, limit {MOST_BYTES:,}")
-        return path.read_text("utf-8-sig")
+        return decoded_text(path.read_bytes(), f"results: {path}")
     except OSError as error:
         raise UsageError(f"results: {path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # The file is not UTF-8, or the path contains a NUL.
-        raise UsageError(f"results: {path}: not UTF-8 text: {error}") from error
+    except ValueError as error:  # the path contains a NUL
+        raise UsageError(f"results: {path}: {error}") from error
 
 
 def parse(text: str, where: str) -> Any:

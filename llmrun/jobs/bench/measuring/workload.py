@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError
+from llmrun.base.folders import refuse_utf_16
 from llmrun.engine.remote.request import parse_endpoint
 from llmrun.jobs.bench.documents.document import WorkloadFacts
 from llmrun.options.settings import RULES, SPECULATE_OFF
@@ -106,11 +107,12 @@ def from_file(path: Path, concurrency: int) -> list[Workload]:
         size = path.stat().st_size
         if size > _MOST_FILE_BYTES:
             raise UsageError(f"prompts: {path}: too large: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
-        lines = path.read_bytes().splitlines()
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"prompts: {path}: cannot be read: {error.strerror}") from error
+    refuse_utf_16(data, f"prompts: {path}")
     turns: dict[str, list[Turn]] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
             name, turn = _turn(line, f"{path}: line {number}")
             turns.setdefault(name or path.name, []).append(turn)

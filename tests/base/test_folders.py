@@ -1,0 +1,32 @@
+"""Tests of reading texts that users wrote."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.base.errors import UsageError
+from llmrun.base.folders import decoded_text
+
+
+@given(st.text())
+def test_texts_are_utf_8_with_or_without_a_byte_order_mark(text: str) -> None:
+    data = text.encode("utf-8")
+    assert decoded_text(data, "here") == text.removeprefix("\ufeff")
+    assert decoded_text(b"\xef\xbb\xbf" + data, "here") == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_utf_16_gets_a_hint(encoding: str) -> None:
+    with pytest.raises(UsageError, match=r"^here: not UTF-8, but UTF-16$") as refused:
+        decoded_text("\ufeffHello".encode(encoding), "here")
+    assert "Out-File -Encoding utf8" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("data", "byte"), [(b"caf\xe9", "0xe9 at offset 3"), (b"\xef\xbb\xbf\xff", "0xff at offset 3")]
+)
+def test_other_encodings_are_refused_with_the_byte(data: bytes, byte: str) -> None:
+    with pytest.raises(UsageError, match=f"^here: not UTF-8: byte {byte}$"):
+        decoded_text(data, "here")
