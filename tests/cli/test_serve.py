@@ -108,6 +108,39 @@ def test_other_machines_need_keys_or_a_decision() -> None:
     assert "--no-auth" in message
 
 
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("localhost", "localhost"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("[127.0.0.1]", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("0", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("[::]", "[::1]"),
+        ("0::0", "[::1]"),
+    ],
+)
+def test_the_url_in_the_banner_works(host: str, shown: str) -> None:
+    if ":" in shown and not has_ipv6():
+        pytest.skip("no IPv6")
+    is_open = host.strip("[]") in ("0.0.0.0", "0", "::", "0::0")
+    with served("x", "--host", host, *(["--no-auth"] if is_open else [])) as (_, url, banner):
+        assert url.startswith(f"http://{shown}:")
+        assert chat(url)["model"] == "x"
+        assert any(line.startswith(f"try: curl {url}/") for line in banner)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -119,6 +152,11 @@ def test_other_machines_need_keys_or_a_decision() -> None:
         (["--cors", "app.example"], "--cors: 'app.example' is not an origin"),
         (["--cors", "https://app.example/path"], "is not an origin"),
         (["-m", "y"], "model: given twice"),
+        (["--host", "[::]"], "--host: :: is reachable from other machines"),
+        (["--host", "[::1]:8080"], "--host: '[::1]:8080' is not an address or a host name alone"),
+        (["--host", "localhost:8080"], "is not an address or a host name alone\n"),
+        (["--host", "http://localhost"], "example: --host 127.0.0.1 --port 8080"),
+        (["--host", ""], "--host: '' is not an address"),
     ],
 )
 def test_bad_flags_are_refused_with_one_line(arguments: list[str], words: str) -> None:

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -225,9 +225,9 @@ async def _serve(
         upstreams = Upstreams(given_upstreams, options.limits.ping_s, out.note)
     service = Service(models, options, Bodies(options.limits), upstreams=upstreams)
     # the names by which clients may call this machine, in addition to its addresses
-    names = frozenset({flags.host, socket.gethostname()})
+    names = frozenset({flags.address, socket.gethostname()})
     app = make_app(service, host_names=names, log=lambda line: out.fields([line]), trace=out.trace)
-    url = _url(flags.host, listening.getsockname()[1], tls is not None)
+    url = _url(flags.address, listening.getsockname(), tls is not None)
 
     def ready() -> None:
         gc.freeze()  # otherwise, each full garbage collection traverses all modules and delays the answers
@@ -252,10 +252,14 @@ async def _serve(
         show_control_echo()
 
 
-def _url(host: str, port: int, is_tls: bool) -> str:
-    """Return the URL that a client on this machine can use."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"{'https' if is_tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{port}/v1"
+def _url(host: str, bound: tuple[Any, ...], is_tls: bool) -> str:
+    """Return the URL that a client on this machine can use.
+
+    host   the address or name that the user gave
+    bound  the name of the socket: its address and its port, and more for IPv6
+    """
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound[0], host)
+    return f"{'https' if is_tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}/v1"
 
 
 def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: int, needs_key: bool) -> Iterator[str]:

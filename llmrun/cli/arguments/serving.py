@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from llmrun.base.folders import prefixes_folder
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import given_by
 from llmrun.cli.console.output import out
-from llmrun.engine.remote.request import parse_endpoint
+from llmrun.engine.remote.request import is_endpoint, is_loopback, parse_endpoint
 from llmrun.options.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -131,6 +130,17 @@ class ServeFlags:
     quiet: options.Quiet = False
     verbose: options.Verbose = False
 
+    @property
+    def address(self) -> str:
+        """The address or name to listen on, without the brackets that URLs need. Raises UsageError."""
+        inside, bracket, port = self.host.removeprefix("[").partition("]")
+        if not bracket and self.host.count(":") == 1:
+            inside, _, port = self.host.partition(":")
+        if port or not inside or is_endpoint(self.host):
+            hint = "example: --host 127.0.0.1 --port 8080"
+            raise UsageError(f"--host: {self.host!r} is not an address or a host name alone", hint=hint)
+        return inside
+
     def settings(self, names: Sequence[str]) -> tuple[Settings, Sequence[str]]:
         """Load the settings for this run and configure `out` with them. Raises UsageError.
 
@@ -201,10 +211,10 @@ class ServeFlags:
 
         if self.no_auth and self.api_key_file is not None:
             raise UsageError("--no-auth: cannot be combined with --api-key-file", hint="use only one")
-        is_local = _is_loopback(self.host)
+        is_local = is_loopback(self.address)
         if not is_local and self.api_key_file is None and not self.no_auth:
             raise UsageError(
-                f"--host: {self.host} is reachable from other machines, so clients need API keys",
+                f"--host: {self.address} is reachable from other machines, so clients need API keys",
                 hint="add --api-key-file FILE, or --no-auth to serve everyone",
             )
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -239,15 +249,6 @@ def _upstream_endpoint(url: str) -> Endpoint:
     if endpoint.model:
         raise UsageError(f"--upstream: {url}: names a model", hint=f"use {endpoint.base}; requests name the model")
     return endpoint
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _checked_origin(origin: str) -> str:

@@ -60,7 +60,7 @@ def command(
     tls = None
     if flags.tls_cert is not None and flags.tls_key is not None:
         tls = tls_context(flags.tls_cert, flags.tls_key)
-    with bound_socket(flags.host, flags.port) as listening:  # binding may fail, so it precedes a long download
+    with bound_socket(flags.address, flags.port) as listening:  # binding may fail, so it precedes a long download
         from llmrun.cli.answers.answering import tell_of_default_model
         from llmrun.cli.answers.serving import serve_models
 

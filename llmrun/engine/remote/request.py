@@ -82,11 +82,12 @@ def parse_endpoint(name: str) -> Endpoint:
         base=f"{parts.scheme}://{where}{path if versioned else path + '/v1'}",
         model=model.strip(),
         host=where,
-        is_loopback=_is_loopback(host),
+        is_loopback=is_loopback(host),
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host, which is a name or an address without brackets."""
     import ipaddress  # This import takes 2 ms, and most commands do not need it.
 
     if host == "localhost" or host.endswith(".localhost"):
