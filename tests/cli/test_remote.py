@@ -53,6 +53,15 @@ def test_an_answer_goes_to_stdout_and_the_closing_line_names_model_and_host() ->
 
 
 @pytest.mark.night
+@pytest.mark.parametrize(
+    "form", ["127.0.0.1:{}", "localhost:{}/v1", "http://127.0.0.1:{}//v1/chat/completions/", "0.0.0.0:{}"]
+)
+def test_servers_have_several_names(form: str) -> None:
+    with serving(response(HELLO)) as server:
+        done = llmrun("generate", "-m", f"{form.format(server.port)}#tiny", "hi")
+    assert (done.returncode, done.stdout) == (0, b"Hello\n")
+
+
 def test_a_server_is_sent_only_what_the_user_set(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("top_k = 7\n")

@@ -14,7 +14,7 @@ from llmrun.base.folders import prefixes_folder
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import given_by
 from llmrun.cli.console.output import out
-from llmrun.engine.remote.request import is_endpoint, is_loopback, parse_endpoint
+from llmrun.engine.remote.request import is_loopback, parse_endpoint
 from llmrun.options.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class ServeFlags:
         inside, bracket, port = self.host.removeprefix("[").partition("]")
         if not bracket and self.host.count(":") == 1:
             inside, _, port = self.host.partition(":")
-        if port or not inside or is_endpoint(self.host):
+        if port or not inside or "//" in self.host:
             hint = "example: --host 127.0.0.1 --port 8080"
             raise UsageError(f"--host: {self.host!r} is not an address or a host name alone", hint=hint)
         return inside

@@ -45,16 +45,36 @@ class Endpoint:
         return f"{self.base}#{self.model}" if self.model else self.base
 
 
+_SCHEME = re.compile(r"https?://", re.IGNORECASE)
+# The port of a name has at least 4 digits, because tags in the catalogue are never such numbers.
+_BARE = re.compile(
+    r"(?:(?:localhost|\d+(?:\.\d+){3}|\[[\da-f:.]+\])(?::\d+)?|[a-z\d](?:[a-z\d.-]*[a-z\d])?:\d{4,5})(?![^/#])",
+    re.IGNORECASE,
+)
+_FILE = re.compile(r"https?://(?:(?:www\.)?(?:huggingface\.co|hf\.co)/|[^?#]*\.gguf(?![^?#]))", re.IGNORECASE)
+# The routes whose URLs people copy from the documentation of servers.
+_ROUTE = re.compile(r"/(?:(?:chat/)?completions|responses|messages|embeddings|models|api/(?:chat|generate|tags))\Z")
+_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # servers listen on these addresses, but Windows cannot connect
+
+
 def is_endpoint(name: str) -> bool:
-    """Return whether a name is a URL rather than a file or a name from the catalogue."""
-    return name.lower().startswith(("http://", "https://"))
+    """Return whether a name is the address of a server, such as http://HOST:PORT/v1#MODEL, HOST:PORT or [::1]:PORT.
+
+    URLs of .gguf files and of pages of the Hugging Face Hub are the names of models to download.
+    """
+    return bool((_SCHEME.match(name) and not _FILE.match(name)) or _BARE.match(name))
 
 
 def parse_endpoint(name: str) -> Endpoint:
-    """Parse `URL#MODEL`. Raises UsageError, whose message never contains a password from the URL."""
+    """Parse `URL#MODEL`. Raises UsageError, whose message never contains a password from the URL.
+
+    The scheme may be missing, and the path may be that of a route, such as /v1/chat/completions.
+    """
     from urllib.parse import urlsplit
 
     url, _, model = name.partition("#")
+    if _BARE.match(url):
+        url = f"http://{url}"
     if "@" in url:
         raise UsageError(
             "endpoint: the URL must not contain a user name or password",
@@ -64,16 +84,16 @@ def parse_endpoint(name: str) -> Endpoint:
         raise UsageError(f"endpoint: {shown(name)}: contains a character that is not allowed in a URL", hint=_EXAMPLE)
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        host, port = _UNSPECIFIED.get(parts.hostname or "", parts.hostname), parts.port
     except ValueError as error:
         raise UsageError(f"endpoint: {shown(url)}: {error}", hint=_EXAMPLE) from None
-    if not is_endpoint(url) or not host:
+    if not _SCHEME.match(url) or not host:
         raise UsageError(f"endpoint: {shown(url)}: not an http or https URL with a host", hint=_EXAMPLE)
     if "?" in url:
         raise UsageError(
             f"endpoint: {shown(parts.hostname or '')}: the URL must not contain a query (?...)", hint=_EXAMPLE
         )
-    path = parts.path.rstrip("/")
+    path = _ROUTE.sub("", re.sub("/+", "/", parts.path).removesuffix("/"))
     # OpenAI's API is at /v1. A path that already contains a version (/api/paas/v4, /v1beta/openai) is complete.
     versioned = any(re.fullmatch(r"v\d\w*", part) for part in path.split("/"))
     named = f"[{host}]" if ":" in host else host

@@ -23,7 +23,7 @@ from llmrun.base.errors import (
     UsageError,
 )
 from llmrun.engine.remote.client import Call, RemoteModel
-from llmrun.engine.remote.request import Endpoint, parse_endpoint
+from llmrun.engine.remote.request import Endpoint, is_endpoint, parse_endpoint
 from llmrun.engine.remote.stream import LONGEST_LINE, Chunk, Teller, Usage, read_chunks
 from tests.support.servers.hostile_server import (
     DONE,
@@ -81,12 +81,54 @@ def text_of(chunks: list[Chunk]) -> str:
         ("https://a.example/v1beta/openai#a", "https://a.example/v1beta/openai", "a", False),
         ("http://[::1]:80/x#a", "http://[::1]:80/x/v1", "a", True),
         ("http://10.0.0.1#a", "http://10.0.0.1/v1", "a", False),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/v1", "", True),
+        ("127.0.0.1", "http://127.0.0.1/v1", "", True),
+        ("localhost:8080/v1/#tiny", "http://localhost:8080/v1", "tiny", True),
+        ("LOCALHOST:80", "http://localhost:80/v1", "", True),
+        ("[::1]:8080#a/b.gguf", "http://[::1]:8080/v1", "a/b.gguf", True),
+        ("spark:8000/v1", "http://spark:8000/v1", "", False),
+        ("gpu-1.lan:11434#qwen3:4b", "http://gpu-1.lan:11434/v1", "qwen3:4b", False),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080/v1", "", True),
+        ("http://[::]:8080/", "http://[::1]:8080/v1", "", True),
+        ("http://127.0.0.1:8080//v1//", "http://127.0.0.1:8080/v1", "", True),
+        ("http://127.0.0.1:8080/v1/chat/completions", "http://127.0.0.1:8080/v1", "", True),
+        ("127.0.0.1:8080/v1/completions#a", "http://127.0.0.1:8080/v1", "a", True),
+        ("http://127.0.0.1:8080/chat/completions/", "http://127.0.0.1:8080/v1", "", True),
+        ("http://127.0.0.1:8080/v1/models", "http://127.0.0.1:8080/v1", "", True),
+        ("http://127.0.0.1:11434/api/chat", "http://127.0.0.1:11434/v1", "", True),
+        ("https://a.example/v1beta/openai/chat/completions", "https://a.example/v1beta/openai", "", False),
     ],
 )
 def test_an_endpoint_is_taken_apart(name: str, base: str, model: str, is_loopback: bool) -> None:
+    assert is_endpoint(name)
     endpoint = parse_endpoint(name)
     assert (endpoint.base, endpoint.model, endpoint.is_loopback) == (base, model, is_loopback)
     assert parse_endpoint(endpoint.address) == endpoint
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "https://example.org/file.gguf",
+        "HTTP://example.org:8080/v1/File.GGUF?download=true#x",
+        "https://huggingface.co/owner/name",
+        "https://hf.co/owner/name/resolve/main/file.gguf",
+        "huggingface.co/owner/name",
+        "hf:owner/name:Q8_0",
+        "qwen3:4b",
+        "qwen2.5:7",
+        "llama3.2:135m",
+        "127.0.0.1.gguf",
+        "localhost.gguf",
+        "1.2.3",
+        "./127.0.0.1:8080",
+        "name:8080b",
+        "C:\\8080",
+        "",
+    ],
+)
+def test_models_to_download_are_not_endpoints(name: str) -> None:
+    assert not is_endpoint(name)
 
 
 @pytest.mark.parametrize(
