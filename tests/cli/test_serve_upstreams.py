@@ -76,7 +76,8 @@ def test_keys_of_upstreams_that_others_can_read_get_a_note(source: Served, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--upstream", "10.0.0.5:8080"), "not an http or https URL"),
+        (("--upstream", "ten.0.0.5"), "not an http or https URL"),
+        (("--upstream", "10.0.0.5:8080#model"), "--upstream: 10.0.0.5:8080#model: names a model"),
         (("--upstream", "http://a#model"), "--upstream: http://a#model: names a model"),
         (("--upstream", "http://user:secret@a"), "must not contain a user name or password"),
         (("--upstream", "http://a", "--upstream", "http://a/v1/"), "the same server is given twice"),

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 _SHORT = re.compile(r"[a-zA-Z0-9]{9}")
+_ANY = ("", "")  # the queue of all calls
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _NO_TOOLS = "this model's chat template does not support tools"
 _HINT = "use a model that was trained for tool calls, or a chat template for tools"
@@ -59,10 +62,12 @@ def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list
     """Convert messages to the form that the template requires. Messages without tool calls are not changed.
 
     The arguments of calls become objects (or texts, if the template requires texts), results receive the name of their
-    tool, and missing content becomes "" or None. Ids that the template would refuse are replaced. Raises UsageError for
-    invalid calls and results, and for all calls and results if the template does not support tools.
+    tool, and missing content becomes "" or None. Calls and results without ids are matched in order, and ids that the
+    template would refuse are replaced. Raises UsageError for invalid calls and results, and for all calls and results if
+    the template does not support tools.
     """
-    past = _Past(abilities)
+    ids, past = _Ids(), _Past(abilities)
+    messages = [ids.completed(message) if isinstance(message, Mapping) else message for message in messages]
     if abilities.tool_format is not None and not abilities.tool_format.parallel:
         messages = _one_call_each(messages)
     return [past.converted(message) if isinstance(message, Mapping) else message for message in messages]
@@ -87,6 +92,56 @@ def _one_call_each(messages: Sequence[Any]) -> list[Any]:
                     found.append(later)
                     break
     return found
+
+
+class _Ids:
+    """Gives every call of a conversation an id of its own, and every result the id of its call.
+
+    Some clients leave ids out, send empty ids, or give several calls the same id.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._open: set[str] = set()  # the ids of calls that have no result yet
+        self._queues: defaultdict[tuple[str, str], deque[str]] = defaultdict(deque)
+
+    def completed(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        if message.get("role") == "assistant" and isinstance(calls, list):
+            known = [{**call, "id": self._of_call(call)} if isinstance(call, Mapping) else call for call in calls]
+            return {**message, "tool_calls": known}
+        if message.get("role") == "tool" and (call_id := self._of_result(message)):
+            return {**message, "tool_call_id": call_id}
+        return message
+
+    def _of_call(self, call: Mapping[str, Any]) -> str:
+        given, function = str(call.get("id") or ""), call.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        call_id = given
+        if not given or given in self._open:
+            made = (f"call_{number}" for number in count(len(self._seen)))
+            call_id = next(each for each in made if each not in self._seen)
+        self._seen.add(call_id)
+        self._open.add(call_id)
+        for key in (("id", given), ("name", str(name)), _ANY):
+            self._queues[key].append(call_id)
+        return call_id
+
+    def _of_result(self, message: Mapping[str, Any]) -> str:
+        """Return the id of the call to which a result belongs, or the result's own id if there is no such call.
+
+        A result whose id is missing or unknown belongs to the first open call that has its name or no id.
+        """
+        given = str(message.get("tool_call_id") or "")
+        keys = [("id", given)] if given else [("name", str(message.get("name"))), _ANY]
+        for key in keys if given in self._seen else [*keys, ("id", "")]:
+            queue = self._queues[key]
+            while queue and queue[0] not in self._open:
+                queue.popleft()
+            if queue:
+                self._open.remove(queue[0])
+                return queue.popleft()
+        return given
 
 
 class _Past:
@@ -137,8 +192,7 @@ class _Past:
                 f"invalid tool call in a message: the arguments of {shown(name, 64)} are not a JSON object",
                 hint="send the arguments as the model wrote them",
             )
-        given = call.get("id")
-        call_id = given if isinstance(given, str) and given else f"call_{len(self._names)}"
+        call_id = str(call["id"])
         self._names[call_id] = name
         return self._fitting(call_id), name, dict(arguments)
 
@@ -147,7 +201,7 @@ class _Past:
             raise UsageError(f"conversation with tool results cannot be continued: {_NO_TOOLS}", hint=_HINT)
         call_id = message.get("tool_call_id")
         name = message.get("name")
-        if isinstance(call_id, str):
+        if isinstance(call_id, str) and call_id:
             if call_id not in self._names:
                 raise UsageError(
                     f"tool result without a call: {shown(call_id, 64)}",

@@ -67,6 +67,75 @@ def test_a_lone_result_belongs_to_the_lone_call() -> None:
     }
 
 
+MISSING = object()
+
+
+def with_id(message: dict[str, Any], field: str, call_id: object) -> dict[str, Any]:
+    """Return a message or call with an ID, or without the field."""
+    return {
+        **{name: value for name, value in message.items() if name != field},
+        **({} if call_id is MISSING else {field: call_id}),
+    }
+
+
+@pytest.mark.parametrize("of_calls", ["", None, MISSING])
+@pytest.mark.parametrize("of_results", ["", None, MISSING])
+@pytest.mark.parametrize(
+    "template", [HERMES, "meta-llama-Llama-3.1-8B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407"]
+)
+def test_calls_and_results_without_ids_belong_together_in_order(
+    of_calls: object, of_results: object, template: str
+) -> None:
+    calls = [with_id(call(name=name), "id", of_calls) for name in ("get", "now", "get")]
+    results = [with_id(result(content=text), "tool_call_id", of_results) for text in ("1", "2", "3")]
+    found = template_messages(
+        [USER, said(*calls[:2]), *results[:2], said(calls[2]), results[2], USER], tools_of(template)
+    )
+    named = [(one["name"], one["content"]) for one in found if one["role"] == "tool"]
+    assert named == [("get", "1"), ("now", "2"), ("get", "3")]
+    ids = [each["id"] for one in found for each in one.get("tool_calls", ())]
+    assert ids == [one["tool_call_id"] for one in found if one["role"] == "tool"]
+    assert len({*ids}) == 3
+    assert all(ids)
+
+
+def test_results_without_ids_are_found_by_their_tool() -> None:
+    results = [{"role": "tool", "name": "now", "content": "1"}, {"role": "tool", "name": "get", "content": "2"}]
+    found = template_messages([said(call(call_id="a"), call(call_id="b", name="now")), *results], tools_of(HERMES))
+    assert [one["tool_call_id"] for one in found[1:]] == ["b", "a"]
+
+
+def test_one_side_may_have_ids() -> None:
+    calls = [with_id(call(), "id", ""), with_id(call(name="now"), "id", "")]
+    found = template_messages([said(*calls), result("x", "1"), result("y", "2")], tools_of(HERMES))
+    assert [one["name"] for one in found[1:]] == ["get", "now"]
+    found = template_messages(
+        [said(call(call_id="x"), call(call_id="y", name="now")), result(""), result("")], tools_of(HERMES)
+    )
+    assert [(one["tool_call_id"], one["name"]) for one in found[1:]] == [("x", "get"), ("y", "now")]
+
+
+def test_calls_with_equal_ids_are_told_apart() -> None:
+    messages = [
+        said(call(), call(name="now")),
+        result(content="1"),
+        result(content="2"),
+        said(call()),
+        result(content="3"),
+    ]
+    found = template_messages(messages, tools_of(HERMES))
+    assert [one["name"] for one in found if one["role"] == "tool"] == ["get", "now", "get"]
+    ids = [each["id"] for one in found for each in one.get("tool_calls", ())]
+    assert ids == [one["tool_call_id"] for one in found if one["role"] == "tool"]
+    assert ids[0] != ids[1]
+
+
+def test_many_calls_without_ids_take_little_time() -> None:
+    calls = [with_id(call(name=f"get_{number}"), "id", "") for number in range(20_000)]
+    results = [{"role": "tool", "name": "other", "content": ""} for _ in calls]
+    assert len(template_messages([said(*calls), *results], tools_of(HERMES))) == 20_001
+
+
 def test_missing_content_is_what_the_template_accepts() -> None:
     for null, content in ((True, None), (False, "")):
         for given_ in (None, ""):

@@ -95,7 +95,7 @@ class _Calls:
     def answered(self, result: OllamaToolMessage, place: str) -> dict[str, Any]:
         """Return the tool name and the ID of the call to which a result belongs. Raises InvalidField."""
         name, call_id = result.get("tool_name"), result.get("tool_call_id")
-        if call_id is None:
+        if not call_id:
             call_id = next((known for known, tool in self._open.items() if name in (None, tool)), None)
         if call_id is None:
             of_tool = "" if name is None else f" of {seen(name)}"
