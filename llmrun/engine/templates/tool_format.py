@@ -150,19 +150,26 @@ def written_value(form: ArgumentFormat, value: Any) -> str:
     return json.dumps(value, ensure_ascii=form.ascii, separators=form.separators)
 
 
-def call_objects(calls: Iterable[tuple[str, str, Mapping[str, Any]]], *, as_text: bool) -> list[dict[str, Any]]:
-    """Return calls, each an (id, name, arguments), in OpenAI's form, with arguments as JSON text or as objects."""
+def call_objects(calls: Iterable[tuple[str, str, Mapping[str, Any] | str]], *, as_text: bool) -> list[dict[str, Any]]:
+    """Return calls, each an (id, name, arguments), in OpenAI's form.
+
+    as_text  True if the arguments of all calls become JSON text; arguments that are text already are not changed
+    """
     return [
         {
             "id": call_id,
             "type": "function",
             "function": {
                 "name": name,
-                "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments,
+                "arguments": _as_text(arguments) if as_text else arguments,
             },
         }
         for call_id, name, arguments in calls
     ]
+
+
+def _as_text(arguments: Mapping[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def bare(value: Any, quote: str) -> str:

@@ -63,8 +63,9 @@ def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list
 
     The arguments of calls become objects (or texts, if the template requires texts), results receive the name of their
     tool, and missing content becomes "" or None. Calls and results without ids are matched in order, and ids that the
-    template would refuse are replaced. Raises UsageError for invalid calls and results, and for all calls and results if
-    the template does not support tools.
+    template would refuse are replaced. Texts that are not a JSON object, such as the arguments of a call that was cut
+    off, are kept. Raises UsageError for invalid calls and results, and for all calls and results if the template does
+    not support tools.
     """
     ids, past = _Ids(), _Past(abilities)
     messages = [ids.completed(message) if isinstance(message, Mapping) else message for message in messages]
@@ -167,14 +168,19 @@ class _Past:
         read = [self._call(call, number) for number, call in enumerate(calls)]
         content = message.get("content")
         if not abilities.shows_calls:
-            text = found.written([(name, arguments, call_id) for call_id, name, arguments in read])
+            text = found.written([(name, _as_object(arguments), call_id) for call_id, name, arguments in read])
             others = {key: value for key, value in message.items() if key != "tool_calls"}
             return {**others, "content": f"{_text(content)}{text}"}
+        if not abilities.arguments_as_text:
+            read = [(call_id, name, _as_object(arguments)) for call_id, name, arguments in read]
         written = call_objects(read, as_text=abilities.arguments_as_text)
         return {**message, "content": content or (None if abilities.null_content else ""), "tool_calls": written}
 
-    def _call(self, call: Any, number: int) -> tuple[str, str, dict[str, Any]]:
-        """Return the id, the name and the arguments of a call, and store them for the results."""
+    def _call(self, call: Any, number: int) -> tuple[str, str, Mapping[str, Any] | str]:
+        """Return the id, the name and the arguments of a call, and store the name for the results.
+
+        The arguments are an object, or a text that is not a JSON object.
+        """
         function = call.get("function") if isinstance(call, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
@@ -183,18 +189,15 @@ class _Past:
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = {}
         if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                arguments = None
-        if not isinstance(arguments, Mapping):
+            arguments = _parsed(arguments)
+        elif not isinstance(arguments, Mapping):
             raise UsageError(
                 f"invalid tool call in a message: the arguments of {shown(name, 64)} are not a JSON object",
                 hint="send the arguments as the model wrote them",
             )
         call_id = str(call["id"])
         self._names[call_id] = name
-        return self._fitting(call_id), name, dict(arguments)
+        return self._fitting(call_id), name, arguments
 
     def _result(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._abilities.takes_results:
@@ -225,6 +228,23 @@ class _Past:
         if found is None or found.id_form != "short" or _SHORT.fullmatch(call_id):
             return call_id
         return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _parsed(text: str) -> Mapping[str, Any] | str:
+    """Return the object in a JSON text, or the text itself if it contains something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
+
+
+def _as_object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    """Return arguments for templates that require objects. A text that is not an object becomes the only argument.
+
+    Many templates iterate over the arguments, and fail if the arguments are a text.
+    """
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
 def _text(content: Any) -> str:

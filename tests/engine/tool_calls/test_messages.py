@@ -52,6 +52,25 @@ def test_no_arguments_are_an_empty_object(empty: object) -> None:
     assert template_messages([said(call(empty))], tools_of(HERMES))[0]["tool_calls"][0]["function"]["arguments"] == {}
 
 
+NO_OBJECTS = ['{"place": "Ul', "{", "[1]", '"place"', "null", "Ulm", "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", NO_OBJECTS)
+def test_arguments_that_are_no_object_are_kept(text: str) -> None:
+    """A call that the token limit cut off can be sent back."""
+    messages = [USER, said(call(text)), result()]
+    for as_text, expected in ((True, text), (False, {"arguments": text})):
+        found = template_messages(messages, replace(tools_of(HERMES), arguments_as_text=as_text))
+        assert found[1]["tool_calls"][0]["function"]["arguments"] == expected
+        assert found[2]["name"] == "get"
+
+
+def test_arguments_that_are_no_object_become_text_where_the_template_drops_calls() -> None:
+    message = template_messages([said(call('{"place": "Ul'))], tools_of("LFM2-8B-A1B"))[0]
+    written = """get(arguments='{"place": "Ul')"""
+    assert message["content"] == f"<|tool_call_start|>[{written}]<|tool_call_end|>"
+
+
 def test_results_get_the_name_of_their_tool() -> None:
     messages = [said(call(), call(call_id="call_2", name="now")), result("call_2"), result()]
     assert [each.get("name") for each in template_messages(messages, tools_of(HERMES))] == [None, "now", "get"]
@@ -163,9 +182,8 @@ def test_calls_become_text_where_the_template_drops_them() -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([said(call("{"))], "the arguments of get are not a JSON object"),
-        ([said(call("[1]"))], "the arguments of get are not a JSON object"),
-        ([said(call("[" * 100_000))], "the arguments of get are not a JSON object"),
+        ([said(call(5))], "the arguments of get are not a JSON object"),
+        ([said(call([1]))], "the arguments of get are not a JSON object"),
         ([said(5)], "number 1 has no function with a name"),
         ([said(call(), call(name=None))], "number 2 has no function with a name"),
         ([{"role": "assistant", "tool_calls": "x"}], "not a list"),
@@ -209,10 +227,27 @@ def test_other_messages_stay_as_they_are() -> None:
 @pytest.mark.push
 @pytest.mark.parametrize("name", WITH_FORMATS)
 def test_real_templates_render_converted_conversations(name: str) -> None:
+    text = rendered(name, '{"place": "Ulm"}')
+    assert "It is 21 °C." in text
+    assert "Ulm" in text
+
+
+@pytest.mark.push
+@pytest.mark.parametrize("name", WITH_FORMATS)
+def test_real_templates_render_calls_that_were_cut_off(name: str) -> None:
+    for arguments in ('{"place": "Ulm', "Ulm"):
+        text = rendered(name, arguments)
+        assert "It is 21 °C." in text
+        assert "Ulm" in text
+
+
+def rendered(name: str, arguments: str) -> str:
+    """Return a conversation with one call and its result, as a template writes it."""
     abilities = tools_of(name)
     answer = {"role": "assistant", "content": "Warm."}
-    messages = [USER, said(call(call_id="call_0123456789")), result("call_0123456789", "It is 21 °C."), answer, USER]
-    text = PROCESS.render(
+    asked = said(call(arguments, call_id="call_0123456789"))
+    messages = [USER, asked, result("call_0123456789", "It is 21 °C."), answer, USER]
+    return PROCESS.render(
         source_of(name),
         name,
         {
@@ -223,8 +258,6 @@ def test_real_templates_render_converted_conversations(name: str) -> None:
             "messages": template_messages(messages, abilities),
         },
     )
-    assert "It is 21 °C." in text
-    assert "Ulm" in text
 
 
 ANYTHING = st.recursive(
