@@ -260,7 +260,7 @@ def _quoted_keys(text: str, quote: str) -> str:
     return "".join(parts)
 
 
-_WORD = re.compile(rf"[a-zA-Z0-9_-]{{0,{LONGEST_TOOL_NAME}}}")
+_WORD = re.compile(rf"[a-zA-Z0-9_.-]{{0,{LONGEST_TOOL_NAME}}}")
 _DIGITS = re.compile(r"[0-9]{0,9}")
 
 

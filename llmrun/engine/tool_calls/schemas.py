@@ -63,7 +63,7 @@ def _is_unsupported(keyword: str, value: Any) -> bool:
     return keyword in _UNSUPPORTED or (keyword == "pattern" and bool(_LOOKS_AROUND.search(str(value))))
 
 
-_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}")
+_NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}")
 _MOST_BRANCHES = 200  # maximum number of subschemas whose types are inspected; all other subschemas may have any type
 _LONGEST_PATH = 20  # number of references to follow before a schema is considered circular
 
@@ -104,7 +104,7 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"invalid tool name: {shown(name, 80)!r}",
-                hint=f"use 1 to {LONGEST_TOOL_NAME} letters, digits, underscores and hyphens",
+                hint=f"use 1 to {LONGEST_TOOL_NAME} letters, digits, underscores, hyphens and dots",
             )
         if name in tools:
             raise UsageError(f"two tools have the same name: {name}", hint="give each tool its own name")

@@ -167,10 +167,8 @@ def test_recursive_schemas_are_enforced() -> None:
         assert not accepts(case, grammar, call(case, v={"next": {"next": {"v": "x"}}}))
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a b", 'a"', "a\n", "ä", "<tool_call>", "%json", "a" * 129, "a/b", "{", "\ud800", "a.b"]
-)
-def test_names_must_be_openais(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "a b", 'a"', "a\n", "ä", "<tool_call>", "%json", "a" * 129, "a/b", "{", "\ud800"])
+def test_names_have_only_some_characters(name: str) -> None:
     with pytest.raises(UsageError, match="invalid tool name"):
         read_tools([{"type": "function", "function": {"name": name}}])
 

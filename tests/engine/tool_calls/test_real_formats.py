@@ -37,7 +37,7 @@ PROPERTIES = {
 PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["place"]}
 DEFINITIONS = [
     {"type": "function", "function": {"name": name, "description": "A tool", "parameters": PARAMETERS}}
-    for name in ("get_weather", "search-web")
+    for name in ("get_weather", "web.search-2")
 ]
 TOOLS = read_tools(DEFINITIONS)
 FULL = {
@@ -61,7 +61,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def calls_of(name: str) -> list[tuple[str, dict[str, Any]]]:
-    calls: list[tuple[str, dict[str, Any]]] = [("get_weather", NAIVE.get(name, FULL)), ("search-web", {"place": "42"})]
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("get_weather", NAIVE.get(name, FULL)),
+        ("web.search-2", {"place": "42"}),
+    ]
     if "R1-Distill" not in name:  # these templates end the section again after each call from the second on
         calls.append(("get_weather", {"place": ""}))
     found = tools_of(name).tool_format
@@ -141,8 +144,8 @@ def wrong_type(case: Case, text: str) -> str:
 def test_one_call_at_most_if_calls_are_not_parallel(name: str) -> None:
     case = real_case(name)
     found = case.format
-    one, two = [[("search-web", {"place": "x"}, "callabc01")] * count for count in (1, 2)]
-    for choice in ("required", "auto", "search-web"):
+    one, two = [[("web.search-2", {"place": "x"}, "callabc01")] * count for count in (1, 2)]
+    for choice in ("required", "auto", "web.search-2"):
         grammar = tool_grammar(case.spelling, TOOLS, choice, parallel=False)
         assert accepts(case, grammar, found.written(one))
         assert not accepts(case, grammar, found.written(two))
@@ -153,7 +156,7 @@ def test_one_call_at_most_if_calls_are_not_parallel(name: str) -> None:
 def test_an_answer_needs_no_call_unless_one_is_required(name: str) -> None:
     case = real_case(name)
     plain = "It rains."
-    call = case.format.written([("search-web", {"place": "x"}, "callabc01")])
+    call = case.format.written([("web.search-2", {"place": "x"}, "callabc01")])
     for choice in ("auto", "none"):
         assert accepts(case, tool_grammar(case.spelling, TOOLS, choice), plain)
     assert not accepts(case, tool_grammar(case.spelling, TOOLS, "none"), call)
@@ -164,10 +167,10 @@ def test_an_answer_needs_no_call_unless_one_is_required(name: str) -> None:
 def test_text_before_calls_stays_text(name: str) -> None:
     case = real_case(name)
     found = case.format
-    call = found.written([("search-web", {"place": "x"}, "callabc01")])
+    call = found.written([("web.search-2", {"place": "x"}, "callabc01")])
     if not (found.section_start + found.call_start).strip().startswith(("{", "\ufdd1", "to=")):
         said = parsed(case, TOOLS, f"Let me see.\n\n{found.after_plain}{call}", (3,))
-        assert (said.text, said.order, said.calls[0].name) == ("Let me see.", ["text", "call"], "search-web")
+        assert (said.text, said.order, said.calls[0].name) == ("Let me see.", ["text", "call"], "web.search-2")
 
 
 @pytest.mark.night

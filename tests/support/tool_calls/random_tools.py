@@ -10,7 +10,7 @@ _WORDS = ("place", "count", "unit", "days", "query", "path", "limit", "mode", "w
 
 def random_tools(random: Random) -> list[dict[str, Any]]:
     """Return one to three tools in OpenAI's form."""
-    names = random.sample(("get_weather", "search-web", "now", "Run_2", "a"), random.randint(1, 3))
+    names = random.sample(("get_weather", "search-web", "now", "Run_2", "math.add"), random.randint(1, 3))
     return [{"type": "function", "function": {"name": name, "parameters": _object(random, 0)}} for name in names]
 
 

@@ -53,7 +53,8 @@ Effort = Annotated[
 ToolName = Annotated[
     str,
     Matching(
-        rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}", f"1 to {LONGEST_TOOL_NAME} letters, digits, underscores and hyphens"
+        rf"[a-zA-Z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}",
+        f"1 to {LONGEST_TOOL_NAME} letters, digits, underscores, hyphens and dots",
     ),
 ]
 Strict = Annotated[bool, "Refuse the tool if its schema cannot be enforced."]

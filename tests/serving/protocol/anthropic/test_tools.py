@@ -40,7 +40,7 @@ def test_choices_are_converted(choice: Any, expected: tuple[str, bool]) -> None:
     assert (prompt.tool_choice, prompt.parallel_tool_calls) == expected
 
 
-@pytest.mark.parametrize("name", ["x" * 128, "mcp__server__tool-1"])
+@pytest.mark.parametrize("name", ["x" * 128, "mcp__server__tool-1", "math.add"])
 def test_long_names_are_allowed(name: str) -> None:
     tools = prompt_of(tools=[{**TOOL, "name": name}]).tools
     assert tools is not None
