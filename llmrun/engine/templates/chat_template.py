@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
 from llmrun.base.processes.frames import encoded
 from llmrun.base.processes.limits import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
+from llmrun.engine.requests import ENFORCED
 from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags, ToolAbilities
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class ChatTemplate:
         }
         try:
             variables["messages"] = messages = _with_reasoning(_protected([*prompt.messages], tokenizer))
-            variables["tools"] = _protected([*prompt.tools], tokenizer) if prompt.tools else None
+            variables["tools"] = _protected([*map(_shown, prompt.tools)], tokenizer) if prompt.tools else None
             extra = _protected(prompt.template_kwargs, tokenizer)
         except RecursionError as error:
             raise TemplateRefused(f"conversation is nested too deeply for a chat template: {self.name}") from error
@@ -314,6 +315,11 @@ def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) ->
         return ChatTemplate(own, "model", _KEY, info.metadata.get(_TOOL_KEY))
     family = family_of(info, tokenizer)
     return ChatTemplate(family.source, "fallback", family.name) if family else None
+
+
+def _shown(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool's definition without the schema that only the grammar uses."""
+    return {key: value for key, value in tool.items() if key != ENFORCED}
 
 
 def _with_reasoning(messages: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.keywords import subschemas
-from llmrun.engine.requests import LONGEST_TOOL_NAME
+from llmrun.engine.requests import ENFORCED, LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
 
 # llguidance 1.9 refuses these keywords, or accepts them only in some combinations.
@@ -90,7 +90,8 @@ class Tool:
 def read_tools(definitions: Sequence[Any]) -> list[Tool]:
     """Read definitions in OpenAI's form: {"type": "function", "function": {"name", "parameters", ...}}.
 
-    Raises UsageError, which names the tool, for definitions in another form, invalid names and duplicates.
+    A schema under `enforced`, beside `function`, replaces the parameters and is strict. Raises UsageError, which names
+    the tool, for definitions in another form, invalid names and duplicates.
     """
     tools: dict[str, Tool] = {}
     for number, definition in enumerate(definitions, 1):
@@ -108,11 +109,11 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
             )
         if name in tools:
             raise UsageError(f"two tools have the same name: {name}", hint="give each tool its own name")
-        parameters = function.get("parameters")
+        parameters = definition.get(ENFORCED, function.get("parameters"))
         if parameters is not None and not isinstance(parameters, Mapping):
             raise UsageError(f"invalid parameters of the tool {name}: not a JSON schema of an object")
         try:
-            strict = function.get("strict") is True
+            strict = ENFORCED in definition or function.get("strict") is True
             enforced = parameters if strict or parameters is None else weakened(parameters)
         except RecursionError:
             raise UsageError(f"invalid parameters of the tool {name}: nested too deeply") from None

@@ -104,6 +104,8 @@ class Refused(NamedTuple):
 class Tagged(NamedTuple):
     """A union of objects that differ in the values of the field `name`.
 
+    If this field is any string in one of the objects, values that belong to no other object belong to this object.
+
     default  the value that `read` sets if the field is missing, or "" if the field is required
     unknown  the message for other values, with {} for the value; by default, the message lists the possible values
     advice   the hint for other values
@@ -347,7 +349,7 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
         if tag is not None and type(value) is dict:
             if tag.default and value.get(tag.name) is None:
                 value = {**value, tag.name: tag.default}
-            return _tagged(named, tag, value, place).read(value, place, ignored)
+            return _tagged(named, tag, value, place, others).read(value, place, ignored)
         fitting = [kind for kind in kinds if kind.fits(value)]
         if len(fitting) > 1 and value:  # the first item decides between kinds of lists
             items = [kind.items for kind in fitting if kind.items is not None]
@@ -364,6 +366,7 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
 
     tagged = [kind for kind in kinds if tag is not None and tag.name in kind.fields]
     named = {name: kind for kind in tagged for name in kind.fields[tag.name].kind.literals} if tag else {}
+    others = next((kind for kind in tagged if tag is not None and not kind.fields[tag.name].kind.literals), None)
     all_types = tuple(each for kind in kinds for each in kind.types)
     fields = kinds[0].fields  # all objects contain the field of the tag
     union = Kind(_either(kind.words for kind in kinds if kind.types != (type(None),)), all_types, check, schema)
@@ -371,10 +374,11 @@ def _union(kinds: Sequence[Kind], tag: Tagged | None) -> Kind:
     return union
 
 
-def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], place: str) -> Kind:
+def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], place: str, others: Kind | None) -> Kind:
     """Return the kind of an object in a union, by the object's tag. Raises InvalidField for unknown tags.
 
-    named  maps the values of the tag to kinds
+    named   maps the values of the tag to kinds
+    others  the kind of objects with other values, or None
     """
     path, given = _path(place, tag.name), value.get(tag.name)
     if given is None:
@@ -383,6 +387,8 @@ def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], pl
         raise wrong_type(path, "a string", given)
     if given in named:
         return named[given]
+    if others is not None:
+        return others
     if tag.unknown:
         raise unsupported(place, tag.unknown.format(seen(given)), hint=tag.advice)
     supported = [name for name, kind in named.items() if kind.fields[tag.name].refused is None]

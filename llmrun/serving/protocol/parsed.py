@@ -37,6 +37,19 @@ class Parsed:
         return self.requests[0]
 
 
+_LEFT_OUT: Final = "tools."
+
+
+def left_out_path(kind: str) -> str:
+    """Return the name, among the ignored fields, of tools of a type that only other servers can run."""
+    return f"{_LEFT_OUT}{kind}"
+
+
+def left_out_tools(ignored: Sequence[str]) -> list[str]:
+    """Return the types of the tools among the ignored fields."""
+    return [name.removeprefix(_LEFT_OUT) for name in ignored if name.startswith(_LEFT_OUT)]
+
+
 def ignored_names(ignored: Sequence[str]) -> str:
     """Return the ignored fields as the value of the header x-llmrun-ignored, or "" if no field was ignored.
 

@@ -16,9 +16,8 @@ from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, Pref
 from llmrun.serving.protocol.anthropic import objects
 from llmrun.serving.protocol.anthropic.requests import ParsedMessage
 from llmrun.serving.protocol.errors import ApiError
-from llmrun.serving.protocol.openai.messages import call_ids
 from llmrun.serving.protocol.openai.objects import Delta
-from llmrun.serving.protocol.openai.responses import ChatChoice, created_of
+from llmrun.serving.protocol.openai.responses import choice_of, created_of
 from llmrun.serving.protocol.parsed import checked
 from llmrun.serving.protocol.wire import EVENT_STREAM, WireFormat, parsed_object, typed_event
 
@@ -153,7 +152,7 @@ class MessageAnswer:
         prompt = parsed.request.prompt
         assert isinstance(prompt, ChatPrompt)
         self._parsed, self._facts, self._id = parsed, facts, answer_id
-        self._choice = ChatChoice(call_ids(prompt.messages))
+        self._choice = choice_of(prompt)
         self._blocks = ContentBlocks(shows_thinking=parsed.shows_thinking)
         self._finished: Finished | None = None
         self._has_begun = False

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
-from llmrun.serving.protocol.declarations import Expected, Keywords, Limits, Refused, Tagged, Usual
-from llmrun.serving.protocol.openai.objects import MOST_TOOLS, Count, Fingerprint, Sampling, Stops, Strict, ToolName
+from llmrun.serving.protocol.declarations import KEPT, Expected, Keywords, Limits, Refused, Tagged, Usual
+from llmrun.serving.protocol.openai.objects import (
+    LEFT_OUT,
+    MOST_TOOLS,
+    Count,
+    Fingerprint,
+    Sampling,
+    Stops,
+    Strict,
+    ToolName,
+)
 
 # This edit has no effect, because the model's template decides whether the prompt contains past thinking.
 KNOWN_EDIT: Final = "clear_thinking_20251015"
@@ -74,13 +83,26 @@ Turn = Annotated[_UserTurn | _AssistantTurn | _SystemTurn, Tagged("role")]
 
 
 class AnthropicTool(TypedDict, total=False):
-    type: Annotated[Literal["custom"], Refused(("custom",), "define a tool with a name and its input_schema")]
+    type: Literal["custom"]
     name: Required[ToolName]
     description: str
     input_schema: Required[Annotated[dict[str, Any], "The JSON schema of the arguments."]]
     strict: Strict
     cache_control: Annotated[Any, _UNUSED]
     eager_input_streaming: Annotated[Any, f"{_UNUSED} Arguments are always streamed."]
+
+
+class _FunctionTool(TypedDict):
+    type: Annotated[
+        Literal["function"],
+        Refused((), "define a tool with a name and its input_schema", '"function" is not supported'),
+    ]
+
+
+class AnthropicOtherTool(TypedDict):
+    """A tool of Anthropic's own. The tool is left out, and `x-llmrun-ignored` names the type."""
+
+    type: Annotated[str, Keywords({"not": {"enum": ["custom", "function"]}})]
 
 
 class _ToolMode(TypedDict):
@@ -148,7 +170,15 @@ class MessageCountRequest(TypedDict, total=False):
     compaction: Annotated[Any, Refused((), "summarize the conversation in the client")]
     messages: Required[Annotated[list[Turn], Limits(1, noun="message")]]
     system: Annotated[Texts, "The system prompt."]
-    tools: Annotated[list[AnthropicTool], Limits(0, MOST_TOOLS, "tool")]
+    tools: Annotated[
+        list[
+            Annotated[
+                AnthropicTool | _FunctionTool | Annotated[AnthropicOtherTool, KEPT], Tagged("type", default="custom")
+            ]
+        ],
+        Limits(0, MOST_TOOLS, "tool"),
+        LEFT_OUT,
+    ]
     tool_choice: Annotated[_ToolMode | _ChosenTool, Tagged("type")]
     thinking: ThinkingConfig
     output_config: Annotated[

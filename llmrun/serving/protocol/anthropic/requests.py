@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from msgspec import structs
 
@@ -33,6 +33,7 @@ from llmrun.serving.protocol.openai.messages import (
     ToolOptions,
     chosen_tool,
     definitions_of,
+    function_definition,
     unnamed_choice,
 )
 from llmrun.serving.protocol.openai.objects import Function, Thinking
@@ -45,7 +46,7 @@ from llmrun.serving.protocol.openai.options import (
     stops_of,
     thinking_of,
 )
-from llmrun.serving.protocol.parsed import Parsed
+from llmrun.serving.protocol.parsed import Parsed, left_out_path
 
 # Maps the fields of chat completions to the names of Anthropic's API
 _NAMES: Final = {"enable_thinking": "thinking", "thinking_budget_tokens": "thinking.budget_tokens"}
@@ -83,7 +84,18 @@ def _format(given: MessageCountRequest) -> ResponseFormat | None:
 
 def _tools(given: MessageCountRequest, facts: ModelFacts) -> ToolOptions:
     """Return the tools and the choice of tools. Raises InvalidField."""
-    tools = definitions_of([*map(_function, given.get("tools", ()))], "tools[{}].name", facts)
+    listed = given.get("tools", ())
+    own = [(f"tools[{number}].name", tool) for number, tool in enumerate(listed) if _is_own(tool)]
+    tools = definitions_of([(path, function_definition(_function(tool))) for path, tool in own], facts)
+    left_out = tuple(left_out_path(tool["type"]) for tool in listed if not _is_own(tool))
+    return replace(_chosen(given, tools), left_out=left_out)
+
+
+def _is_own(tool: Mapping[str, object]) -> TypeGuard[AnthropicTool]:
+    return tool["type"] == "custom"
+
+
+def _chosen(given: MessageCountRequest, tools: Mapping[str, Mapping[str, Any]]) -> ToolOptions:
     choice = given.get("tool_choice")
     if choice is None:
         return unnamed_choice(tools, AUTO, parallel=True)
@@ -269,4 +281,4 @@ def _question(given: MessageCountRequest, facts: ModelFacts) -> tuple[Request, T
     thinking, shows_thinking = _thinking(given, facts)
     prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
     request = Request(prompt, think=thinking.think, think_budget=thinking.budget)
-    return request, tools, (*left_out, *thinking.without_effect), shows_thinking
+    return request, tools, (*tools.left_out, *left_out, *thinking.without_effect), shows_thinking

@@ -34,6 +34,7 @@ from llmrun.serving.protocol.ollama.objects import (
     Said,
     Thought,
 )
+from llmrun.serving.protocol.openai.custom_tools import custom_as_function
 from llmrun.serving.protocol.openai.objects import TokenLogprobs
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from llmrun.serving.protocol.openai.responses import FOREVER_S, ChatAnswer, created_of
@@ -166,7 +167,8 @@ def _calls(message: Mapping[str, Any], reason: FinishReason) -> list[OllamaToolC
     """
     found: list[OllamaToolCall] = []
     for call in message.get("tool_calls", ()):
-        name, arguments = call["function"]["name"], parsed_object(call["function"]["arguments"])
+        function = call["function"] if call["type"] == "function" else custom_as_function(call["custom"])
+        name, arguments = function["name"], parsed_object(function["arguments"])
         if arguments is not None:
             found.append({"id": call["id"], "function": {"index": len(found), "name": name, "arguments": arguments}})
         elif reason is not FinishReason.LENGTH:

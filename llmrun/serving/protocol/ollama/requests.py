@@ -200,7 +200,8 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
         return _only_loading(options, (*without_effect, *ignored))
     if not facts.takes_chats:
         raise unsupported("messages", _NO_TEMPLATE, hint="send a prompt to /api/generate instead")
-    return parsed_completion([chat_request(messages, tools, thinking, options)], options, (*without_effect, *ignored))
+    ignored = (*tools.left_out, *without_effect, *ignored)
+    return parsed_completion([chat_request(messages, tools, thinking, options)], options, ignored)
 
 
 def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeGuard
 
 from llmrun.base.errors import ContextExceeded
 from llmrun.engine.requests import AUTO, NONE, REQUIRED, FillPrompt, ModelFacts, TextPrompt, TokenPrompt
 from llmrun.serving.protocol.declarations import seen
 from llmrun.serving.protocol.errors import InvalidField, unsupported
+from llmrun.serving.protocol.openai.custom_tools import custom_as_function, custom_definition
 from llmrun.serving.protocol.openai.objects import (
     AssistantMessage,
+    CustomChoice,
+    CustomTool,
     Function,
+    FunctionChoice,
     Message,
+    PastCall,
     RefusalPart,
     TextPart,
-    ToolCall,
+    Tool,
     ToolFields,
 )
+from llmrun.serving.protocol.parsed import left_out_path
 
 BETWEEN_PARTS: Final = "\n"  # llama.cpp and vLLM use this separator
 
@@ -61,8 +67,8 @@ def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str | Non
     return BETWEEN_PARTS.join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
 
 
-def _call_of(call: ToolCall) -> dict[str, Any]:
-    function = call["function"]
+def _call_of(call: PastCall) -> dict[str, Any]:
+    function = custom_as_function(call["custom"]) if call["type"] == "custom" else call["function"]
     arguments = function.get("arguments") or "{}"
     found = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **found} if "id" in call else found
@@ -70,11 +76,15 @@ def _call_of(call: ToolCall) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """The tools of a ChatPrompt. The class ChatPrompt describes these fields."""
+    """The tools of a ChatPrompt. The class ChatPrompt describes the first three fields.
+
+    left_out  the paths of the tools that only other servers can run, for the response header
+    """
 
     tools: Sequence[Mapping[str, Any]] | None
     choice: str
     parallel: bool
+    left_out: tuple[str, ...] = ()
 
     @property
     def may_be_called(self) -> bool:
@@ -83,30 +93,62 @@ class ToolOptions:
 
 def tools_of(given: ToolFields, facts: ModelFacts) -> ToolOptions:
     """Convert `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidField."""
-    functions = [tool["function"] for tool in given.get("tools", ())]
-    tools = definitions_of(functions, "tools[{}].function.name", facts)
+    listed = given.get("tools", ())
+    defined = [_definition(tool, f"tools[{number}]") for number, tool in enumerate(listed) if _is_own(tool)]
+    options = _chosen(given, definitions_of(defined, facts))
+    return replace(options, left_out=tuple(left_out_path(tool["type"]) for tool in listed if not _is_own(tool)))
+
+
+def _is_own(tool: Mapping[str, object]) -> TypeGuard[Tool | CustomTool]:
+    return tool["type"] in ("function", "custom")
+
+
+def _definition(tool: Tool | CustomTool, place: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the path of a tool's name, and the tool in the form of a ChatPrompt. Raises InvalidField."""
+    if tool["type"] == "function":
+        return f"{place}.function.name", function_definition(tool["function"])
+    custom = tool["custom"]
+    wanted = custom.get("format")
+    grammar = wanted["grammar"] if wanted is not None and wanted["type"] == "grammar" else None
+    path = f"{place}.custom.format.grammar.definition"
+    return f"{place}.custom.name", custom_definition(custom["name"], custom.get("description"), grammar, path)
+
+
+def function_definition(function: Function) -> Mapping[str, Any]:
+    """Return the definition of a function, in the form of a ChatPrompt."""
+    return {"type": "function", "function": function}
+
+
+def _chosen(given: ToolFields, tools: Mapping[str, Mapping[str, Any]]) -> ToolOptions:
     parallel, choice = given.get("parallel_tool_calls", True), given.get("tool_choice", AUTO)
     if isinstance(choice, str):
         return unnamed_choice(tools, choice, parallel)
-    if choice["type"] == "function":
-        name = chosen_tool(choice["function"]["name"], "tool_choice.function.name", tools)
-        return ToolOptions([*tools.values()], name, parallel)
+    if choice["type"] != "allowed_tools":
+        kind, name = _named(choice)
+        return ToolOptions([*tools.values()], chosen_tool(name, f"tool_choice.{kind}.name", tools), parallel)
     allowed = choice["allowed_tools"]
-    names = [each["function"]["name"] for each in allowed["tools"]]
-    path = "tool_choice.allowed_tools.tools[{}].function.name"
-    return allowed_tools(tools, names, path, allowed.get("mode", AUTO), parallel)
+    named = [_named(each) for each in allowed["tools"]]
+    paths = [f"tool_choice.allowed_tools.tools[{number}].{kind}.name" for number, (kind, _) in enumerate(named)]
+    return allowed_tools(tools, [name for _, name in named], paths, allowed.get("mode", AUTO), parallel)
 
 
-def definitions_of(functions: Sequence[Function], path: str, facts: ModelFacts) -> dict[str, Mapping[str, Any]]:
-    """Return the definitions of tools by name, in the form of a ChatPrompt. Raises InvalidField.
+def _named(choice: FunctionChoice | CustomChoice) -> tuple[str, str]:
+    """Return the kind and the name of a tool to call."""
+    return (
+        ("custom", choice["custom"]["name"]) if choice["type"] == "custom" else ("function", choice["function"]["name"])
+    )
 
-    path  the path of a tool's name, with {} for the number of the tool
+
+def definitions_of(defined: Iterable[tuple[str, Mapping[str, Any]]], facts: ModelFacts) -> dict[str, Mapping[str, Any]]:
+    """Return the definitions of tools by name. Raises InvalidField.
+
+    defined  the path of each tool's name, and the tool in the form of a ChatPrompt
     """
     tools: dict[str, Mapping[str, Any]] = {}
-    for number, function in enumerate(functions):
-        if (name := function["name"]) in tools:
-            raise InvalidField(path.format(number), f"two tools have the name {name}")
-        tools[name] = {"type": "function", "function": function}
+    for path, tool in defined:
+        if (name := tool["function"]["name"]) in tools:
+            raise InvalidField(path, f"two tools have the name {name}")
+        tools[name] = tool
     if tools and not facts.takes_tools:
         raise unsupported("tools", "this model does not support tools", hint="use a model trained to call tools")
     return tools
@@ -128,11 +170,11 @@ def chosen_tool(name: str, path: str, tools: Container[str]) -> str:
 
 
 def allowed_tools(
-    tools: Mapping[str, Mapping[str, Any]], names: Sequence[str], path: str, mode: str, parallel: bool
+    tools: Mapping[str, Mapping[str, Any]], names: Sequence[str], paths: Sequence[str], mode: str, parallel: bool
 ) -> ToolOptions:
-    """Return the options for a choice that allows some of the tools. `path` contains {} for the index of a name."""
-    for number, name in enumerate(names):
-        _check_known(name, path.format(number), tools)
+    """Return the options for a choice that allows some of the tools. `paths` are the paths of the names."""
+    for name, path in zip(names, paths, strict=True):
+        _check_known(name, path, tools)
     return ToolOptions([tool for name, tool in tools.items() if name in names], mode, parallel)
 
 

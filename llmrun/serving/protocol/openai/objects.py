@@ -14,6 +14,7 @@ from llmrun.serving.protocol.declarations import (
     MOST_INTEGER,
     Expected,
     Inline,
+    Keywords,
     Limits,
     Matching,
     Refused,
@@ -243,13 +244,24 @@ class CalledFunction(TypedDict, total=False):
     arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), "The arguments as a JSON object."]
 
 
-FUNCTIONS_ONLY: Final = Refused(("function",), "only functions are supported")
+class CalledTool(TypedDict):
+    name: Annotated[str, Limits(1)]
+    input: str
 
 
 class ToolCall(TypedDict, total=False):
     id: str
-    type: Annotated[Literal["function"], FUNCTIONS_ONLY]
+    type: Literal["function"]
     function: Required[CalledFunction]
+
+
+class CustomToolCall(TypedDict, total=False):
+    id: str
+    type: Required[Literal["custom"]]
+    custom: Required[CalledTool]
+
+
+PastCall = Annotated[ToolCall | CustomToolCall, Tagged("type", default="function")]
 
 
 class AssistantMessage(_AnyMessage, total=False):
@@ -258,7 +270,7 @@ class AssistantMessage(_AnyMessage, total=False):
     refusal: str
     reasoning_content: Annotated[str, "The thinking that preceded this answer."]
     reasoning: Annotated[str, "Another name for `reasoning_content`."]
-    tool_calls: list[ToolCall]
+    tool_calls: list[PastCall]
     # Every answer of OpenAI's API contains this field.
     annotations: Annotated[list[Any], Usual(([],))]
 
@@ -286,8 +298,45 @@ class Function(TypedDict, total=False):
 
 
 class Tool(TypedDict, total=False):
-    type: Annotated[Literal["function"], FUNCTIONS_ONLY]
+    type: Literal["function"]
     function: Required[Annotated[Function, KEPT]]
+
+
+class TextInput(TypedDict):
+    type: Literal["text"]
+
+
+class InputGrammar(TypedDict):
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, "The grammar, or the regular expression, that the whole input matches."]
+
+
+class _GrammarInput(TypedDict):
+    type: Literal["grammar"]
+    grammar: InputGrammar
+
+
+class _Custom(TypedDict, total=False):
+    name: Required[ToolName]
+    description: str
+    format: Annotated[TextInput | _GrammarInput, Tagged("type")]
+
+
+class CustomTool(TypedDict):
+    """A tool whose input is a text instead of a JSON object."""
+
+    type: Literal["custom"]
+    custom: _Custom
+
+
+OWN_TYPES: Final = ("function", "custom", "namespace")
+LEFT_OUT: Final = "Tools that this server cannot run, such as `web_search`, are left out."
+
+
+class OtherTool(TypedDict):
+    """A tool that only other servers can run. The tool is left out, and `x-llmrun-ignored` names the type."""
+
+    type: Annotated[str, Keywords({"not": {"enum": [*OWN_TYPES]}})]
 
 
 class _Named(TypedDict):
@@ -299,9 +348,12 @@ class FunctionChoice(TypedDict, total=False):
     function: Required[_Named]
 
 
-class _Reference(TypedDict, total=False):
-    type: Literal["function"]
-    function: Required[_Named]
+class CustomChoice(TypedDict):
+    type: Literal["custom"]
+    custom: _Named
+
+
+_Reference = Annotated[FunctionChoice | CustomChoice, Tagged("type", default="function")]
 
 
 class _Allowed(TypedDict, total=False):
@@ -315,9 +367,13 @@ class AllowedTools(TypedDict, total=False):
 
 
 class ToolFields(TypedDict, total=False):
-    tools: Annotated[list[Tool], Limits(0, MOST_TOOLS, "tool")]
+    tools: Annotated[
+        list[Annotated[Tool | CustomTool | Annotated[OtherTool, KEPT], Tagged("type", default="function")]],
+        Limits(0, MOST_TOOLS, "tool"),
+        LEFT_OUT,
+    ]
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | FunctionChoice | AllowedTools,
+        Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools,
         Tagged("type"),
         Expected("one of none, auto, required, or an object"),
     ]
@@ -453,12 +509,18 @@ class AnswerCall(TypedDict):
     function: _WrittenFunction
 
 
+class AnswerCustomCall(TypedDict):
+    id: str
+    type: Literal["custom"]
+    custom: CalledTool
+
+
 class AnswerMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning_content: NotRequired[Annotated[str, "The thinking before the answer, if there is any."]]
-    tool_calls: NotRequired[list[AnswerCall]]
+    tool_calls: NotRequired[list[AnswerCall | AnswerCustomCall]]
 
 
 class _ChatChoice(TypedDict):
@@ -478,11 +540,19 @@ class FunctionPiece(TypedDict, total=False):
     arguments: str
 
 
+class CustomPiece(TypedDict, total=False):
+    name: str
+    input: str
+
+
 class ToolCallPiece(TypedDict):
+    """A piece of a call, which has either `function` or `custom`."""
+
     index: Count
     id: NotRequired[str]
-    type: NotRequired[Literal["function"]]
-    function: FunctionPiece
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionPiece]
+    custom: NotRequired[CustomPiece]
 
 
 class Delta(TypedDict, total=False):

@@ -50,7 +50,7 @@ def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedComp
     logprobs = chat_logprobs(given.get("logprobs", False), given.get("top_logprobs"))
     options = replace(options, response_format=format_of(given), logprobs=logprobs)
     request = chat_request(messages, tools, thinking, options, continues=_continues(given, messages, tools))
-    return parsed_completion([request], options, (*thinking.without_effect, *ignored))
+    return parsed_completion([request], options, (*tools.left_out, *thinking.without_effect, *ignored))
 
 
 def chat_request(

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from llmrun.engine.requests import (
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.openai import objects
+from llmrun.serving.protocol.openai.custom_tools import InputReader, custom_names
 from llmrun.serving.protocol.openai.messages import call_ids
 from llmrun.serving.protocol.openai.objects import Delta
 from llmrun.serving.protocol.openai.requests import ParsedCompletion
@@ -172,10 +173,40 @@ _ID_LETTERS: Final = 24  # the length of OpenAI's IDs without the prefix
 
 @dataclass(slots=True)
 class _Call:
-    index: int  # the call's position among the calls that the client knows
+    """A call of a message. `index` is the call's position among the calls that the client knows.
+
+    input  reads the input of a custom tool; None for functions
+    texts  the pieces of the arguments, or of the input
+    """
+
+    index: int
     id: str
     name: str
-    arguments: list[str] = field(default_factory=list)
+    input: InputReader | None
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, arguments: str) -> list[objects.ToolCallPiece]:
+        """Add the next piece of the arguments, and return the pieces to send."""
+        text = arguments if self.input is None else self.input.add(arguments)
+        is_first = not self.texts
+        if not (text or is_first):
+            return []
+        self.texts.append(text)
+        piece: objects.ToolCallPiece = {"index": self.index}
+        if is_first:
+            piece["id"], piece["type"] = self.id, "function" if self.input is None else "custom"
+        if self.input is None:
+            piece["function"] = {"name": self.name, "arguments": text} if is_first else {"arguments": text}
+        else:
+            piece["custom"] = {"name": self.name, "input": text} if is_first else {"input": text}
+        return [piece]
+
+    def written(self) -> objects.AnswerCall | objects.AnswerCustomCall:
+        """Return the whole call."""
+        text = "".join(self.texts)
+        if self.input is None:
+            return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": text}}
+        return {"id": self.id, "type": "custom", "custom": {"name": self.name, "input": text}}
 
 
 class ChatChoice:
@@ -184,13 +215,17 @@ class ChatChoice:
     Text that may still turn out to be thinking is held back, because text that was sent cannot be withdrawn.
     """
 
-    def __init__(self, known_ids: Iterable[str]) -> None:
-        """Create an empty message. `known_ids` are the IDs of earlier tool calls in the conversation."""
+    def __init__(self, known_ids: Iterable[str], custom: Collection[str] = ()) -> None:
+        """Create an empty message.
+
+        known_ids  the IDs of earlier tool calls in the conversation
+        custom     the names of the custom tools
+        """
         self._answer: list[str] = []
         self._thoughts: list[str] = []
         self._held: list[str] = []
         self._calls: dict[int, _Call] = {}  # maps the engine's indices to calls
-        self._ids = set(known_ids)
+        self._ids, self._custom = set(known_ids), custom
 
     def take(self, delta: TextDelta) -> list[Delta]:
         """Add the next piece of the answer, and return the deltas to send, in order."""
@@ -226,23 +261,17 @@ class ChatChoice:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
             message["content"] = content or None
-            message["tool_calls"] = [
-                _written_call(call.id, call.name, "".join(call.arguments)) for call in self._calls.values()
-            ]
+            message["tool_calls"] = [call.written() for call in self._calls.values()]
         return message
 
     def _take_call(self, piece: ToolCallDelta) -> list[Delta]:
         """Add a piece of a tool call. Truncated calls keep their incomplete arguments, as in OpenAI's API."""
         call = self._calls.get(piece.index)
         if call is None:
-            call = _Call(len(self._calls), self._unused_id(piece.id), piece.name, [piece.arguments])
+            reader = InputReader() if piece.name in self._custom else None
+            call = _Call(len(self._calls), self._unused_id(piece.id), piece.name, reader)
             self._calls[piece.index] = call
-            begun: objects.FunctionPiece = {"name": call.name, "arguments": piece.arguments}
-            return [{"tool_calls": [{"index": call.index, "id": call.id, "type": "function", "function": begun}]}]
-        if not piece.arguments:
-            return []
-        call.arguments.append(piece.arguments)
-        return [{"tool_calls": [{"index": call.index, "function": {"arguments": piece.arguments}}]}]
+        return [{"tool_calls": [each]} for each in call.add(piece.arguments)]
 
     def _unused_id(self, given: str) -> str:
         """Return the given ID of a call, or a new ID if an earlier call has the given ID.
@@ -260,8 +289,9 @@ class ChatChoice:
         return found
 
 
-def _written_call(call_id: str, name: str, arguments: str) -> objects.AnswerCall:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def choice_of(prompt: ChatPrompt) -> ChatChoice:
+    """Return an empty message that answers a prompt."""
+    return ChatChoice(call_ids(prompt.messages), custom_names(prompt.tools))
 
 
 Part = dict[str, Any]  # the field of a choice that contains the choice's text
@@ -398,9 +428,8 @@ class ChatAnswer(_Answer):
 
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
-        prompt = parsed.requests[0].prompt if parsed.requests else None
-        known = call_ids(prompt.messages) if isinstance(prompt, ChatPrompt) else ()
-        self._choices = [ChatChoice(known) for _ in parsed.requests]
+        prompts = [request.prompt for request in parsed.requests]
+        self._choices = [choice_of(prompt) if isinstance(prompt, ChatPrompt) else ChatChoice(()) for prompt in prompts]
 
     def _begin(self) -> list[tuple[int, Part]]:
         # The order matters, because OpenAI's client fails if the first chunk does not belong to choice 0.

@@ -13,10 +13,9 @@ from typing import Final
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, ModelFacts, TextDelta, TokenLogprobs
 from llmrun.serving.protocol.errors import ApiError, openai_body
-from llmrun.serving.protocol.openai.messages import call_ids
 from llmrun.serving.protocol.openai.objects import Delta, ToolCallPiece
 from llmrun.serving.protocol.openai.objects import TokenLogprobs as LoggedToken
-from llmrun.serving.protocol.openai.responses import ChatChoice, LogprobLimit, chat_logprobs, timings, usage
+from llmrun.serving.protocol.openai.responses import LogprobLimit, chat_logprobs, choice_of, timings, usage
 from llmrun.serving.protocol.openai_responses import objects
 from llmrun.serving.protocol.openai_responses.requests import ParsedResponse
 from llmrun.serving.protocol.parsed import checked
@@ -46,6 +45,7 @@ _KINDS: Final[Mapping[str, tuple[str, objects.EventType, objects.EventType]]] = 
     "message": ("msg", "response.output_text.delta", "response.output_text.done"),
     "reasoning": ("rs", "response.reasoning_text.delta", "response.reasoning_text.done"),
     "function_call": ("fc", "response.function_call_arguments.delta", "response.function_call_arguments.done"),
+    "custom_tool_call": ("ctc", "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"),
 }
 
 
@@ -55,7 +55,7 @@ class Item:
     The content of a message or reasoning item is a single text part. A truncated call has incomplete arguments. The
     caller adds sequence numbers to the events of an item.
 
-    kind    the type of the item: "message", "reasoning" or "function_call"
+    kind    the type of the item: "message", "reasoning", "function_call" or "custom_tool_call"
     status  the status of the item
     """
 
@@ -79,7 +79,7 @@ class Item:
         return [added] if self._call else [added, self._inner("response.content_part.added", {"part": self._part()})]
 
     def add(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> objects.ItemEvent:
-        """Add text, or a piece of the JSON text of arguments, and return the event with this text."""
+        """Add text, or a piece of a call's arguments or input, and return the event with this text."""
         self._texts.append(text)
         fields: objects.ItemFields = {"delta": text}
         if self.kind == "message":
@@ -93,7 +93,9 @@ class Item:
         part = self._part()
         last = self._event("response.output_item.done", {"item": self.written()})
         if self._call:
-            return [self._inner(self._done, {"arguments": part["text"]}), last]
+            is_custom = self.kind == "custom_tool_call"
+            whole: objects.ItemFields = {"input": part["text"]} if is_custom else {"arguments": part["text"]}
+            return [self._inner(self._done, whole), last]
         fields: objects.ItemFields = {"text": part["text"]}
         if part["type"] == "output_text":
             fields["logprobs"] = part["logprobs"]
@@ -102,6 +104,8 @@ class Item:
     def written(self) -> objects.ResponseOutputItem:
         """Return the item so far. The list of parts is empty until the item has text."""
         text, is_empty = "".join(self._texts), self.status == "in_progress" and not self._texts
+        if self._call and self.kind == "custom_tool_call":
+            return {"id": self.id, "type": "custom_tool_call", "status": self.status, **self._call, "input": text}
         if self._call:
             return {"id": self.id, "type": "function_call", "status": self.status, **self._call, "arguments": text}
         if self.kind == "message":
@@ -149,7 +153,7 @@ class ResponseAnswer:
         """
         prompt = parsed.request.prompt
         assert isinstance(prompt, ChatPrompt)
-        self._choice = ChatChoice(call_ids(prompt.messages))
+        self._choice = choice_of(prompt)
         self._parsed, self._facts, self._id, self._created = parsed, facts, answer_id, created
         self._items: list[Item] = []
         self._text: Item | None = None  # the open text item
@@ -284,14 +288,18 @@ class ResponseAnswer:
     def _add_to_call(self, piece: ToolCallPiece) -> list[objects.ItemEvent]:
         """Add a piece of a call. All pieces of a call precede the pieces of the next call."""
         found: list[objects.ItemEvent] = []
-        function = piece["function"]
+        is_custom = "custom" in piece
+        called = (piece["custom"] if is_custom else piece["function"])["name"] if "id" in piece else ""
+        text = piece["custom"]["input"] if is_custom else piece["function"]["arguments"]
         if "id" in piece:
             found += [*self._close_text(), *self._close_call()]
-            self._call = self._new("function_call", {"call_id": piece["id"], "name": function["name"]})
+            name: objects.CalledTool = self._parsed.names.get(called, {"name": called})
+            kind = "custom_tool_call" if is_custom else "function_call"
+            self._call = self._new(kind, {"call_id": piece["id"], **name})
             found += self._call.begin()
         assert self._call is not None
-        if function["arguments"]:
-            found.append(self._call.add(function["arguments"]))
+        if text:
+            found.append(self._call.add(text))
         return found
 
     def _end(self) -> list[objects.ItemEvent]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, NotRequired, Required, TypedDict
 
-from llmrun.serving.protocol.declarations import Expected, Limits, Refused, Tagged, Usual
+from llmrun.serving.protocol.declarations import KEPT, Expected, Keywords, Limits, Refused, Tagged, Usual
 from llmrun.serving.protocol.openai.objects import (
-    FUNCTIONS_ONLY,
+    LEFT_OUT,
     MOST_TOOLS,
     PARTS,
     AssistantMessage,
@@ -14,9 +14,12 @@ from llmrun.serving.protocol.openai.objects import (
     Effort,
     Error,
     Fingerprint,
+    InputGrammar,
     JsonSchema,
+    OtherTool,
     Shared,
     SystemMessage,
+    TextInput,
     Texts,
     Thinking,
     Timings,
@@ -88,15 +91,24 @@ class _ThinkingItem(_Item, total=False):
     content: Annotated[str | list[Annotated[ThinkingPart, PARTS]], Expected("a string or a list of parts")]
 
 
-class _CallItem(_Item):
-    type: Literal["function_call"]
+class _AnyCallItem(_Item):
     call_id: str
     name: Annotated[str, Limits(1)]
+    namespace: NotRequired[Annotated[str, "The namespace of the tool."]]
+
+
+class _CallItem(_AnyCallItem):
+    type: Literal["function_call"]
     arguments: Annotated[str, "The arguments as a JSON object."]
 
 
+class _CustomCallItem(_AnyCallItem):
+    type: Literal["custom_tool_call"]
+    input: str
+
+
 class _ResultItem(_Item):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Annotated[str, "The ID of the tool call."]
     output: Annotated[Texts, "The result of the tool call."]
 
@@ -105,35 +117,89 @@ class _ReferenceItem(TypedDict):
     type: Annotated[Literal["item_reference"], Refused((), "send the item itself", '"item_reference" is not supported')]
 
 
+OWN_ITEMS: Final = (
+    *("message", "reasoning", "item_reference", "function_call", "function_call_output"),
+    *("custom_tool_call", "custom_tool_call_output"),
+)
+
+
+class OtherItem(TypedDict):
+    """An item that only other servers write, such as `web_search_call`. The item is left out."""
+
+    type: Annotated[str, Keywords({"not": {"enum": [*OWN_ITEMS]}})]
+
+
 MessageItem = _SystemItem | _UserItem | _AnswerItem
+CallItem = _CallItem | _CustomCallItem
+OwnItem = MessageItem | _ThinkingItem | CallItem | _ResultItem
 InputItem = Annotated[
-    Annotated[MessageItem, Tagged("role")] | _ThinkingItem | _CallItem | _ResultItem | _ReferenceItem,
+    Annotated[MessageItem, Tagged("role")]
+    | _ThinkingItem
+    | _CallItem
+    | _CustomCallItem
+    | _ResultItem
+    | _ReferenceItem
+    | Annotated[OtherItem, KEPT],
     Tagged("type", default="message"),
 ]
 
 
 class ResponseTool(TypedDict, total=False):
-    type: Annotated[Literal["function"], FUNCTIONS_ONLY]
+    type: Literal["function"]
     name: Required[ToolName]
     description: str | None
     parameters: Annotated[dict[str, Any] | None, "The JSON schema of the arguments."]
     strict: Annotated[bool | None, "Refuse the tool if its schema cannot be enforced."]
 
 
-class _Reference(TypedDict, total=False):
-    type: Literal["function"]
-    name: Required[str]
+class _GrammarInput(InputGrammar):
+    type: Literal["grammar"]
+
+
+class ResponseCustomTool(TypedDict, total=False):
+    """A tool whose input is a text instead of a JSON object."""
+
+    type: Required[Literal["custom"]]
+    name: Required[ToolName]
+    description: str | None
+    format: Annotated[TextInput | _GrammarInput, Tagged("type")]
+
+
+class ResponseNamespace(TypedDict, total=False):
+    """A group of tools. The model knows each tool as `NAMESPACE__NAME`."""
+
+    type: Required[Literal["namespace"]]
+    name: Required[ToolName]
+    description: str | None
+    tools: Required[
+        Annotated[
+            list[
+                Annotated[
+                    ResponseTool | ResponseCustomTool | Annotated[OtherTool, KEPT], Tagged("type", default="function")
+                ]
+            ],
+            Limits(0, MOST_TOOLS, "tool"),
+        ]
+    ]
+
+
+OwnTool = ResponseTool | ResponseCustomTool
+AnyTool = Annotated[
+    ResponseTool | ResponseCustomTool | ResponseNamespace | Annotated[OtherTool, KEPT],
+    Tagged("type", default="function"),
+]
 
 
 class _ChosenTool(TypedDict):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+    namespace: NotRequired[str]
 
 
 class _AllowedTools(TypedDict, total=False):
     type: Required[Literal["allowed_tools"]]
     mode: Literal["auto", "required"]
-    tools: Required[Annotated[list[_Reference], Limits(1, noun="tool")]]
+    tools: Required[Annotated[list[Annotated[_ChosenTool, Tagged("type", default="function")]], Limits(1, noun="tool")]]
 
 
 ToolChoice = Annotated[
@@ -170,10 +236,10 @@ class _Reasoning(TypedDict, total=False):
 class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
     input: Required[
         Annotated[
-            str | Annotated[list[InputItem], Limits(1, noun="message")],
+            str | list[InputItem],
             Expected("a string or a list of items"),
             "A text, or all items of a conversation. The server stores no items. The items of past answers can be sent "
-            "as they were received.",
+            "as they were received. An empty list is an empty message.",
         ]
     ]
     instructions: Annotated[str, "The text of a system message before the conversation."]
@@ -187,7 +253,7 @@ class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
     ]
     text: _TextOptions
     reasoning: _Reasoning
-    tools: Annotated[list[ResponseTool], Limits(0, MOST_TOOLS, "tool")]
+    tools: Annotated[list[AnyTool], Limits(0, MOST_TOOLS, "tool"), LEFT_OUT]
     tool_choice: ToolChoice
     parallel_tool_calls: Annotated[bool, "Allow several tool calls in one answer. The default is true."]
     include: Annotated[
@@ -216,7 +282,7 @@ class Settings(TypedDict):
     store: Literal[False]
     text: _TextOptions
     tool_choice: ToolChoice
-    tools: list[ResponseTool]
+    tools: Annotated[list[ResponseTool | ResponseCustomTool | ResponseNamespace], "The tools that were not left out."]
     top_logprobs: Count
     truncation: Literal["disabled"]
     user: str | None
@@ -252,9 +318,13 @@ class _Thoughts(_OutputItem):
     content: list[ThinkingPart]
 
 
-class NamedCall(TypedDict):
-    call_id: str
+class CalledTool(TypedDict):
     name: str
+    namespace: NotRequired[Annotated[str, "The namespace of the tool, if the tool belongs to one."]]
+
+
+class NamedCall(CalledTool):
+    call_id: str
 
 
 class _Call(_OutputItem, NamedCall):
@@ -262,7 +332,12 @@ class _Call(_OutputItem, NamedCall):
     arguments: str
 
 
-ResponseOutputItem = _Message | _Thoughts | _Call
+class _CustomCall(_OutputItem, NamedCall):
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+ResponseOutputItem = _Message | _Thoughts | _Call | _CustomCall
 
 
 class ResponseUsage(TypedDict):
@@ -311,6 +386,8 @@ EventType = Literal[
     "response.reasoning_text.done",
     "response.function_call_arguments.delta",
     "response.function_call_arguments.done",
+    "response.custom_tool_call_input.delta",
+    "response.custom_tool_call_input.done",
 ]
 
 
@@ -325,6 +402,7 @@ class ItemFields(TypedDict, total=False):
     text: str
     logprobs: list[TokenLogprobs]
     arguments: str
+    input: str
 
 
 class ItemEvent(ItemFields):

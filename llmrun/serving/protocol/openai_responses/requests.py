@@ -5,25 +5,27 @@ The items of the conversation become the messages of a ChatPrompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeGuard, cast
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import AUTO, ModelFacts, Request, ToolCall
 from llmrun.serving.protocol.declarations import missing, read
 from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.openai.custom_tools import custom_arguments, custom_definition
 from llmrun.serving.protocol.openai.messages import (
     BETWEEN_PARTS,
     ToolOptions,
     allowed_tools,
     chosen_tool,
     definitions_of,
+    function_definition,
     message_of,
     text_of,
     unnamed_choice,
 )
-from llmrun.serving.protocol.openai.objects import Function
+from llmrun.serving.protocol.openai.objects import Function, OtherTool
 from llmrun.serving.protocol.openai.options import (
     Options,
     adapters_of,
@@ -39,13 +41,18 @@ from llmrun.serving.protocol.openai.options import (
 from llmrun.serving.protocol.openai.requests import chat_request
 from llmrun.serving.protocol.openai_responses.objects import (
     LOGPROBS,
-    InputItem,
+    OWN_ITEMS,
+    CalledTool,
+    CallItem,
+    OwnItem,
+    OwnTool,
+    ResponseNamespace,
     ResponseRequest,
     ResponseTool,
     Settings,
     TextFormat,
 )
-from llmrun.serving.protocol.parsed import Parsed
+from llmrun.serving.protocol.parsed import Parsed, left_out_path
 
 _THINKING: Final = "reasoning_content"
 _TEXTS: Final = ("content", _THINKING)
@@ -54,19 +61,26 @@ _ANY_TEXT: Final[TextFormat] = {"type": "text"}
 
 
 def conversation_of(given: ResponseRequest) -> tuple[Mapping[str, Any], ...]:
-    """Return the messages of `instructions` and `input`. Raises InvalidField if `input` contains no messages."""
+    """Return the messages of `instructions` and `input`. Raises InvalidField if `input` contains only other items.
+
+    Clients probe servers with an empty list, which counts as an empty message.
+    """
     conversation = _Conversation()
     instructions, items = given.get("instructions"), given["input"]
     if instructions:
         conversation.add({"role": "system", "content": instructions})
-    if isinstance(items, str):
-        conversation.add({"role": "user", "content": items})
+    if isinstance(items, str) or not items:
+        conversation.add({"role": "user", "content": items or ""})
     else:
-        for item in items:
+        for item in filter(_is_own_item, items):
             conversation.add_item(item)
     if len(conversation.messages) == bool(instructions):
-        raise InvalidField("input", "expected at least one message, got only thinking without text")
+        raise InvalidField("input", "expected at least one message, got only items without text")
     return conversation.joined()
+
+
+def _is_own_item(item: Mapping[str, object]) -> TypeGuard[OwnItem]:
+    return item["type"] in OWN_ITEMS
 
 
 class _Conversation:
@@ -80,7 +94,7 @@ class _Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
-    def add_item(self, item: InputItem) -> None:
+    def add_item(self, item: OwnItem) -> None:
         """Add an item of the input."""
         if item["type"] == "reasoning":
             content = item.get("content", "")
@@ -88,13 +102,18 @@ class _Conversation:
             if text:
                 self.add_thinking(text)
         elif item["type"] == "function_call":
-            call = ToolCall(item["call_id"], item["name"], item["arguments"] or "{}")
-            self._answer().setdefault("tool_calls", []).append(call.as_message())
-        elif item["type"] == "function_call_output":
+            self._add_call(item, item["arguments"] or "{}")
+        elif item["type"] == "custom_tool_call":
+            self._add_call(item, custom_arguments(item["input"]))
+        elif item["type"] == "function_call_output" or item["type"] == "custom_tool_call_output":
             self.add({"role": "tool", "content": text_of(item["output"]), "tool_call_id": item["call_id"]})
-        elif item["type"] == "message":
+        else:
             message = message_of(item)
             (self.add_answer if message["role"] == "assistant" else self.add)(message)
+
+    def _add_call(self, item: CallItem, arguments: str) -> None:
+        call = ToolCall(item["call_id"], offered_name(item["name"], item.get("namespace", "")), arguments)
+        self._answer().setdefault("tool_calls", []).append(call.as_message())
 
     def add(self, message: dict[str, Any]) -> None:
         """Add a message. System messages at the beginning are merged, because many templates allow only one."""
@@ -144,20 +163,65 @@ def _joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _tools(given: ResponseRequest, facts: ModelFacts) -> ToolOptions:
     """Return the tools and the choice of tools. Raises InvalidField."""
-    tools = definitions_of([*map(_function, given.get("tools", ()))], "tools[{}].name", facts)
+    listed = [*_listed(given)]
+    defined = [_definition(tool, namespace, place) for tool, namespace, place in listed if _is_own(tool)]
+    options = _chosen(given, definitions_of(defined, facts))
+    left_out = tuple(left_out_path(tool["type"]) for tool, *_ in listed if not _is_own(tool))
+    return replace(options, left_out=left_out)
+
+
+def _listed(given: ResponseRequest) -> Iterator[tuple[OwnTool | OtherTool, str, str]]:
+    """Yield each tool with its namespace, or "", and its path."""
+    for number, tool in enumerate(given.get("tools", ())):
+        place = f"tools[{number}]"
+        if _is_namespace(tool):
+            for index, inner in enumerate(tool["tools"]):
+                yield inner, tool["name"], f"{place}.tools[{index}]"
+        else:
+            yield cast("OwnTool | OtherTool", tool), "", place
+
+
+def _is_namespace(tool: Mapping[str, object]) -> TypeGuard[ResponseNamespace]:
+    return tool["type"] == "namespace"
+
+
+def _is_own(tool: Mapping[str, object]) -> TypeGuard[OwnTool]:
+    return tool["type"] in ("function", "custom")
+
+
+def _definition(tool: OwnTool, namespace: str, place: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the path of a tool's name, and the tool in the form of a ChatPrompt. Raises InvalidField."""
+    name, path = offered_name(tool["name"], namespace), f"{place}.name"
+    if tool["type"] == "custom":
+        wanted = tool.get("format")
+        grammar = wanted if wanted is not None and wanted["type"] == "grammar" else None
+        return path, custom_definition(name, tool.get("description"), grammar, f"{place}.format.definition")
+    function = {**tool, "name": name}
+    del function["type"]
+    return path, function_definition(cast("Function", function))
+
+
+def offered_name(name: str, namespace: str) -> str:
+    """Return the name that the model sees for a tool. The namespaces of Codex's MCP servers end with underscores."""
+    return f"{namespace}{'' if not namespace or namespace.endswith('__') else '__'}{name}"
+
+
+def _names(given: ResponseRequest) -> dict[str, CalledTool]:
+    """Map the names that the model sees to the tools' own names, for tools in namespaces."""
+    inside = [(tool["name"], namespace) for tool, namespace, _ in _listed(given) if namespace and _is_own(tool)]
+    return {offered_name(name, namespace): {"name": name, "namespace": namespace} for name, namespace in inside}
+
+
+def _chosen(given: ResponseRequest, tools: Mapping[str, Mapping[str, Any]]) -> ToolOptions:
     parallel, choice = given.get("parallel_tool_calls", True), given.get("tool_choice", AUTO)
     if isinstance(choice, str):
         return unnamed_choice(tools, choice, parallel)
-    if choice["type"] == "function":
-        return ToolOptions([*tools.values()], chosen_tool(choice["name"], "tool_choice.name", tools), parallel)
-    names = [each["name"] for each in choice["tools"]]
-    return allowed_tools(tools, names, "tool_choice.tools[{}].name", choice.get("mode", AUTO), parallel)
-
-
-def _function(tool: ResponseTool) -> Function:
-    function = dict(tool)
-    function.pop("type", None)
-    return cast("Function", function)
+    if choice["type"] != "allowed_tools":
+        name = offered_name(choice["name"], choice.get("namespace", ""))
+        return ToolOptions([*tools.values()], chosen_tool(name, "tool_choice.name", tools), parallel)
+    names = [offered_name(each["name"], each.get("namespace", "")) for each in choice["tools"]]
+    paths = [f"tool_choice.tools[{number}].name" for number in range(len(names))]
+    return allowed_tools(tools, names, paths, choice.get("mode", AUTO), parallel)
 
 
 def _format(wanted: TextFormat) -> Iterator[ResponseFormat]:
@@ -172,9 +236,14 @@ def _format(wanted: TextFormat) -> Iterator[ResponseFormat]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedResponse(Parsed):
-    """A parsed call, which consists of a single request. `settings` are the settings that the answer repeats."""
+    """A parsed call, which consists of a single request.
+
+    settings  the settings that the answer repeats
+    names     maps the names that the model sees to the tools' own names, for tools in namespaces
+    """
 
     settings: Settings
+    names: Mapping[str, CalledTool]
 
 
 def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedResponse:
@@ -203,8 +272,16 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
         stream=options.stream,
         seed=options.seed,
         settings=_settings(given, request, tools),
-        ignored=(*thinking.without_effect, *others, *ignored),
+        names=_names(given),
+        ignored=(*tools.left_out, *thinking.without_effect, *others, *_left_out_items(given), *ignored),
     )
+
+
+def _left_out_items(given: ResponseRequest) -> list[str]:
+    """Return the paths of the types of items that only other servers write."""
+    items = given["input"]
+    others = [] if isinstance(items, str) else [item["type"] for item in items if not _is_own_item(item)]
+    return [f"input.{kind}" for kind in dict.fromkeys(others)]
 
 
 def _logprobs(wanted: bool, most: int | None) -> int | None:
@@ -233,7 +310,7 @@ def _settings(given: ResponseRequest, request: Request, tools: ToolOptions) -> S
         "store": False,
         "text": {"format": _shown(given.get("text", {}).get("format", _ANY_TEXT)), "verbosity": "medium"},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [*map(_shown_tool, given.get("tools", ()))],
+        "tools": [*_shown_tools(given.get("tools", ()))],
         "top_logprobs": request.logprobs or 0,
         "truncation": "disabled",
         "user": given.get("user"),
@@ -246,5 +323,13 @@ def _shown(wanted: TextFormat) -> TextFormat:
     return {"name": "", "description": None, "strict": False, **wanted} if "schema" in wanted else wanted
 
 
-def _shown_tool(tool: ResponseTool) -> ResponseTool:
-    return {"type": "function", "description": None, "parameters": None, "strict": None, **tool}
+def _shown_tools(tools: Sequence[OwnTool | ResponseNamespace | OtherTool]) -> Iterator[OwnTool | ResponseNamespace]:
+    """Yield the tools that were not left out, with defaults for missing fields."""
+    for tool in tools:
+        if _is_namespace(tool):
+            inner = cast("list[OwnTool]", [*_shown_tools(tool["tools"])])
+            yield {"description": None, **tool, "tools": [*inner]}
+        elif tool["type"] == "function":
+            yield {"description": None, "parameters": None, "strict": None, **cast("ResponseTool", tool)}
+        elif _is_own(tool):
+            yield tool
