@@ -24,6 +24,7 @@ from llmrun.serving.metrics import Metrics
 from llmrun.serving.protocol.anthropic.answers import ANTHROPIC
 from llmrun.serving.protocol.ollama.answers import OLLAMA, PREFIX
 from llmrun.serving.protocol.openai_responses.answers import RESPONSES
+from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
 from llmrun.serving.refusals import error_response
 
@@ -128,6 +129,7 @@ class Exchange:
     route     the pattern of the route, for metrics, because clients choose the paths
     tenant    the owner of the request, as in Request.tenant
     upstream  the hosts of the upstreams that the request was forwarded to, or "" for requests not forwarded
+    left_out  the types of tools that were left out, for the log
     tokens    counts for the log, such as "12+345 tokens"; "" for requests without an answer
     status    the response's status; 0 until the response has begun, and 499 if the client left before its end
     outcome   a word for the log if the exchange failed, such as "client left"
@@ -138,6 +140,7 @@ class Exchange:
     route: str = "other"
     tenant: str = ""
     upstream: str = ""
+    left_out: tuple[str, ...] = ()
     tokens: str = ""
     status: int = 0
     outcome: str = ""
@@ -215,6 +218,7 @@ def _line(scope: Scope, exchange: Exchange, status: int) -> str:
         path,
         str(status),
         exchange.tokens,
+        f"without {ignored_names(exchange.left_out)}" if exchange.left_out else "",
         via,
         seconds,
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Protocol, runtime_checkable
@@ -40,14 +40,14 @@ class Parsed:
 _LEFT_OUT: Final = "tools."
 
 
-def left_out_path(kind: str) -> str:
-    """Return the name, among the ignored fields, of tools of a type that only other servers can run."""
-    return f"{_LEFT_OUT}{kind}"
+def left_out_paths(types: Iterable[str]) -> tuple[str, ...]:
+    """Return the names, among the ignored fields, of tools of types that only other servers can run."""
+    return tuple(f"{_LEFT_OUT}{each}" for each in dict.fromkeys(types))
 
 
-def left_out_tools(ignored: Sequence[str]) -> list[str]:
+def left_out_tools(ignored: Sequence[str]) -> tuple[str, ...]:
     """Return the types of the tools among the ignored fields."""
-    return [name.removeprefix(_LEFT_OUT) for name in ignored if name.startswith(_LEFT_OUT)]
+    return tuple(name.removeprefix(_LEFT_OUT) for name in ignored if name.startswith(_LEFT_OUT))
 
 
 def ignored_names(ignored: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ from llmrun.serving.protocol.openai.responses import (
 )
 from llmrun.serving.protocol.openai_responses.answers import PREFIX, RESPONSES, ResponseAnswer
 from llmrun.serving.protocol.openai_responses.requests import parse_response
-from llmrun.serving.protocol.parsed import ApiAnswer, Parsed
+from llmrun.serving.protocol.parsed import ApiAnswer, Parsed, left_out_tools
 from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
 from llmrun.serving.refusals import Refused, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
@@ -123,6 +123,7 @@ class Generation(Generic[P]):
             ready = await presence.during(lease.ready())
             answer_id = exchange_of(scope).id if last is None else last.answer
             parsed, numbers = await off_the_loop(large, partial(self._read, body, ready, answer_id, last))
+            exchange_of(scope).left_out = left_out_tools(parsed.ignored)
             name = f"{self._call.prefix}{answer_id}"
             answer = self._call.answer(parsed, ready.facts, name, answer_id.created)
             requests = [

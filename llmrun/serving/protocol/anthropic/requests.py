@@ -46,7 +46,7 @@ from llmrun.serving.protocol.openai.options import (
     stops_of,
     thinking_of,
 )
-from llmrun.serving.protocol.parsed import Parsed, left_out_path
+from llmrun.serving.protocol.parsed import Parsed, left_out_paths
 
 # Maps the fields of chat completions to the names of Anthropic's API
 _NAMES: Final = {"enable_thinking": "thinking", "thinking_budget_tokens": "thinking.budget_tokens"}
@@ -87,7 +87,7 @@ def _tools(given: MessageCountRequest, facts: ModelFacts) -> ToolOptions:
     listed = given.get("tools", ())
     own = [(f"tools[{number}].name", tool) for number, tool in enumerate(listed) if _is_own(tool)]
     tools = definitions_of([(path, function_definition(_function(tool))) for path, tool in own], facts)
-    left_out = tuple(left_out_path(tool["type"]) for tool in listed if not _is_own(tool))
+    left_out = left_out_paths(tool["type"] for tool in listed if not _is_own(tool))
     return replace(_chosen(given, tools), left_out=left_out)
 
 

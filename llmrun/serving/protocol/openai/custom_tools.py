@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from llmrun.engine.requests import ENFORCED
-from llmrun.engine.tool_calls.lark import lark_regex
+from llmrun.engine.tool_calls.lark_regex import lark_regex
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.openai.objects import CalledTool, InputGrammar
+from llmrun.serving.protocol.openai.objects import CalledCustom, InputGrammar
 
 _INPUT: Final = "input"
 _BEGINNING: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -58,7 +58,7 @@ def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
     return frozenset(tool["function"]["name"] for tool in tools or () if ENFORCED in tool)
 
 
-def custom_as_function(call: CalledTool) -> dict[Literal["name", "arguments"], str]:
+def custom_as_function(call: CalledCustom) -> dict[Literal["name", "arguments"], str]:
     """Return the call of a custom tool as a call of the function that the engine knows."""
     return {"name": call["name"], "arguments": custom_arguments(call["input"])}
 

@@ -24,7 +24,7 @@ from llmrun.serving.protocol.openai.objects import (
     Tool,
     ToolFields,
 )
-from llmrun.serving.protocol.parsed import left_out_path
+from llmrun.serving.protocol.parsed import left_out_paths
 
 BETWEEN_PARTS: Final = "\n"  # llama.cpp and vLLM use this separator
 
@@ -96,7 +96,7 @@ def tools_of(given: ToolFields, facts: ModelFacts) -> ToolOptions:
     listed = given.get("tools", ())
     defined = [_definition(tool, f"tools[{number}]") for number, tool in enumerate(listed) if _is_own(tool)]
     options = _chosen(given, definitions_of(defined, facts))
-    return replace(options, left_out=tuple(left_out_path(tool["type"]) for tool in listed if not _is_own(tool)))
+    return replace(options, left_out=left_out_paths(tool["type"] for tool in listed if not _is_own(tool)))
 
 
 def _is_own(tool: Mapping[str, object]) -> TypeGuard[Tool | CustomTool]:

@@ -244,7 +244,7 @@ class CalledFunction(TypedDict, total=False):
     arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), "The arguments as a JSON object."]
 
 
-class CalledTool(TypedDict):
+class CalledCustom(TypedDict):
     name: Annotated[str, Limits(1)]
     input: str
 
@@ -258,7 +258,7 @@ class ToolCall(TypedDict, total=False):
 class CustomToolCall(TypedDict, total=False):
     id: str
     type: Required[Literal["custom"]]
-    custom: Required[CalledTool]
+    custom: Required[CalledCustom]
 
 
 PastCall = Annotated[ToolCall | CustomToolCall, Tagged("type", default="function")]
@@ -512,7 +512,7 @@ class AnswerCall(TypedDict):
 class AnswerCustomCall(TypedDict):
     id: str
     type: Literal["custom"]
-    custom: CalledTool
+    custom: CalledCustom
 
 
 class AnswerMessage(TypedDict):

@@ -117,33 +117,6 @@ class _ReferenceItem(TypedDict):
     type: Annotated[Literal["item_reference"], Refused((), "send the item itself", '"item_reference" is not supported')]
 
 
-OWN_ITEMS: Final = (
-    *("message", "reasoning", "item_reference", "function_call", "function_call_output"),
-    *("custom_tool_call", "custom_tool_call_output"),
-)
-
-
-class OtherItem(TypedDict):
-    """An item that only other servers write, such as `web_search_call`. The item is left out."""
-
-    type: Annotated[str, Keywords({"not": {"enum": [*OWN_ITEMS]}})]
-
-
-MessageItem = _SystemItem | _UserItem | _AnswerItem
-CallItem = _CallItem | _CustomCallItem
-OwnItem = MessageItem | _ThinkingItem | CallItem | _ResultItem
-InputItem = Annotated[
-    Annotated[MessageItem, Tagged("role")]
-    | _ThinkingItem
-    | _CallItem
-    | _CustomCallItem
-    | _ResultItem
-    | _ReferenceItem
-    | Annotated[OtherItem, KEPT],
-    Tagged("type", default="message"),
-]
-
-
 class ResponseTool(TypedDict, total=False):
     type: Literal["function"]
     name: Required[ToolName]
@@ -190,6 +163,45 @@ AnyTool = Annotated[
 ]
 
 
+AnyTools = Annotated[list[AnyTool], Limits(0, MOST_TOOLS, "tool"), LEFT_OUT]
+
+
+OWN_ITEMS: Final = (
+    *("message", "reasoning", "item_reference", "function_call", "function_call_output"),
+    *("custom_tool_call", "custom_tool_call_output", "additional_tools"),
+)
+
+
+class ToolsItem(_Item, total=False):
+    """More tools, which count as if they were listed in `tools`."""
+
+    type: Required[Literal["additional_tools"]]
+    role: Any
+    tools: Required[AnyTools]
+
+
+class OtherItem(TypedDict):
+    """An item that only other servers write, such as `web_search_call`. The item is left out."""
+
+    type: Annotated[str, Keywords({"not": {"enum": [*OWN_ITEMS]}})]
+
+
+MessageItem = _SystemItem | _UserItem | _AnswerItem
+CallItem = _CallItem | _CustomCallItem
+OwnItem = MessageItem | _ThinkingItem | CallItem | _ResultItem | ToolsItem
+InputItem = Annotated[
+    Annotated[MessageItem, Tagged("role")]
+    | _ThinkingItem
+    | _CallItem
+    | _CustomCallItem
+    | _ResultItem
+    | _ReferenceItem
+    | ToolsItem
+    | Annotated[OtherItem, KEPT],
+    Tagged("type", default="message"),
+]
+
+
 class _ChosenTool(TypedDict):
     type: Literal["function", "custom"]
     name: str
@@ -221,7 +233,7 @@ class TextFormat(TypedDict, total=False):
 
 class _TextOptions(TypedDict, total=False):
     format: TextFormat
-    verbosity: Annotated[Literal["medium"], Refused(("medium",), "ask for a short or a long answer in `instructions`")]
+    verbosity: Annotated[Literal["medium"], Usual(("medium",)), "Other values have no effect."]
 
 
 class _StreamOptions(TypedDict, total=False):
@@ -253,7 +265,7 @@ class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
     ]
     text: _TextOptions
     reasoning: _Reasoning
-    tools: Annotated[list[AnyTool], Limits(0, MOST_TOOLS, "tool"), LEFT_OUT]
+    tools: AnyTools
     tool_choice: ToolChoice
     parallel_tool_calls: Annotated[bool, "Allow several tool calls in one answer. The default is true."]
     include: Annotated[

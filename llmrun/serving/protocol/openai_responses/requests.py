@@ -51,8 +51,9 @@ from llmrun.serving.protocol.openai_responses.objects import (
     ResponseTool,
     Settings,
     TextFormat,
+    ToolsItem,
 )
-from llmrun.serving.protocol.parsed import Parsed, left_out_path
+from llmrun.serving.protocol.parsed import Parsed, left_out_paths
 
 _THINKING: Final = "reasoning_content"
 _TEXTS: Final = ("content", _THINKING)
@@ -107,7 +108,7 @@ class _Conversation:
             self._add_call(item, custom_arguments(item["input"]))
         elif item["type"] == "function_call_output" or item["type"] == "custom_tool_call_output":
             self.add({"role": "tool", "content": text_of(item["output"]), "tool_call_id": item["call_id"]})
-        else:
+        elif item["type"] == "message":
             message = message_of(item)
             (self.add_answer if message["role"] == "assistant" else self.add)(message)
 
@@ -166,19 +167,29 @@ def _tools(given: ResponseRequest, facts: ModelFacts) -> ToolOptions:
     listed = [*_listed(given)]
     defined = [_definition(tool, namespace, place) for tool, namespace, place in listed if _is_own(tool)]
     options = _chosen(given, definitions_of(defined, facts))
-    left_out = tuple(left_out_path(tool["type"]) for tool, *_ in listed if not _is_own(tool))
+    left_out = left_out_paths(tool["type"] for tool, *_ in listed if not _is_own(tool))
     return replace(options, left_out=left_out)
 
 
 def _listed(given: ResponseRequest) -> Iterator[tuple[OwnTool | OtherTool, str, str]]:
     """Yield each tool with its namespace, or "", and its path."""
-    for number, tool in enumerate(given.get("tools", ())):
-        place = f"tools[{number}]"
+    for place, tool in _with_places(given):
         if _is_namespace(tool):
             for index, inner in enumerate(tool["tools"]):
                 yield inner, tool["name"], f"{place}.tools[{index}]"
         else:
             yield cast("OwnTool | OtherTool", tool), "", place
+
+
+def _with_places(given: ResponseRequest) -> Iterator[tuple[str, OwnTool | ResponseNamespace | OtherTool]]:
+    """Yield the tools of `tools` and of items with more tools, each after its path."""
+    for number, tool in enumerate(given.get("tools", ())):
+        yield f"tools[{number}]", tool
+    items = given["input"]
+    for index, item in enumerate(() if isinstance(items, str) else items):
+        if item["type"] == "additional_tools":
+            for number, tool in enumerate(cast("ToolsItem", item)["tools"]):
+                yield f"input[{index}].tools[{number}]", tool
 
 
 def _is_namespace(tool: Mapping[str, object]) -> TypeGuard[ResponseNamespace]:
