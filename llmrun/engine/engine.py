@@ -272,7 +272,7 @@ class Engine:
 
     def predicted_wait(self, answer: Answer) -> float:
         """Predict how many seconds a prepared request would wait if it were queued now. Thread-safe."""
-        return self._requests.predicted_wait(answer)
+        return self._requests.predicted_wait(answer, leaving=set(self._cancel_wishes.copy()))
 
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.
@@ -333,8 +333,11 @@ class Engine:
             self._requests.drop_all()
 
     def _end_cancelled(self) -> list[Event]:
-        named = {self._cancel_wishes.popleft() for _ in range(len(self._cancel_wishes))}
-        return self._requests.end_cancelled(named, self._last_cancel)
+        wishes = self._cancel_wishes.copy()
+        events = self._requests.end_cancelled(set(wishes), self._last_cancel)
+        for _ in wishes:  # only now, because `predicted_wait` must not count these requests in the meantime
+            self._cancel_wishes.popleft()
+        return events
 
     def cancel(self, request_id: int) -> None:
         """Cancel a request, so that the next `step` ends it with Finished(CANCELLED). Ignores unknown and ended ids."""

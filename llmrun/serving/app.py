@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmrun.base.errors import LlmrunError
-from llmrun.serving.exchanges import Exchanges, exchange_of
+from llmrun.base.errors import LlmrunError, Overloaded
+from llmrun.serving.exchanges import Exchanges, SecondChances, exchange_of
 from llmrun.serving.gate import Gate
 from llmrun.serving.protocol.embeddings import EMBEDDING_PATHS, OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH, RERANK_PATHS
 from llmrun.serving.protocol.openapi import MISSING, ROUTES
@@ -66,7 +66,8 @@ def make_app(
     router = Router([*routes, *missing], redirect_slashes=False)
     # Starlette's own application class is not used, because its outermost layer would answer every other exception,
     # even ClientGone, before the exception reaches `Exchanges`.
-    inner = ExceptionMiddleware(router, handlers={HTTPException: _http_error, LlmrunError: _error})
+    handlers = {HTTPException: _http_error, LlmrunError: _error, Overloaded: _raise}
+    inner = SecondChances(ExceptionMiddleware(router, handlers=handlers))
     return Exchanges(Gate(inner, service.options, host_names), service.metrics, log, trace)
 
 
@@ -143,6 +144,11 @@ def _meant(path: str) -> str:
     endings = [path[start:] for start, letter in enumerate(path) if letter == "/"]
     found = [meant for ending in endings for meant in (ending, f"/v1{ending}") if meant in known]
     return f"use {found[0]}, and check the base URL; " if found else ""
+
+
+async def _raise(request: HttpRequest, error: Exception) -> Response:
+    """Leave the error to `SecondChances`."""
+    raise error
 
 
 async def _error(request: HttpRequest, error: Exception) -> Response:

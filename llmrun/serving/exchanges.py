@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmrun.base.errors import LlmrunError, shown
+from llmrun.base.errors import LlmrunError, Overloaded, shown
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.protocol.anthropic.answers import ANTHROPIC
 from llmrun.serving.protocol.ollama.answers import OLLAMA, PREFIX
@@ -99,6 +99,46 @@ class Presence:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+_PAUSES_S: Final = (0.01, 0.03, 0.06, 0.15)  # a quarter of a second
+
+
+class SecondChances:
+    """ASGI middleware that runs a request again if the server was too busy and another client leaves a moment later.
+
+    A client that cancels a request and repeats the request at once must not be refused because of the first request.
+    The server may notice the first request's closed connection only after the second request has arrived, particularly
+    behind a proxy.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._n_left = 0  # the number of clients that have left before the end of their responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pauses = iter(_PAUSES_S)
+        while True:
+            n_left = self._n_left
+            try:
+                await self._app(scope, receive, send)
+            except ClientGone:
+                self._n_left += 1
+                raise
+            except Overloaded as error:
+                if not await self._another_leaves(n_left, pauses):
+                    await error_response(error, exchange_of(scope).wire)(scope, receive, send)
+                    return
+            else:
+                return
+
+    async def _another_leaves(self, n_left: int, pauses: Iterator[float]) -> bool:
+        """Wait until `n_left` is no longer the number of clients that have left. Return False after the last pause."""
+        for pause_s in pauses:
+            await asyncio.sleep(pause_s)
+            if self._n_left != n_left:
+                return True
+        return False
 
 
 _KEY = "llmrun.exchange"

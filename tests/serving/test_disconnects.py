@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 
 import pytest
 
-from llmrun.engine.requests import PrefillProgress
-from tests.support.serving.fake_model import HOLD, FakeModel, Script, text
-from tests.support.serving.servers import eventually, read_until, serving
+from llmrun.base.errors import Overloaded
+from llmrun.engine.requests import PrefillProgress, Request
+from tests.support.serving.fake_model import HOLD, FakeModel, Script, ScriptedRequest, text
+from tests.support.serving.servers import HELLO, eventually, post, read_until, serving
 
 PROGRESS, *ANSWER = text("one", "two", "three")
 PHASES: dict[str, Sequence[Script]] = {
@@ -57,6 +59,70 @@ def test_the_log_says_how_far_a_prompt_came_when_its_client_left() -> None:
         line.close()
         eventually(lambda: bool(server.log))
         assert re.search(r"  499  3\+0 tokens  \d+\.\d\d s  client left$", server.log[0])
+
+
+def full_with(model: FakeModel, most: int) -> None:
+    """Make a model refuse requests while it has `most` requests that have not ended, and count the refusals."""
+    ask = model.ask
+
+    def ask_if_room(request: Request, news: asyncio.Event) -> ScriptedRequest:
+        if sum(not asked.has_left for asked in model.asked) >= most:
+            model.count("refused")
+            raise Overloaded("the queue is full", retry_after=2)
+        return ask(request, news)
+
+    model.ask = ask_if_room  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_repetition_may_arrive_before_the_end_of_the_cancelled_request(stream: bool) -> None:
+    model = FakeModel(lambda number: PHASES["queue"][0] if number == 0 else text("Hello"))
+    full_with(model, 1)
+    with serving(model) as server:
+        cancelled = server.begin_chat(stream=stream)
+        model.wait_for("held")
+        repeated = server.begin_chat(stream=stream)
+        model.wait_for("refused")
+        cancelled.close()
+        assert b" 200 " in read_until(repeated, b"Hello")
+        repeated.close()
+        assert model.counted("refused") == 1
+
+
+def test_full_servers_still_refuse_requests() -> None:
+    """Clients that leave for other reasons cause few further attempts."""
+    model = FakeModel(lambda number: PHASES["queue"][0])
+    full_with(model, 1)
+    with serving(model) as server:
+        staying = server.begin_chat()
+        model.wait_for("held")
+        refused = server.chat()
+        assert (refused.status, refused.headers["retry-after"]) == (429, "2")
+        assert model.counted("refused") == 1
+        server.release()
+        staying.close()
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+def test_calls_end_with_their_clients(path: str) -> None:
+    model = FakeModel()
+
+    async def work(*_: object, **__: object) -> None:
+        model.count("held")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            model.count("cancelled")
+            raise
+
+    for name in ("tokenize", "detokenize", "count_prompt"):
+        setattr(model, name, work)
+    with serving(model) as server:
+        line = server.connect()
+        line.sendall(post(path, {"model": "fake", "content": "x", "tokens": [1], **HELLO}))
+        model.wait_for("held")
+        line.close()
+        model.wait_for("cancelled")
 
 
 def test_requests_that_are_finished_are_not_cancelled_early() -> None:

@@ -143,6 +143,18 @@ class TurnQueue(Generic[Item]):
                 self._items[tenant] = items
             return item
 
+    def drop(self, is_unwanted: Callable[[Item], bool]) -> list[Item]:
+        """Remove all items for which `is_unwanted` is true, and return these items."""
+        dropped: list[Item] = []
+        with self._filled:
+            for items in (self._urgent, *self._items.values()):
+                unwanted = [item for item in items if is_unwanted(item)]
+                for item in unwanted:
+                    items.remove(item)
+                dropped += unwanted
+            self._items = {tenant: items for tenant, items in self._items.items() if items}
+        return dropped
+
 
 _PART_BYTES: Final = 1 << 17  # bytes of results; decoding a message of 60 MB would delay the server by a second
 
@@ -260,6 +272,7 @@ class Embedding:
 
 _Prepared = Ask | Tokenize | Detokenize | CountPrompt | Embed
 _SAVE_S = 2.0  # the time limit for saving prefixes before the process ends
+_CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 
 
@@ -355,6 +368,8 @@ class EngineServing:
             pass
 
     def _cancel(self, ids: Sequence[int]) -> None:
+        for message in self._to_prepare.drop(lambda message: message.id in ids):
+            self._reject(message, _CANCELLED_EARLY)
         with self._wake:
             for request_id in ids:
                 self._embedding.cancel(request_id)
@@ -427,7 +442,7 @@ class EngineServing:
             if request_id not in self._cancelled:
                 return False
             self._forget(request_id)
-        self._send(Rejected(request_id, Cancelled("the request was cancelled before it was in the queue")))
+        self._send(Rejected(request_id, _CANCELLED_EARLY))
         return True
 
     def _reject(self, message: _Prepared, error: LlmrunError) -> None:

@@ -112,10 +112,15 @@ class Admission(Neighbours):
     def hold_up(self, held: bool) -> None:
         self._is_held_up = held
 
-    def predicted_wait(self, new: Answer) -> float:
-        """Return the predicted seconds until a new request is admitted. Thread-safe."""
-        order = self._order([*self.waiting, new])
-        return self._outlook.wait(new, order[: order.index(new)], dict(list(self.running.items())))
+    def predicted_wait(self, new: Answer, leaving: Collection[int] = ()) -> float:
+        """Return the predicted seconds until a new request is admitted. Thread-safe.
+
+        leaving  the ids of requests that will end before the next step
+        """
+        waiting = [answer for answer in list(self.waiting) if answer.request_id not in leaving]
+        running = [(answer, slot) for answer, slot in list(self.running.items()) if answer.request_id not in leaving]
+        order = self._order([*waiting, new])
+        return self._outlook.wait(new, order[: order.index(new)], dict(running))
 
     def status(self) -> EngineStatus:
         """Return the state of the queue and of the cache, and the token counts so far."""

@@ -45,7 +45,7 @@ from llmrun.serving.processes.request import (
     sort_out,
 )
 from llmrun.serving.processes.served_model import Load, State
-from llmrun.serving.processes.supervisor import ServingLimits, Supervisor
+from llmrun.serving.processes.supervisor import ServingLimits, Supervisor, Waiting
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import ToChild
@@ -70,8 +70,6 @@ class _Call:
 class Calls:
     """The calls that have no answer yet. While the process restarts, calls wait, like requests.
 
-    A call whose client has left still counts toward the limits until the process has dropped the call.
-
     on_over  called when a call is over
     """
 
@@ -85,13 +83,17 @@ class Calls:
     async def run(self, call_id: int, message: ToChild, tenant: str) -> Any:
         """Send a message, and return the result of the call. Raises Overloaded, and the errors given to `fail`."""
         data = TO_CHILD.encode(message)
-        waiting = [(each.tenant, len(each.message)) for each in self._calls.values()]
-        self._limits.check_room(waiting, tenant, len(data), retry_after=1.0)
+        sent = [Waiting(each.tenant, len(each.message), each.result.cancelled()) for each in self._calls.values()]
+        self._limits.check_room(sent, tenant, len(data), retry_after=1.0)
         call = self._calls[call_id] = _Call(tenant, data, asyncio.get_running_loop().create_future())
         if self._supervisor.state is State.READY:
             self._send(call)
         try:
             return await call.result
+        except asyncio.CancelledError:  # the client has left
+            if call.is_sent:
+                self._supervisor.send(TO_CHILD.encode(Cancel((call_id,))))
+            raise
         finally:
             if not call.is_sent:  # the client has left, and no process received the call
                 self._pop(call_id)
@@ -231,8 +233,9 @@ class ModelProcess:
             message = TO_CHILD.encode(Ask(request_id, request, received))
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
-        waiting = [(served.request.tenant, served.n_bytes) for served in self._requests.values() if served.waits]
-        self._limits.check_room(waiting, request.tenant, len(message), retry_after=max(1.0, self.load.wait_s))
+        waiting = [each for each in self._requests.values() if each.waits]
+        sent = [Waiting(each.request.tenant, each.n_bytes, each.cancelled) for each in waiting]
+        self._limits.check_room(sent, request.tenant, len(message), retry_after=max(1.0, self.load.wait_s))
         served = ServedRequest(
             id=request_id,
             request=request,
@@ -272,9 +275,6 @@ class ModelProcess:
         parts = self._parts[call] = list[Embedded]()
         try:
             await self._call(call, structs.replace(wanted, id=call), wanted.tenant)
-        except asyncio.CancelledError:  # the client has left
-            self._supervisor.send(TO_CHILD.encode(Cancel((call,))))
-            raise
         finally:
             del self._parts[call]
         tokens = [n for part in parts for n in part.tokens]

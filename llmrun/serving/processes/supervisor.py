@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from llmrun.base.errors import LlmrunError, Overloaded
 from llmrun.base.processes import commands
@@ -34,6 +34,15 @@ from llmrun.engine.requests import ModelFacts
 from llmrun.serving.processes.served_model import State
 
 MIB = 1 << 20
+_LEAST_LEAVING: Final = 8  # the number of cancelled messages that a tenant can have in the shortest queue
+
+
+class Waiting(NamedTuple):
+    """A message that waits in the process, or that the client has cancelled and the process has not dropped yet."""
+
+    tenant: str
+    n_bytes: int
+    is_cancelled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +68,19 @@ class ServingLimits:
     max_pause_s: float = 30.0
     healthy_s: float = 60.0
 
-    def check_room(self, waiting: Sequence[tuple[str, int]], tenant: str, n_bytes: int, retry_after: float) -> None:
+    def check_room(self, sent: Sequence[Waiting], tenant: str, n_bytes: int, retry_after: float) -> None:
         """Raise Overloaded if a tenant may not send another message of this size.
 
-        waiting  the tenant and the size of each waiting message
+        A client that cancels a request and repeats the request at once needs the place of the first request, so
+        cancelled messages have a limit of their own. Without this limit, clients that leave at once could fill the
+        memory of the process.
         """
-        own = [size for owner, size in waiting if owner == tenant]
-        if len(waiting) >= self.max_queue:
+        waiting = [message for message in sent if not message.is_cancelled]
+        own = [message.n_bytes for message in waiting if message.tenant == tenant]
+        leaving = [message.n_bytes for message in sent if message.is_cancelled and message.tenant == tenant]
+        if len(leaving) >= max(_LEAST_LEAVING, self.share_of(self.max_queue)) or sum(leaving) > self.queue_bytes:
+            reason = f"{len(leaving)} cancelled requests have not ended"
+        elif len(waiting) >= self.max_queue:
             reason = f"{len(waiting)} requests are waiting"
         elif len(own) >= self.share_of(self.max_queue):
             reason = f"{len(own)} requests with this API key are waiting, the limit for one key"

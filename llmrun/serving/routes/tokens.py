@@ -52,36 +52,40 @@ class TokenRoutes:
     async def tokenize(self, request: HttpRequest) -> Response:
         body, _ = await self._service.bodies.read_json(request.scope, request.receive)
         call, tenant = parse_tokenize(body), exchange_of(request.scope).tenant
-        async with self._service.models.lease(body.get("model")) as lease:
-            ready = await lease.ready()
-            tokens = await ready.model.tokenize(
-                call.text, add_special=call.add_special, parse_special=call.parse_special, tenant=tenant
+        async with self._service.models.lease(body.get("model")) as lease, Presence(request.receive) as presence:
+            ready = await presence.during(lease.ready())
+            tokens = await presence.during(
+                ready.model.tokenize(
+                    call.text, add_special=call.add_special, parse_special=call.parse_special, tenant=tenant
+                )
             )
-            pieces = await _pieces(ready.model, tokens, tenant) if call.with_pieces else None
+            pieces = await presence.during(_pieces(ready.model, tokens, tenant)) if call.with_pieces else None
         return json_response(tokenize_body(tokens, ready.facts, pieces), headers=ignored_header(call.ignored))
 
     async def detokenize(self, request: HttpRequest) -> Response:
         body, large = await self._service.bodies.read_json(request.scope, request.receive)
-        async with self._service.models.lease(body.get("model")) as lease:
-            ready = await lease.ready()
+        tenant = exchange_of(request.scope).tenant
+        async with self._service.models.lease(body.get("model")) as lease, Presence(request.receive) as presence:
+            ready = await presence.during(lease.ready())
             tokens, ignored = await off_the_loop(large, lambda: parse_detokenize(body, ready.facts))
-            text = await ready.model.detokenize(tokens, tenant=exchange_of(request.scope).tenant)
+            text = await presence.during(ready.model.detokenize(tokens, tenant=tenant))
         return json_response(detokenize_body(text), headers=ignored_header(ignored))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """Return the number of prompt tokens that /v1/messages would compute for the same body."""
         body, large = await self._service.bodies.read_json(request.scope, request.receive)
-        async with self._service.models.lease(body.get("model")) as lease:
-            ready = await lease.ready()
+        async with self._service.models.lease(body.get("model")) as lease, Presence(request.receive) as presence:
+            ready = await presence.during(lease.ready())
             parsed = await off_the_loop(large, lambda: parse_count(body, ready.facts))
             asked = structs.replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
-            tokens = await ready.model.count_prompt(asked)
+            tokens = await presence.during(ready.model.count_prompt(asked))
         return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored))
 
     async def list_adapters(self, request: HttpRequest) -> Response:
         """Return the LoRA adapters in llama-server's form. The query parameter `model` can name the model."""
-        async with self._service.models.lease(request.query_params.get("model")) as lease:
-            ready = await lease.ready()
+        name = request.query_params.get("model")
+        async with self._service.models.lease(name) as lease, Presence(request.receive) as presence:
+            ready = await presence.during(lease.ready())
             return json_response(adapters_body(ready.facts))
 
 

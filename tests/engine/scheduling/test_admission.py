@@ -81,6 +81,20 @@ def test_the_count_of_generated_tokens_never_falls() -> None:
     assert status.preemptions > 0
 
 
+def test_predicted_waits_ignore_cancelled_requests() -> None:
+    """Otherwise, the repetition of a cancelled request could be refused because of --max-wait."""
+    engine = Engine(ScriptedBackend(None, max_sequences=1, context_size=64, step_seconds=0.001))
+    running, waiting = (engine.submit(endless(Request(random_prompt(20, seed), 40))) for seed in range(2))
+    for _ in range(3):
+        engine.step()
+    new = engine.prepare(endless(Request(random_prompt(20, 2), 40)))
+    behind_both = engine.predicted_wait(new)
+    engine.cancel(waiting)
+    behind_one = engine.predicted_wait(new)
+    engine.cancel(running)
+    assert engine.predicted_wait(new) == 0.0 < behind_one < behind_both
+
+
 @pytest.mark.night
 def test_other_threads_may_queue_requests_during_steps() -> None:
     backend = ScriptedBackend(None, max_sequences=2, context_size=64)

@@ -325,6 +325,61 @@ def test_one_of_several_keys_cannot_fill_the_queue_of_calls(tmp_path: Path) -> N
 
 
 @pytest.mark.push
+@pytest.mark.parametrize("tenants", [1, 2])
+def test_cancelled_requests_and_calls_free_their_places_at_once(tmp_path: Path, tenants: int) -> None:
+    """The client may repeat a request before the engine has ended its step."""
+
+    async def ask() -> None:
+        limits = ServingLimits(max_queue=1, tenants=tenants, queue_bytes=20_000)
+        async with running(scripted_model(tmp_path, step_seconds=STEP_S), limits) as model:
+            others = []
+            for _ in range(4):
+                others.append(asyncio.create_task(hear(model, chat("y" * 3000))))
+                await until(lambda: model.load.running == len(others))
+            process = psutil.Process(model.pid)
+            process.suspend()
+            for _ in range(3):
+                Listening(model, chat("z" * 6000)).cancel()
+            last = Listening(model, chat("short"))
+            with pytest.raises(Overloaded):
+                Listening(model, chat("short"))
+            call = asyncio.create_task(model.count_prompt(chat("short")))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded):
+                await model.tokenize("x", add_special=False, parse_special=False)
+            call.cancel()
+            await asyncio.sleep(0)
+            again = asyncio.create_task(model.count_prompt(chat("short")))
+            await asyncio.sleep(0)
+            process.resume()
+            for task in others:
+                task.cancel()
+            assert heard([event async for event in last]).text == "You said: short"
+            assert await again > 0
+
+    asyncio.run(ask())
+
+
+@pytest.mark.push
+def test_cancelled_requests_cannot_fill_the_memory_of_the_process(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with running(scripted_model(tmp_path), ServingLimits(max_queue=1, tenants=2)) as model:
+            process = psutil.Process(model.pid)
+            process.suspend()
+            for _ in range(8):
+                Listening(model, structs.replace(chat("x"), tenant="hostile")).cancel()
+            with pytest.raises(Overloaded, match="8 cancelled requests have not ended"):
+                Listening(model, structs.replace(chat("x"), tenant="hostile"))
+            other = Listening(model, structs.replace(chat("hello"), tenant="other"))
+            process.resume()
+            assert heard([event async for event in other]).text == "You said: hello"
+            await until(lambda: not model.load.waiting)
+            assert (await hear(model, structs.replace(chat("x"), tenant="hostile"))).text == "You said: x"
+
+    asyncio.run(ask())
+
+
+@pytest.mark.push
 def test_many_results_come_in_parts(runner: asyncio.Runner, model: ModelProcess) -> None:
     texts = [f"{number} " * (number % 7) for number in range(2048)]
     found = runner.run(model.embed(Embed([*map(TextPrompt, texts)])))

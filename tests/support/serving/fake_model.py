@@ -82,6 +82,11 @@ class ScriptedRequest(ServedRequest):
         self._model, self._script = model, script
         self._ended = asyncio.Event()
 
+    @property
+    def has_left(self) -> bool:
+        """True if the request has ended or its client has cancelled it."""
+        return self.over or self._ended.is_set()
+
     async def accepted(self) -> Taken:
         if isinstance(refusal := self._model.refusal, LlmrunError):
             raise refusal
