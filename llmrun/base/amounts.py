@@ -10,8 +10,19 @@ import re
 
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _AGES = ((60, "minute"), (3600, "hour"), (86_400, "day"), (7 * 86_400, "week"), (365 * 86_400, "year"))
-_DURATION_PARTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|)", re.ASCII)
-_UNIT_SECONDS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION_PARTS = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d|)", re.ASCII)
+_UNIT_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 0.001,
+    "": 1,
+    "s": 1,
+    "m": 60,
+    "h": 3600,
+    "d": 86_400,
+}
 _NOT_A_NUMBER = "–"
 
 
@@ -153,7 +164,7 @@ def parse_duration(text: str) -> float:
 
     The notation is Go's, which Ollama also uses. A number without a unit counts seconds. Raises ValueError.
     """
-    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
+    sign, rest = (-1 if text.startswith("-") else 1), (text[1:] if text[:1] in ("-", "+") else text)
     parts = _DURATION_PARTS.findall(rest)
     if "".join(number + unit for number, unit in parts) != rest or not parts:
         raise ValueError(text)

@@ -74,6 +74,11 @@ def ignored_header(ignored: Sequence[str]) -> Mapping[str, str]:
     return {"x-llmrun-ignored": ignored_names(ignored)} if ignored else {}
 
 
+def context_header(context: int) -> Mapping[str, str]:
+    """Return the header with the size of the context in tokens, or no header if `context` is 0."""
+    return {"x-llmrun-context": str(context)} if context else {}
+
+
 def error_response(error: BaseException, wire: WireFormat) -> Response:
     """Return the response for an error, in the wire format of an API."""
     told = as_api_error(error)

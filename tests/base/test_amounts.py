@@ -170,6 +170,13 @@ def test_columns_are_as_wide_as_their_widest_cell_on_a_terminal() -> None:
         ("250ms", 0.25),
         ("-1", math.inf),
         ("-5m", math.inf),
+        ("+5m", 300),
+        (".5h", 1800),
+        ("1.h", 3600),
+        ("1µs", 1e-6),
+        ("1μs", 1e-6),
+        ("1us", 1e-6),
+        ("1ns", 1e-9),
     ],
 )
 def test_durations_are_read_as_in_ollama(text: str, seconds: float) -> None:

@@ -13,7 +13,8 @@ from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.engine.embedding import MOST_TOKENS, too_many_tokens
 from llmrun.engine.requests import ModelFacts, TextPrompt, TokenPrompt
 from llmrun.serving.protocol.declarations import Expected, Limits, read
-from llmrun.serving.protocol.ollama.objects import Loading, ModelName, Nanoseconds
+from llmrun.serving.protocol.ollama.objects import ContextSize, Loading, ModelName, Nanoseconds
+from llmrun.serving.protocol.ollama.requests import unused_context, whole_numbers
 from llmrun.serving.protocol.openai.messages import prompts_of
 from llmrun.serving.protocol.openai.objects import Count, Tokens
 
@@ -60,14 +61,24 @@ class RerankRequest(TypedDict, total=False):
     truncate: Annotated[bool, "Cut off the end of documents that are too long, instead of returning an error."]
 
 
+class OllamaEmbeddingOptions(TypedDict, total=False):
+    num_ctx: ContextSize
+
+
 class OllamaEmbedRequest(Loading, total=False):
-    input: Required[Inputs]
+    input: Annotated[
+        str | Annotated[list[str | Tokens], Limits(0, MOST_INPUTS, "text")] | Tokens,
+        Expected("a string, a list of strings, a list of token IDs, or a list of such lists"),
+        "One or more texts, or one or more lists of token IDs. Without any, the model is only loaded.",
+    ]
+    options: OllamaEmbeddingOptions
     truncate: Annotated[bool, "Cut off the end of inputs that are too long. The default is true."]
-    dimensions: Dimensions
+    dimensions: Annotated[int, Limits(0), "As in `/v1/embeddings`, or 0 for all dimensions."]
 
 
 class OllamaEmbeddingsRequest(Loading, total=False):
-    prompt: Required[str]
+    prompt: Annotated[str, "The text. Without a text, the model is only loaded."]
+    options: OllamaEmbeddingOptions
 
 
 class _Usage(TypedDict):
@@ -123,6 +134,7 @@ class EmbeddingCall:
     top_n             the number of documents in the answer, or None for all documents
     return_documents  True if the answer repeats the documents
     ignored           the paths of the request's ignored fields
+    context           the size of the context in tokens if the client wants a larger context, or 0
     """
 
     wanted: Embed
@@ -130,6 +142,7 @@ class EmbeddingCall:
     top_n: int | None = None
     return_documents: bool = False
     ignored: tuple[str, ...] = ()
+    context: int = 0
 
 
 Parse = Callable[[dict[str, Any], ModelFacts, str], EmbeddingCall]
@@ -155,17 +168,20 @@ def parse_rerank(body: dict[str, Any], facts: ModelFacts, tenant: str) -> Embedd
 
 def parse_ollama_embed(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
     """Convert the body of a request to Ollama's /api/embed, where `truncate` is true by default."""
-    given, ignored = read(OllamaEmbedRequest, body)
-    inputs = _inputs_of(given["input"], facts)
-    wanted = Embed(inputs, None, given.get("dimensions"), True, given.get("truncate", True), tenant)
-    return EmbeddingCall(wanted, ignored=ignored)
+    given, ignored = read(OllamaEmbedRequest, {**body, "options": whole_numbers(body.get("options"))})
+    inputs = _inputs_of(texts, facts) if (texts := given.get("input")) else ()
+    wanted = Embed(inputs, None, given.get("dimensions") or None, True, given.get("truncate", True), tenant)
+    unused, context = unused_context(given["options"].get("num_ctx", 0), facts)
+    return EmbeddingCall(wanted, ignored=(*unused, *ignored), context=context)
 
 
 def parse_ollama_embeddings(body: dict[str, Any], facts: ModelFacts, tenant: str) -> EmbeddingCall:
     """Convert a body of Ollama's older /api/embeddings, which returns unnormalized vectors. Raises InvalidField."""
-    given, ignored = read(OllamaEmbeddingsRequest, body)
-    wanted = Embed((TextPrompt(given["prompt"]),), normalize=False, truncate=True, tenant=tenant)
-    return EmbeddingCall(wanted, ignored=ignored)
+    given, ignored = read(OllamaEmbeddingsRequest, {**body, "options": whole_numbers(body.get("options"))})
+    inputs = (TextPrompt(text),) if (text := given.get("prompt")) else ()
+    wanted = Embed(inputs, normalize=False, truncate=True, tenant=tenant)
+    unused, context = unused_context(given["options"].get("num_ctx", 0), facts)
+    return EmbeddingCall(wanted, ignored=(*unused, *ignored), context=context)
 
 
 def _inputs_of(
@@ -221,13 +237,14 @@ def ollama_embed_body(call: EmbeddingCall, found: Embedded, model: str, seconds:
 
 
 def ollama_embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> OllamaEmbedding:
-    """Return the answer of Ollama's older /api/embeddings."""
-    [vector] = _rows(found)
-    return {"embedding": [*vector]}
+    """Return the answer of Ollama's older /api/embeddings, which is an empty vector without a text."""
+    return {"embedding": [value for vector in _rows(found) for value in vector]}
 
 
 def _rows(found: Embedded) -> list[array[float]]:
     """Return the vector of each input."""
+    if not found.tokens:
+        return []
     values = array("f", found.data)
     width = len(values) // len(found.tokens)
     return [values[start : start + width] for start in range(0, len(values), width)]

@@ -41,6 +41,10 @@ _LAST_EVENT: Final = {
     "description": "Resume a stream after the event with this ID. Send the same body again.",
 }
 _ANSWERED: Final = {
+    "x-llmrun-context": {
+        "schema": {"type": "integer"},
+        "description": "The size of the context in tokens. Sent if the request's `num_ctx` is larger.",
+    },
     "x-llmrun-ignored": {"schema": {"type": "string"}, "description": "The fields of the request that have no effect."},
     "x-llmrun-wait": {"schema": {"type": "number"}, "description": "The predicted seconds in the queue."},
 }

@@ -24,12 +24,14 @@ class Parsed:
     stream    True if the client wants a stream
     seed      the seed of the first choice
     ignored   the paths of the body's ignored fields
+    context   the size of the context in tokens if the client wants a larger context, or 0
     """
 
     requests: tuple[Request, ...]
     stream: bool
     seed: int = 0
     ignored: tuple[str, ...] = ()
+    context: int = 0
 
     @property
     def request(self) -> Request:

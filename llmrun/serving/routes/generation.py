@@ -47,7 +47,7 @@ from llmrun.serving.protocol.openai_responses.answers import PREFIX, RESPONSES, 
 from llmrun.serving.protocol.openai_responses.requests import parse_response
 from llmrun.serving.protocol.parsed import ApiAnswer, Parsed, left_out_tools
 from llmrun.serving.protocol.wire import LLAMA_SERVER, OPENAI, WireFormat
-from llmrun.serving.refusals import Refused, ignored_header, json_bytes_in_parts, json_response
+from llmrun.serving.refusals import Refused, context_header, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 from llmrun.serving.streams import Choices, EventNumbers, LastEvent, Stream, numbers_of, read_last_event
 
@@ -135,7 +135,8 @@ class Generation(Generic[P]):
             async with Choices(ready.model, requests, service.metrics) as choices:
                 try:
                     await presence.during(choices.accepted())
-                    headers = {**ignored_header(parsed.ignored), "x-llmrun-wait": f"{choices.wait_s:.3f}"}
+                    told = {**ignored_header(parsed.ignored), **context_header(parsed.context)}
+                    headers = {**told, "x-llmrun-wait": f"{choices.wait_s:.3f}"}
                     if not parsed.stream:
                         await presence.during(_collect(choices, answer))
                     else:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmrun.base.amounts import counted
+from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import Presence, exchange_of
 from llmrun.serving.processes.served_model import ServedModel
@@ -37,7 +38,7 @@ from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
 from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
-from llmrun.serving.refusals import ignored_header, json_bytes_in_parts, json_response
+from llmrun.serving.refusals import context_header, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 
 _MOST_PIECES = 10_000  # each piece requires a message to the engine's process and a reply
@@ -127,10 +128,16 @@ class EmbeddingRoute:
         async with service.models.lease(body.get("model"), keep_s) as lease, Presence(receive) as presence:
             ready = await presence.during(lease.ready())
             call = await off_the_loop(large, partial(self._kind.parse, body, ready.facts, exchange.tenant))
-            found = await presence.during(ready.model.embed(call.wanted))
+            found = await presence.during(_embedded(ready.model, call.wanted))
         exchange.tokens = counted(sum(found.tokens), "token")
         seconds, name = time.perf_counter() - started, ready.facts.name
         whole = await off_the_loop(
             len(found.data) > _MANY_BYTES, lambda: json_bytes_in_parts(self._kind.write(call, found, name, seconds))
         )
-        await json_response(whole, headers=ignored_header(call.ignored))(scope, receive, send)
+        headers = {**ignored_header(call.ignored), **context_header(call.context)}
+        await json_response(whole, headers=headers)(scope, receive, send)
+
+
+async def _embedded(model: ServedModel, wanted: Embed) -> Embedded:
+    """Return the results of a call. Calls without inputs only load the model."""
+    return await model.embed(wanted) if wanted.inputs else Embedded(0, b"", ())

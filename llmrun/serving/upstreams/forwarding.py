@@ -170,6 +170,7 @@ _PASSED_ON: Final = (
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
+    "x-llmrun-context",
     "x-llmrun-ignored",
     "x-llmrun-wait",
 )

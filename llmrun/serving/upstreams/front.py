@@ -176,7 +176,8 @@ def _written(body: Mapping[str, Any]) -> tuple[bytes, list[bytes]]:
 def _wants_stream(path: str, body: Mapping[str, Any]) -> bool:
     if path in _NEVER_STREAMED:
         return False
-    return body.get("stream", path.startswith(_STREAMED_BY_DEFAULT)) is True
+    wanted = body.get("stream")
+    return path.startswith(_STREAMED_BY_DEFAULT) if wanted is None else wanted is True
 
 
 def _choices(body: Mapping[str, Any]) -> int:

@@ -169,8 +169,7 @@ def test_errors_are_response_errors(client: ollama.Client, real: Served) -> None
     with pytest.raises(ollama.ResponseError, match="no such model: 'invented'") as missing:
         client.chat("invented", STORY)
     assert missing.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match=r"options\.num_ctx: 999,999 tokens"):
-        [*client.chat(real.model, STORY, options={"num_ctx": 999_999}, stream=True)]
+    assert [*client.chat(real.model, STORY, options={"num_ctx": 999_999, "num_predict": 1}, stream=True)]
     with pytest.raises(ollama.ResponseError, match="does not think") as refused:
         client.chat(real.model, STORY, think=True)
     assert refused.value.status_code == 400

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,19 @@ def test_the_best_documents_come_first(server: RunningServer, path: str) -> None
     assert reply["usage"]["prompt_tokens"] == 6
     best = server.send("POST", path, {**body, "top_n": 1, "return_documents": True}).json["results"]
     assert best == [{"index": 1, "relevance_score": 3.0, "document": {"text": "bcd"}}]
+
+
+@pytest.mark.parametrize("fields", [{}, {"input": None}, {"input": ""}, {"input": []}])
+def test_ollama_s_routes_load_the_model_without_input(server: RunningServer, fields: dict[str, Any]) -> None:
+    reply = server.send("POST", "/api/embed", {**fields, "keep_alive": "5m"})
+    assert (reply.status, reply.json["embeddings"], reply.json["prompt_eval_count"]) == (200, [], 0)
+    prompt = {"prompt": fields["input"]} if isinstance(fields.get("input"), str) else {}
+    assert server.send("POST", "/api/embeddings", prompt).json == {"embedding": []}
+    assert server.send("POST", "/v1/embeddings", {"input": []}).status == 400
+
+
+def test_an_empty_text_among_others_has_a_vector(server: RunningServer) -> None:
+    assert len(server.send("POST", "/api/embed", {"input": ["", "a"], "dimensions": 0}).json["embeddings"]) == 2
 
 
 def test_ollama_s_routes_have_its_form(server: RunningServer) -> None:

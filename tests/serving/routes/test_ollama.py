@@ -59,11 +59,29 @@ def test_fields_without_effect_are_named_in_a_header(server: RunningServer) -> N
     assert reply.headers["x-llmrun-ignored"] == "invented, options.num_gpu"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, HELLO),
+        (CHAT, {"messages": []}),
+        (GENERATE, {"prompt": "Hello"}),
+        ("/api/embed", {"input": "Hello"}),
+        ("/api/embeddings", {"prompt": "Hello"}),
+    ],
+)
+def test_a_header_names_the_context_if_clients_want_more(
+    server: RunningServer, path: str, fields: dict[str, Any], stream: bool
+) -> None:
+    replies = [server.send("POST", path, {**fields, "stream": stream, "options": {"num_ctx": n}}) for n in (8192, 4096)]
+    assert [reply.headers["x-llmrun-context"] for reply in replies] == ["4096", None]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ({**HELLO, "model": "other"}, "no such model: 'other'; this server has 'fake'"),
-        ({**HELLO, "options": {"num_ctx": 8192}}, "options.num_ctx: 8,192 tokens are more than"),
+        ({**HELLO, "options": {"num_ctx": "8192"}}, 'options.num_ctx: expected an integer, got "8192"'),
         ({**HELLO, "keep_alive": "soon"}, "keep_alive: expected a number of seconds"),
         (b"{", "the request body is not valid JSON"),
     ],
@@ -215,7 +233,8 @@ def test_models_of_upstreams_are_listed_and_asked() -> None:
         own, found = server.send("GET", "/api/tags").json["models"]
         assert (own["name"], found["name"]) == ("fake", MODEL)
         assert (found["modified_at"], found["details"]["context_length"]) == ("2023-11-14T22:13:20.000000Z", 512)
-        (answer,) = lines(server.send("POST", CHAT, {**HELLO, "model": MODEL}))
-        assert answer["message"]["content"] == "Hi"
+        for fields in ({}, {"stream": None}, {"stream": True}):
+            (answer,) = lines(server.send("POST", CHAT, {**HELLO, "model": MODEL, **fields}))
+            assert answer["message"]["content"] == "Hi"
         assert server.send("POST", "/api/pull", {"model": MODEL}).status == 501
         assert not any(asked.path == "/api/pull" for asked in other.asked)

@@ -72,10 +72,12 @@ def test_no_secrets_of_the_client_go_out() -> None:
 
 def test_headers_of_the_upstream_do_not_pass_unless_they_are_known() -> None:
     headers = {"Set_Cookie": "a=b", "X_Secret": "1", "X_LLMRUN_Wait": "0.5", "X_LLMRUN_Ignored": "foo"}
+    headers["X_LLMRUN_Context"] = "4096"
     answer = response(b"{}", kind="application/json", **headers)
     with behind(answer) as (front, _):
         reply = front.chat(model=MODEL)
         assert (reply.headers["x-llmrun-wait"], reply.headers["x-llmrun-ignored"]) == ("0.5", "foo")
+        assert reply.headers["x-llmrun-context"] == "4096"
         assert "set-cookie" not in reply.headers
         assert "x-secret" not in reply.headers
 

@@ -18,12 +18,13 @@ from llmrun.serving.protocol.openai.objects import (
 )
 
 _DURATION: Final = 'a number of seconds, or a duration such as "5m"'
-_NUMBER: Final = r"[0-9]{1,18}(\.[0-9]{1,9})?"
+_NUMBER: Final = r"([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})"
+_UNIT: Final = "(ns|us|µs|μs|ms|s|m|h|d)"  # Go's units, the micro sign in both of its code points, and days
 
 ModelName = Annotated[str, "The name of a model. By default, the server's first model answers."]
 KeepAlive = Annotated[
     Annotated[float, Expected(_DURATION)]
-    | Annotated[str, Matching(rf"-?({_NUMBER}|({_NUMBER}(ms|s|m|h|d)){{1,9}})", _DURATION)],
+    | Annotated[str, Matching(rf"[-+]?({_NUMBER}|({_NUMBER}{_UNIT}){{1,9}})", _DURATION)],
     "The time that the model stays loaded: a number of seconds, a duration such as 5m, or -1 for no limit.",
 ]
 NoImages = Annotated[
@@ -41,6 +42,14 @@ class Loading(TypedDict, total=False):
     keep_alive: KeepAlive
 
 
+ContextSize = Annotated[
+    int,
+    Expected("an integer"),
+    "Has no effect, because the context is set when the server starts. If the value is larger than the context, the "
+    "header `x-llmrun-context` contains the size of the context.",
+]
+
+
 class OllamaOptions(Sampling, total=False):
     """Options that are set when a server starts, such as num_gpu, have no effect."""
 
@@ -51,9 +60,7 @@ class OllamaOptions(Sampling, total=False):
         Expected("an integer of at least 1, or -1 or -2 for no limit"),
         "The maximum number of generated tokens, including thinking; -1 or -2 for no limit.",
     ]
-    num_ctx: Annotated[
-        int, Limits(1), "Values larger than the server's context are an error. Smaller values are ignored."
-    ]
+    num_ctx: ContextSize
 
 
 class OllamaCommon(Loading, total=False):
@@ -129,7 +136,8 @@ OllamaMessage = OllamaSystemMessage | OllamaUserMessage | OllamaAssistantMessage
 class OllamaChatRequest(ToolFields, OllamaCommon, total=False):
     messages: Annotated[
         list[Annotated[OllamaMessage, Tagged("role")]],
-        "The conversation. Without messages, the model is only loaded, or unloaded if `keep_alive` is 0.",
+        "The conversation. If the last message is an answer, the model continues this answer, unless there are tools. "
+        "Without messages, the model is only loaded, or unloaded if `keep_alive` is 0.",
     ]
 
 

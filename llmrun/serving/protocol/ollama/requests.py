@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmrun.base.amounts import parse_duration
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, TextPrompt
+from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
 from llmrun.serving.protocol.declarations import agreed, missing, read, seen
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.ollama.objects import (
@@ -19,7 +19,6 @@ from llmrun.serving.protocol.ollama.objects import (
     OllamaCommon,
     OllamaGenerateRequest,
     OllamaMessage,
-    OllamaOptions,
     OllamaShowRequest,
     OllamaToolMessage,
 )
@@ -108,14 +107,11 @@ class _Calls:
 _NO_LIMITS: Final = (-1, -2)  # Ollama's values for no limit and for filling the context; llmrun treats both as no limit
 
 
-def options_of(given: OllamaCommon, facts: ModelFacts, seed: int) -> tuple[Options, tuple[str, ...]]:
-    """Return the common options, and the paths of options that have no effect. Raises InvalidField.
-
-    seed  the default seed
-    """
+def options_of(given: OllamaCommon, facts: ModelFacts, seed: int) -> Options:
+    """Return the common options. `seed` is the default seed. Raises InvalidField."""
     options = given["options"]
     limit = options.get("num_predict", _NO_LIMITS[0])
-    found = Options(
+    return Options(
         sampling=sampling_of(options, facts, "options"),
         seed=seed_of(options, seed),
         stream=given.get("stream", True),
@@ -124,7 +120,6 @@ def options_of(given: OllamaCommon, facts: ModelFacts, seed: int) -> tuple[Optio
         logprobs=chat_logprobs(given.get("logprobs", False), given.get("top_logprobs")),
         response_format=_format_of(given.get("format", "")),
     )
-    return found, _smaller_context(options, facts)
 
 
 def thinking_options_of(given: OllamaCommon, facts: ModelFacts) -> ThinkingOptions:
@@ -151,13 +146,7 @@ def lenient(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Home Assistant sends integers with a decimal point.
     """
-    messages, options = body.get("messages"), body.get("options")
-    found = {**body, "options": {} if options is None else options}
-    if type(options) is dict:
-        found["options"] = {
-            name: int(each) if type(each) is float and each.is_integer() and abs(each) <= LARGEST_SEED else each
-            for name, each in options.items()
-        }
+    messages, found = body.get("messages"), {**body, "options": whole_numbers(body.get("options"))}
     if type(messages) is list:
         found["messages"] = [
             {**each, "role": each["role"].lower()} if type(each) is dict and type(each.get("role")) is str else each
@@ -166,15 +155,25 @@ def lenient(body: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _smaller_context(options: OllamaOptions, facts: ModelFacts) -> tuple[str, ...]:
-    """Return the path of `num_ctx` if the value has no effect. Raises InvalidField if the value is too large."""
+def whole_numbers(options: Any) -> Any:
+    """Return `options` with integers for numbers such as 8192.0, or an empty object for null."""
+    if type(options) is not dict:
+        return {} if options is None else options
+    return {
+        name: int(each) if type(each) is float and each.is_integer() and abs(each) <= LARGEST_SEED else each
+        for name, each in options.items()
+    }
+
+
+def unused_context(num_ctx: int, facts: ModelFacts) -> tuple[tuple[str, ...], int]:
+    """Return the paths of ignored fields, and the context's size in tokens if the client wants a larger context, or 0.
+
+    num_ctx  the size of the context that the client wants; 0 or less for any size
+    """
     context = facts.info.context_size
-    number = options.get("num_ctx", context)
-    if number > context:
-        hint = f"leave num_ctx out, or start the server with -c {number}"
-        problem = f"{number:,} tokens are more than this server's context of {context:,}"
-        raise unsupported("options.num_ctx", problem, hint=hint)
-    return () if number == context else ("options.num_ctx",)
+    if num_ctx <= 0 or num_ctx == context:
+        return (), 0
+    return ("options.num_ctx",), context if num_ctx > context else 0
 
 
 def _format_of(value: str | dict[str, Any]) -> ResponseFormat | None:
@@ -193,15 +192,24 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
     A call that only loads the model has no request. `seed` is the default seed.
     """
     given, ignored = read(OllamaChatRequest, lenient(body))
-    options, without_effect = options_of(given, facts, seed)
-    thinking, tools = thinking_options_of(given, facts), tools_of(given, facts)
+    options, thinking, tools = options_of(given, facts, seed), thinking_options_of(given, facts), tools_of(given, facts)
     messages = messages_of(given.get("messages", ()))
     if not messages:
-        return _only_loading(options, (*without_effect, *ignored))
+        return _parsed([], replace(options, stream=False), given, ignored, facts)
     if not facts.takes_chats:
         raise unsupported("messages", _NO_TEMPLATE, hint="send a prompt to /api/generate instead")
-    ignored = (*tools.left_out, *without_effect, *ignored)
-    return parsed_completion([chat_request(messages, tools, thinking, options)], options, ignored)
+    if len(messages) > 1 and _says_nothing(messages[-1]):
+        messages.pop()  # some clients append the answer that they expect
+    last = messages[-1]
+    continues = last["role"] == "assistant" and last["content"] != "" and not tools.may_be_called
+    request = chat_request(messages, tools, thinking, options, continues=continues)
+    return _parsed([request], options, given, (*tools.left_out, *ignored), facts)
+
+
+def _says_nothing(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is an empty answer."""
+    is_answer = message["role"] == "assistant"
+    return is_answer and not any(message.get(part) for part in ("content", "reasoning_content", "tool_calls"))
 
 
 def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
@@ -210,12 +218,19 @@ def parse_generate(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
     A call that only loads the model has no request. `seed` is the default seed.
     """
     given, ignored = read(OllamaGenerateRequest, lenient(body))
-    options, without_effect = options_of(given, facts, seed)
+    options = options_of(given, facts, seed)
     prompt, thinking = _prompt_of(given, facts)
-    ignored = (*(["think"] if thinking is None and "think" in given else []), *without_effect, *ignored)
+    ignored = (*(["think"] if thinking is None and "think" in given else []), *ignored)
     if prompt is None:
-        return _only_loading(options, ignored)
-    return parsed_completion([options.request(prompt, thinking)], options, ignored)
+        return _parsed([], replace(options, stream=False), given, ignored, facts)
+    return _parsed([options.request(prompt, thinking)], options, given, ignored, facts)
+
+
+def _parsed(
+    requests: Sequence[Request], options: Options, given: OllamaCommon, ignored: tuple[str, ...], facts: ModelFacts
+) -> ParsedCompletion:
+    unused, context = unused_context(given["options"].get("num_ctx", 0), facts)
+    return replace(parsed_completion(requests, options, (*unused, *ignored)), context=context)
 
 
 def _prompt_of(given: OllamaGenerateRequest, facts: ModelFacts) -> tuple[Prompt | None, ThinkingOptions | None]:
@@ -234,11 +249,6 @@ def _prompt_of(given: OllamaGenerateRequest, facts: ModelFacts) -> tuple[Prompt 
     thinking = thinking_options_of(given, facts)
     messages = [{"role": "system", "content": system}] if system else []
     return ChatPrompt([*messages, {"role": "user", "content": text}], template_kwargs=thinking.variables), thinking
-
-
-def _only_loading(options: Options, ignored: tuple[str, ...]) -> ParsedCompletion:
-    """Return the result for a call that only loads the model."""
-    return parsed_completion([], replace(options, stream=False), ignored)
 
 
 def only_unloads_chat(body: Mapping[str, Any]) -> bool:

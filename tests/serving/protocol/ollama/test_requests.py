@@ -77,9 +77,26 @@ def test_options_of_the_server_are_named_as_ignored(parse: Callable[..., ParsedC
 
 
 @BOTH
-def test_a_context_that_is_too_small_is_an_error(parse: Callable[..., ParsedCompletion]) -> None:
-    words = refused(parse, "options.num_ctx", None, options={"num_ctx": 8192})
-    assert "8,192 tokens are more than this server's context of 4,096" in words
+@pytest.mark.parametrize("wanted", [4097, 8192, 131072, 8192.0])
+def test_clients_that_want_a_larger_context_learn_the_available_one(
+    parse: Callable[..., ParsedCompletion], wanted: float
+) -> None:
+    parsed = parse(options={"num_ctx": wanted, "num_gpu": 1})
+    assert (parsed.context, parsed.ignored) == (4096, ("options.num_ctx", "options.num_gpu"))
+
+
+@BOTH
+@pytest.mark.parametrize("wanted", [4096, 4096.0, 0, -1, None])
+def test_other_contexts_are_not_mentioned(parse: Callable[..., ParsedCompletion], wanted: float | None) -> None:
+    """As in Ollama, 0 stands for the default."""
+    parsed = parse(options={"num_ctx": wanted})
+    assert (parsed.context, parsed.ignored) == (0, ())
+    assert parse(options={"num_ctx": 1024}).context == 0
+
+
+@pytest.mark.parametrize("options", [None, {}, {"temperature": None, "stop": None}])
+def test_options_may_be_empty(options: object) -> None:
+    assert chat(options=options).ignored == generate(options=options).ignored == ()
 
 
 def test_whole_numbers_may_have_a_fraction_of_zero() -> None:
@@ -98,8 +115,9 @@ def test_negative_limits_mean_no_limit(limit: int, tokens: int | None) -> None:
     [
         ({"num_predict": 0}, "options.num_predict"),
         ({"num_predict": -3}, "options.num_predict"),
-        ({"num_ctx": 0}, "options.num_ctx"),
+        ({"num_ctx": 0.5}, "options.num_ctx"),
         ({"num_ctx": "big"}, "options.num_ctx"),
+        ({"num_ctx": 2**31}, "options.num_ctx"),
         ({"temperature": "hot"}, "options.temperature"),
         ({"top_k": 1.5}, "options.top_k"),
         ({"stop": [""]}, "options.stop[0]"),
@@ -116,7 +134,10 @@ def test_errors_name_the_option(options: dict[str, Any], param: str) -> None:
     ("value", "seconds"),
     [
         *((0, 0), (300, 300), (0.5, 0.5), (-1, math.inf), ("-1", math.inf), ("-1s", math.inf)),
-        *(("0", 0), ("10", 10), ("5m", 300), ("1h30m", 5400), ("1.5s", 1.5), ("250ms", 0.25)),
+        *((-0.5, math.inf), ("-5m", math.inf), ("-1h30m0s", math.inf), ("+5m", 300), (".5h", 1800), ("1.h", 3600)),
+        *(("0", 0), ("10", 10), ("5m", 300), ("1h30m", 5400), ("1.5s", 1.5), ("250ms", 0.25), ("0s", 0)),
+        *(("24h", 86400), ("5m0s", 300), ("1h30m0s", 5400), ("1µs", 1e-6), ("1μs", 1e-6), ("1us", 1e-6), ("1ns", 1e-9)),
+        ("2562047h47m16.854775807s", 9223372036.854776),  # Go's longest duration
     ],
 )
 def test_keep_alive_is_a_duration(value: float | str, seconds: float) -> None:
@@ -124,7 +145,7 @@ def test_keep_alive_is_a_duration(value: float | str, seconds: float) -> None:
     assert chat(keep_alive=value).ignored == ()
 
 
-@pytest.mark.parametrize("value", ["", "5 minutes", "m", "5m5", "1y", True, [], 10**400, "1" * 100])
+@pytest.mark.parametrize("value", ["", "5 minutes", "m", "5m5", "1y", ".", "+-5m", True, [], 10**400, "1" * 100])
 def test_other_durations_are_refused(value: object) -> None:
     refused(chat, "keep_alive", None, keep_alive=value)
 
@@ -191,6 +212,27 @@ def test_unknown_fields_are_named_as_ignored() -> None:
         "shift",
         "width",
     }
+
+
+def test_a_last_answer_is_continued() -> None:
+    answer = {"role": "assistant", "content": "The sky is"}
+    found = prompt(messages=[USER, answer])
+    assert (found.add_generation_prompt, [*found.messages]) == (False, [USER, answer])
+    assert prompt(messages=[USER, answer, USER]).add_generation_prompt
+    assert not prompt(messages=[USER, {**answer, "thinking": "Hm."}], think=False).add_generation_prompt
+
+
+def test_answers_are_not_continued_with_tools() -> None:
+    answer = {"role": "assistant", "content": "The sky is"}
+    assert prompt(messages=[USER, answer], tools=[TOOL]).add_generation_prompt
+
+
+@pytest.mark.parametrize("answer", [{}, {"content": ""}, {"content": None, "tool_calls": []}])
+def test_empty_last_answers_are_left_out(answer: dict[str, Any]) -> None:
+    """Continuing an empty answer is answering."""
+    found = prompt(messages=[USER, {"role": "assistant", **answer}])
+    assert (found.add_generation_prompt, [*found.messages]) == (True, [USER])
+    assert len(prompt(messages=[USER, {"role": "assistant", "tool_calls": [CALL]}]).messages) == 2
 
 
 def test_tools_reach_the_template() -> None:
