@@ -187,6 +187,7 @@ class OpenOptions:
                    then run each step more slowly
     draft_head     load the model's draft head, if the backend supports the head
     saves_state    allow KVCache.save and KVCache.load, which need a key that takes a few milliseconds to compute
+    text_calls     as in Engine
     adapters       LoRA adapters that requests can use, each in the notation of --lora: [NAME=]FILE[:SCALE]
     progress       called with the progress of loading or compiling
     explain        called with a short text that reports which backend "auto" chose, and why
@@ -210,6 +211,7 @@ class OpenOptions:
     keeps_rows: bool = False
     draft_head: bool = False
     saves_state: bool = False
+    text_calls: bool = True
     adapters: Sequence[str] = ()
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard

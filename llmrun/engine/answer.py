@@ -312,7 +312,7 @@ class Answer:
     def finish(self, reason: FinishReason) -> list[Event]:
         """End the answer. Returns the buffered text, if any, followed by the last event."""
         self.over = True
-        held = Split() if self.decoder.stopped_by else self.decoder.finish()
+        held = self._held(reason)
         if self.decoder.stopped_by and reason is not FinishReason.CANCELLED:
             reason = FinishReason.STOP
         elif reason is FinishReason.STOP and self.decoder.has_calls:
@@ -344,6 +344,12 @@ class Answer:
             cut_tokens=self.cut_tokens,
         )
         return [self._delta(held, ()), finished] if held != Split() else [finished]
+
+    def _held(self, reason: FinishReason) -> Split:
+        """Return the text that the decoder still holds back when the answer ends."""
+        if self.decoder.stopped_by:
+            return Split()
+        return self.decoder.finish() if reason is FinishReason.STOP else self.decoder.cut()
 
     def _delta(self, split: Split, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> TextDelta:
         tentative = self.decoder.splitter.tentative and not self.over

@@ -55,6 +55,7 @@ class Engine:
         max_running: int | None = None,
         overcommit: bool = False,
         share_prefixes: bool = False,
+        text_calls: bool = True,
         on_begin: Callable[[Sequence[int]], None] = lambda ids: None,
     ) -> None:
         """Create an engine that owns an open backend, `templates` and `drafts`; `close` closes them all.
@@ -71,6 +72,7 @@ class Engine:
                        prefixes. None for one request per sequence
         overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
         share_prefixes let tenants share cached prefixes, which allows a tenant to discover the prompts of others
+        text_calls     treat an answer that is nothing but a tool call, written as text, as this call (text_calls.py)
         on_begin       called before a step with the ids of the requests that run for the first time
         """
         self._backend = backend
@@ -95,7 +97,14 @@ class Engine:
         self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
-        self._prompts = PromptReader(backend, templates or TemplateProcess(), chat_template, thinking_tags, constraints)
+        self._prompts = PromptReader(
+            backend,
+            templates or TemplateProcess(),
+            chat_template,
+            thinking_tags,
+            constraints,
+            text_calls=text_calls,
+        )
         self.speculates = bool(drafts)
         self.has_draft_head = backend.draft_head is not None
 
@@ -155,6 +164,7 @@ class Engine:
                 max_running=options.max_sequences,
                 overcommit=overcommit,
                 share_prefixes=share_prefixes,
+                text_calls=options.text_calls,
                 on_begin=on_begin,
             )
         except BaseException:

@@ -230,6 +230,7 @@ class PromptReader:
     chat_template  Jinja source that replaces the model's own template
     thinking_tags  the opening and closing thinking tags, as in Engine
     constraints    compiles response formats; by default, a compiler is created on first use
+    text_calls     as in Engine
     """
 
     # Modules that few requests need are imported on first use, because importing all of them takes 40 ms.
@@ -241,6 +242,8 @@ class PromptReader:
         chat_template: str | None,
         thinking_tags: Sequence[str] | None,
         constraints: ConstraintCompiler | None = None,
+        *,
+        text_calls: bool = True,
     ) -> None:
         self._backend = backend
         self._path = backend.info.path
@@ -248,6 +251,7 @@ class PromptReader:
         self._templates = templates
         self._constraints = constraints
         self._compiling = Lock()
+        self._text_calls = text_calls
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self.thinking = ModelThinking(self.template, backend.tokenizer, templates, thinking_tags)
 
@@ -256,11 +260,13 @@ class PromptReader:
         """The model's support for tool calls."""
         from llmrun.engine.tool_calls.prompting import ModelTools
 
-        return ModelTools(self.template, self._tokenizer, self._templates)
+        return ModelTools(self.template, self._tokenizer, self._templates, text_calls=self._text_calls)
 
     def close(self) -> None:
-        """End the processes for chat templates and response formats. Idempotent."""
+        """End the processes for chat templates, response formats and tool calls. Idempotent."""
         self._templates.close()
+        if "tools" in vars(self):
+            self.tools.close()
         if self._constraints is not None:
             self._constraints.close()
 

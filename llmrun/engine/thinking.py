@@ -18,6 +18,7 @@ from llmrun.engine.streaming import StreamingDecoder, first_completed, length_be
 if TYPE_CHECKING:
     from llmrun.engine.requests import ToolCallDelta
     from llmrun.engine.templates.tool_format import ThinkingTags
+    from llmrun.engine.tool_calls.text_calls import TextCallDecoder
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
@@ -438,6 +439,11 @@ class AnswerReader(Protocol):
     @property
     def complete(self) -> int: ...
 
+    @property
+    def text_call(self) -> TextCallDecoder | None: ...
+
+    def add(self, name: str, arguments: str) -> tuple[ToolCallDelta, ...]: ...
+
     def feed(self, text: str) -> list[str | ToolCallDelta]: ...
 
     def finish(self) -> list[str | ToolCallDelta]: ...
@@ -467,6 +473,7 @@ class ThinkingDecoder:
         self._closing = marks.closing if marks else ()
         self._texts = spelling.texts if spelling else {}
         self._reader = reader
+        self._text_call = reader.text_call if reader else None
         self._placeholders = spelling.placeholders if spelling else reader.placeholders if reader else {}
         self._has_tags = spelling is not None or reader is not None
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -520,20 +527,46 @@ class ThinkingDecoder:
             return Split(answer=self._answer.feed(data))
         placeholder = self._placeholders.get(token)
         text = self._utf8.decode(data) if placeholder is None else self._utf8.decode(b"", True) + placeholder
-        return self._read(self.splitter.feed(text))
+        return self._without_possible_call(self._read(self.splitter.feed(text)))
 
     def finish(self) -> Split:
-        """End the answer and return the buffered text, up to a stop string if it contains one."""
+        """End an answer that the model has completed, and return the buffered text, up to a stop string in it.
+
+        If the whole answer is a tool call that the model has written as text, return the call instead of the text.
+        """
+        rest = self._rest()
+        if self._reader and self._text_call and self.stopped_by is None and (call := self._text_call.finish()):
+            return replace(rest, calls=self._reader.add(*call))
+        return self._with_held_text(rest)
+
+    def cut(self) -> Split:
+        """End an answer that was cut off, and return the buffered text, up to a stop string in it."""
+        return self._with_held_text(self._rest())
+
+    def _without_possible_call(self, split: Split) -> Split:
+        """Hold the answer back while it may be a tool call that the model writes as text."""
+        if self._text_call is None:
+            return split
+        split = replace(split, answer=self._text_call.feed(split.answer))
+        return self._with_held_text(split) if split.calls or self.stopped_by is not None else split
+
+    def _with_held_text(self, split: Split) -> Split:
+        """Add the text that was held back, which is no call."""
+        text_call = self._text_call
+        return split if text_call is None else replace(split, answer=split.answer + text_call.release())
+
+    def _rest(self) -> Split:
+        """Return the buffered text at the end of the answer."""
         if not self._has_tags:
             return Split(answer=self._answer.finish())
         first = self._read(self.splitter.feed(self._utf8.decode(b"", True)))
         if self.stopped_by is not None:
-            return first
+            return self._without_possible_call(first)
         last = self._read(self.splitter.finish(), final=True)
         if self.stopped_by is None:
             last.answer += self._answer.finish()
         answer, calls = first.answer + last.answer, first.calls + last.calls
-        return Split(first.thought + last.thought, answer, first.unopened, calls)
+        return self._without_possible_call(Split(first.thought + last.thought, answer, first.unopened, calls))
 
     def _read(self, split: Split, *, final: bool = False) -> Split:
         """Find tool calls, replace placeholders with the text of their tokens, and cut the answer at a stop string."""

@@ -286,6 +286,7 @@ def local_options(settings: Settings) -> OpenOptions:
         rpc=settings.rpc_servers,
         rpc_anyway=settings.rpc_anyway,
         draft_head=uses_draft_head(settings.wants_speculation, settings.draft_model),
+        text_calls=settings.text_calls,
     )
 
 

@@ -35,7 +35,7 @@ def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
     """Return a fingerprint of 16 hexadecimal digits after "fp_".
 
     digest     identifies the contents of the model file; if empty, its `sampled_digest`
-    answering  the chat template and thinking tags that replace the model's own, as JSON
+    answering  the chat template and thinking tags that replace the model's own, and `text_calls`, as JSON
     """
     decisive: dict[str, Any] = {
         "version": __version__,
@@ -107,6 +107,7 @@ def _saved_prefixes(engine: Engine, asked: Open, tell: Callable[[Note], None]) -
 def describe(engine: Engine, asked: Open) -> ModelFacts:
     """Return the facts about an open model. Raises BadGGUF for invalid sampling defaults in the model file."""
     sampling = default_sampling(engine.info.metadata, asked.catalogue)
+    answering = [asked.chat_template, asked.thinking_tags, OpenOptions(**asked.options).text_calls]
     return ModelFacts(
         name=asked.name,
         info=replace(engine.info, metadata={}),
@@ -117,7 +118,7 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
         thinks=engine.thinking.can_think,
         end_tokens=tuple(sorted(engine.tokenizer.end_of_generation)),
         default_sampling=replace(sampling, **asked.sampling),
-        fingerprint=fingerprint(engine.info, asked.digest, answering=[asked.chat_template, asked.thinking_tags]),
+        fingerprint=fingerprint(engine.info, asked.digest, answering=answering),
         memory_bytes=_memory_bytes(engine, asked),
     )
 

@@ -109,6 +109,10 @@ class ToolCallFormat:
             }
         )
 
+    def id_of(self, name: str, index: str) -> str:
+        """Return the id of a call, or "" if the template does not determine it."""
+        return self.id_form.replace(NAME, name).replace(INDEX, index) if NAME in self.id_form else ""
+
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any], str]]) -> str:
         """Return the text of a message with these calls, each a (name, arguments, id), as the template writes it."""
         texts = []

@@ -398,10 +398,7 @@ class CallReader:
     def _announce(self) -> None:
         if not self.announced:
             self.announced = True
-            form = self._format.id_form
-            if NAME in form:
-                self._id = form.replace(NAME, self._name).replace(INDEX, self._index)
-            self._start(self._name, self._id)
+            self._start(self._name, self._format.id_of(self._name, self._index) or self._id)
 
     def _read_arguments(self) -> Reading[None]:
         """Read arguments that are a JSON object, and pass on the text as it arrives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import ToolCallDelta
 from llmrun.engine.streaming import length_begun
@@ -11,6 +12,9 @@ from llmrun.engine.tool_calls.calls import CallReader
 from llmrun.engine.tool_calls.openings import Opening, ToolSpelling, call_starts, first_tag, openings, parts
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
 from llmrun.engine.tool_calls.schemas import Tool
+
+if TYPE_CHECKING:
+    from llmrun.engine.tool_calls.text_calls import TextCallDecoder
 
 _ID_LETTERS = 24  # OpenAI's ids are "call_" and 24 letters or digits
 _SHORT_ID = 9  # Mistral's ids
@@ -25,9 +29,16 @@ class CallDecoder:
 
     placeholders  maps the ids of control tokens to the characters that stand for them in the text
     complete      the number of complete calls
+    text_call     finds a call that is the whole text of the answer, or None if such calls are not wanted
     """
 
-    def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], seed: str = "") -> None:
+    def __init__(
+        self,
+        spelling: ToolSpelling,
+        tools: Sequence[Tool],
+        seed: str = "",
+        text_call: TextCallDecoder | None = None,
+    ) -> None:
         """Create a decoder for one answer.
 
         spelling  the format as spelled in the model's vocabulary
@@ -37,6 +48,7 @@ class CallDecoder:
         """
         self.placeholders: Mapping[int, str] = spelling.characters
         self.complete = 0
+        self.text_call = text_call
         self._format = spelling.format
         self._texts = spelling.texts
         self._tools = {tool.name: tool for tool in tools}
@@ -60,6 +72,12 @@ class CallDecoder:
         """End the answer. Returns the text that was held back and the pieces of unfinished calls."""
         self._reader.ended = True
         return self._advance()
+
+    def add(self, name: str, arguments: str) -> tuple[ToolCallDelta, ...]:
+        """Add a complete call that the model has written as text. Returns the pieces of the call."""
+        begun = self._begun(name, self._format.id_of(name, str(self._format.first_index)))
+        self.complete += 1
+        return begun, ToolCallDelta(begun.index, arguments=arguments)
 
     def _advance(self) -> list[str | ToolCallDelta]:
         if next(self._reading, self) is None:
@@ -186,8 +204,13 @@ class CallDecoder:
         self._call.reset()
 
     def _start_call(self, name: str, call_id: str) -> None:
-        self._found.append(ToolCallDelta(self._calls, call_id or self._made_id(name), name))
+        self._found.append(self._begun(name, call_id))
+
+    def _begun(self, name: str, call_id: str) -> ToolCallDelta:
+        """Return the first piece of the next call."""
+        begun = ToolCallDelta(self._calls, call_id or self._made_id(name), name)
         self._calls += 1
+        return begun
 
     def _arguments(self, text: str) -> None:
         if text:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from llmrun.base.errors import UsageError, shown
+from llmrun.base.errors import LlmrunError, UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.requests import REQUIRED
+from llmrun.engine.requests import AUTO, REQUIRED
 from llmrun.engine.templates.tool_format import ToolAbilities, call_objects
 from llmrun.engine.thinking import Placeholders, Spelling, spelled
 from llmrun.engine.tool_calls.grammar import tool_grammar
@@ -28,13 +28,16 @@ from llmrun.engine.tool_calls.parser import CallDecoder
 from llmrun.engine.tool_calls.schemas import Tool, read_tools
 
 if TYPE_CHECKING:
+    from llmrun.engine.constraint.process import ConstraintProcess
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
     from llmrun.engine.thinking import ThinkingStyle
+    from llmrun.engine.tool_calls.text_calls import TextCallDecoder
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 _SHORT = re.compile(r"[a-zA-Z0-9]{9}")
 _ANY = ("", "")  # the queue of all calls
+_VALIDATION_S = 1.0  # CPU time to validate the arguments of a call that is written as text
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _NO_TOOLS = "this model's chat template does not support tools"
 _HINT = "use a model that was trained for tool calls, or a chat template for tools"
@@ -262,10 +265,15 @@ Check = Callable[[ResponseFormat], object]
 class ModelTools:
     """The tool calls of an open model. The template is probed on first use, which takes 20 to 200 ms."""
 
-    def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, process: TemplateProcess) -> None:
+    def __init__(
+        self, template: ChatTemplate | None, tokenizer: Tokenizer, process: TemplateProcess, *, text_calls: bool = True
+    ) -> None:
+        """Store the parameters. Unless `text_calls` is set, calls that are written as text stay text."""
         self._template = template
         self._tokenizer = tokenizer
         self._process = process
+        self._text_calls = text_calls
+        self._validation: ConstraintProcess | None = None
         self._not_enforced: set[str] = set()  # tools whose schemas cannot be enforced by a grammar
 
     @cached_property
@@ -305,7 +313,36 @@ class ModelTools:
         tools = read_tools(prompt.tools or ())
         wanted = self._enforced_format(prompt, calls, tools, check)
         # Hashing the number of messages keeps new ids distinct from the ids of earlier answers.
-        return thinking, CallDecoder(calls, tools, str(len(prompt.messages))), wanted
+        return thinking, CallDecoder(calls, tools, str(len(prompt.messages)), self._text_call(prompt)), wanted
+
+    def close(self) -> None:
+        """End the process that validates arguments. Idempotent."""
+        if self._validation is not None:
+            self._validation.close()
+
+    def _text_call(self, prompt: ChatPrompt) -> TextCallDecoder | None:
+        """Return the decoder for an answer that is a call written as text, or None if no answer is to become one."""
+        if not self._text_calls or prompt.tool_choice != AUTO:
+            return None
+        from llmrun.engine.tool_calls.text_calls import TextCallDecoder
+
+        functions = [definition["function"] for definition in prompt.tools or ()]
+        return TextCallDecoder({each["name"]: each["parameters"] or {} for each in functions}, self._is_valid)
+
+    def _is_valid(self, arguments: str, schema: object) -> bool:
+        """Return True if arguments match the whole schema of a tool.
+
+        The schema is untrusted, and all requests wait for the verdict. The process is not the one that compiles
+        grammars, for which other threads may wait longer.
+        """
+        from llmrun.engine.constraint.process import ConstraintProcess, validate
+
+        self._validation = self._validation or ConstraintProcess()
+        try:
+            verdict = validate(arguments, schema, timeout_s=_VALIDATION_S, process=self._validation)
+        except LlmrunError:  # the process cannot be started
+            return False
+        return verdict.kind == "valid"
 
     def _enforced_format(
         self, prompt: ChatPrompt, calls: ToolSpelling, tools: Sequence[Tool], check: Check

@@ -1,0 +1,187 @@
+"""Finds answers that are nothing but one tool call, written as plain JSON instead of in the model's own format.
+
+    {"name": "get_weather", "arguments": {"city": "Oslo"}}
+
+The object may be inside a code fence. Some models, such as Qwen2.5-Coder, write their calls in this form, although
+their chat templates describe another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from llmrun.engine.constraint.strict_json import parse, parse_unique
+from llmrun.engine.tool_calls.reader import Malformed, Reader, Reading
+
+_FENCE = re.compile(r"(?:`+|~+)?")
+_SHORTEST_FENCE = 3  # characters
+_LANGUAGE = re.compile(r"[ \t]*[\w+.-]*")
+_NAME, _ARGUMENTS = "name", "arguments"
+_DEEPEST = 60  # levels of nested values
+_ESCAPES, _HEXADECIMAL = '"\\/bfnrtu', "0123456789abcdefABCDEF"
+# Every prefix of a word or a number matches, as `Reader.pattern` requires.
+_SCALAR = re.compile(
+    r"t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
+    r"|-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:(?<=[0-9])[eE][-+]?[0-9]*)?)?"
+)
+
+
+class TextCallDecoder:
+    """Holds an answer back while the answer may still become a call that is written as text.
+
+    The calls that `finish` returns do not depend on how the text is split into chunks.
+    """
+
+    def __init__(self, schemas: Mapping[str, object], is_valid: Callable[[str, object], bool]) -> None:
+        """Create a decoder for one answer.
+
+        schemas   the JSON schema of the arguments of each tool, by the tool's name
+        is_valid  a function that returns whether a JSON text matches a schema
+        """
+        self._schemas = schemas
+        self._is_valid = is_valid
+        self._reader = Reader()
+        self._call: tuple[str, str] | None = None
+        self._may_be_call = True
+        self._reading = self._answer()
+
+    def feed(self, text: str) -> str:
+        """Add text of the answer. Returns the text that can be shown because the answer is not a call."""
+        if not self._may_be_call:
+            return text
+        self._reader.text += text
+        return "" if self._advance() else self.release()
+
+    def release(self) -> str:
+        """Return the text that is held back, which is no call."""
+        held, self._reader.text = self._reader.text, ""
+        self._may_be_call = False
+        return held
+
+    def finish(self) -> tuple[str, str] | None:
+        """End a complete answer. Returns the name of the tool and the JSON text of the arguments if it is a call."""
+        self._reader.ended = True
+        if not self._may_be_call or not self._advance() or self._call is None:
+            return None
+        name, arguments = self._call
+        try:
+            parse_unique(arguments)  # readers of JSON differ in which of two equal keys they use
+        except ValueError:
+            return None
+        return self._call if self._is_valid(arguments, self._schemas[name]) else None
+
+    def _advance(self) -> bool:
+        """Read the new text. Returns False if the answer is not a call."""
+        try:
+            next(self._reading, None)
+        except Malformed:
+            return False
+        return True
+
+    def _answer(self) -> Reading[None]:
+        """Read the whole answer. Raises Malformed as soon as the answer cannot become a call."""
+        reader = self._reader
+        yield from reader.skip_space()
+        fence = yield from reader.pattern(_FENCE)
+        if fence:
+            if len(fence) < _SHORTEST_FENCE:
+                raise Malformed("not a code fence")
+            yield from reader.pattern(_LANGUAGE)
+        call = yield from self._object()
+        yield from reader.skip_space()
+        if not (yield from reader.begins(fence)):
+            raise Malformed("the code fence does not end")
+        reader.at += len(fence)
+        yield from reader.skip_space()
+        if reader.at < len(reader.text):
+            raise Malformed("text follows the call")
+        self._call = call
+
+    def _object(self) -> Reading[tuple[str, str]]:
+        """Read the object with the name and the arguments, in any order."""
+        reader, found = self._reader, dict[str, str]()
+        yield from self._sign("{")
+        for sign in (",", "}"):
+            key = yield from self._one_of([key for key in (_NAME, _ARGUMENTS) if key not in found])
+            yield from self._sign(":")
+            if key == _NAME:
+                found[key] = yield from self._one_of(self._schemas)
+            else:
+                yield from reader.skip_space()
+                start = reader.at
+                yield from self._members("{", "}", 1)
+                found[key] = reader.text[start : reader.at]
+            yield from self._sign(sign)
+        return found[_NAME], found[_ARGUMENTS]
+
+    def _one_of(self, words: Iterable[str]) -> Reading[str]:
+        """Read a string that contains one of the given words, without escapes."""
+        yield from self._reader.skip_space()
+        for word in words:
+            if (yield from self._reader.begins(f'"{word}"')):
+                self._reader.at += len(word) + 2
+                return word
+        raise Malformed("an unknown name")
+
+    # --- JSON, which is checked character by character
+
+    def _value(self, depth: int) -> Reading[None]:
+        reader = self._reader
+        yield from reader.skip_space()
+        first = yield from reader.peek()
+        if first == '"':
+            yield from self._string()
+        elif first == "{":
+            yield from self._members("{", "}", depth)
+        elif first == "[":
+            yield from self._members("[", "]", depth)
+        else:
+            yield from self._scalar()
+
+    def _members(self, opening: str, closing: str, depth: int) -> Reading[None]:
+        """Read an object or an array. `depth` counts the objects and arrays from the arguments to this value."""
+        if depth > _DEEPEST:
+            raise Malformed("nested too deeply")
+        yield from self._sign(opening)
+        yield from self._reader.skip_space()
+        if (yield from self._reader.peek()) == closing:
+            self._reader.at += 1
+            return
+        sign = ","
+        while sign == ",":
+            if opening == "{":
+                yield from self._string()
+                yield from self._sign(":")
+            yield from self._value(depth + 1)
+            sign = yield from self._sign("," + closing)
+
+    def _string(self) -> Reading[None]:
+        yield from self._sign('"')
+        while (letter := (yield from self._reader.peek())) != '"':
+            if letter < " ":
+                raise Malformed("a control character in a string")
+            self._reader.at += 1
+            if letter == "\\" and (yield from self._letter(_ESCAPES)) == "u":
+                for _ in range(4):
+                    yield from self._letter(_HEXADECIMAL)
+        self._reader.at += 1
+
+    def _scalar(self) -> Reading[None]:
+        try:
+            parse((yield from self._reader.pattern(_SCALAR)))
+        except ValueError:
+            raise Malformed("not a JSON value") from None
+
+    def _sign(self, signs: str) -> Reading[str]:
+        """Read whitespace and one of the given characters."""
+        yield from self._reader.skip_space()
+        return (yield from self._letter(signs))
+
+    def _letter(self, letters: str) -> Reading[str]:
+        """Read one of the given characters."""
+        letter = yield from self._reader.peek()
+        if letter not in letters:
+            raise Malformed(f"expected one of {letters}")
+        self._reader.at += 1
+        return letter
