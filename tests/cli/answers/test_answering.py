@@ -90,3 +90,8 @@ def test_the_backend_gets_all_settings_of_devices() -> None:
     assert devices == ("3,1", "row", 1, "box:1", True)
     assert (options.backend, options.gpu_layers) == ("llama", 7)
     assert local_options(Settings()) == OpenOptions(draft_head=True)
+
+
+def test_tool_calls_as_text_can_be_switched_off() -> None:
+    assert local_options(Settings()).text_calls
+    assert not local_options(Settings(tool_text="off")).text_calls

@@ -22,7 +22,12 @@ def qwen3_template() -> str:
 
 def call(name: str, **arguments: Any) -> str:
     """Return a call as Qwen3 writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+    return f"<tool_call>\n{text_call(name, **arguments)}\n</tool_call>"
+
+
+def text_call(name: str, **arguments: Any) -> str:
+    """Return a call as some models write it, without the tags of the template."""
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def tool_script(*answers: tuple[str, str]) -> list[tuple[str, str]]:
