@@ -18,6 +18,7 @@ FENCED = f"```json\n{PARIS}\n```"
 SHOWN = f"```json\n{text_call('get_weather', town='Paris')}\n```"  # not what the tool takes
 ANSWERS = (("Bare?", PARIS), ("Fenced?", FENCED), ("Show?", SHOWN), ("Said?", f"So: {PARIS}"), (RESULT, "It is sunny."))
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+Answer = tuple[str, list[Any], str]  # the text, the arguments of the calls, and the reason for the end
 FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
 
 
@@ -48,8 +49,8 @@ def events_of(server: Served, path: str, question: str) -> list[dict[str, Any]]:
     return [*map(json.loads, lines)]
 
 
-def whole(server: Served, path: str, question: str) -> tuple[str, list[Any], str]:
-    """Return the text, the arguments of the calls and the reason for the end of an answer that is not streamed."""
+def whole(server: Served, path: str, question: str) -> Answer:
+    """Ask without a stream."""
     body = server.post(path, **body_of(path, question), stream=False)
     if path == CHAT:
         choice = body["choices"][0]
@@ -67,8 +68,8 @@ def whole(server: Served, path: str, question: str) -> tuple[str, list[Any], str
     return body["message"]["content"], [call["function"]["arguments"] for call in calls], body["done_reason"]
 
 
-def streamed(server: Served, path: str, question: str) -> tuple[str, list[Any], str]:
-    """Return the same as `whole` from a stream."""
+def streamed(server: Served, path: str, question: str) -> Answer:
+    """Ask with a stream."""
     events = events_of(server, path, question)
     if path == CHAT:
         choices = [event["choices"][0] for event in events if event["choices"]]
@@ -107,7 +108,7 @@ def test_a_call_as_text_is_a_call(server: Served, path: str, question: str) -> N
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("question", "text"), [("Show?", SHOWN), ("Said?", f"So: {PARIS}")])
 def test_other_answers_stay_text(server: Served, path: str, question: str, text: str) -> None:
-    expected = (text, [], SAID[path])
+    expected: Answer = (text, [], SAID[path])
     assert whole(server, path, question) == streamed(server, path, question) == expected
 
 

@@ -25,7 +25,7 @@ from llmrun.engine.requests import Finished, TextDelta, ToolCallDelta
 from llmrun.options.settings import Settings
 from tests.support.cli.chats import Session, environment, journals, session, words
 from tests.support.cli.commands import llmrun
-from tests.support.cli.tool_chats import RESULT, call, spelled, tool_backend
+from tests.support.cli.tool_chats import RESULT, call, spelled, text_call, tool_backend
 from tests.support.engine.thinking_models import SWITCHED, thinking_backend
 from tests.support.servers.hostile_server import DONE, Asked, response, said, serving
 from tests.support.tools.boxes import OpenBox, fake_server, opened, python_command
@@ -84,6 +84,18 @@ def test_a_call_without_text_opens_no_view(tmp_path: Path) -> None:
     with opened(ECHO) as box, session(tmp_path, backend=backend, toolbox=box.toolbox) as found:
         found.run("Say hi?")
         assert found.view.answers == ["It said hi."]
+
+
+def test_a_call_as_text_is_run_and_returns_as_a_call(tmp_path: Path) -> None:
+    text = f"```json\n{text_call('echo', a='hi')}\n```"
+    backend = tool_backend(("Say hi?", text), (RESULT, "It said hi."))
+    with opened(ECHO) as box, session(tmp_path, backend=backend, toolbox=box.toolbox) as found:
+        assert found.run("Say hi?") == 0
+        assert found.view.answers == ["It said hi."]
+        assert results(found) == ["echo of hi\n"]
+        prompt = seen(backend)
+    assert "```" not in prompt
+    assert '«<tool_call>»\n{"name": "echo", "arguments": {"a": "hi"}}\n«</tool_call>»' in prompt
 
 
 def test_thinking_precedes_calls_and_is_saved(tmp_path: Path, capsys: Capture) -> None:

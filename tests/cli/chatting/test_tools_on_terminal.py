@@ -19,7 +19,7 @@ import termios
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, journals
 from tests.support.cli.commands import modes_of_a_new_terminal, on_terminal, script_file
-from tests.support.cli.tool_chats import RESULT, call, tool_script_file
+from tests.support.cli.tool_chats import RESULT, call, text_call, tool_script_file
 from tests.support.tools.boxes import FAKE_SERVER
 
 pytestmark = pytest.mark.push
@@ -28,6 +28,7 @@ PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # the prompt is drawn
 QUESTION = "run it? [y]es, [n]o, [a]lways for this tool, [s]how details: "
 SCRIPT = (
     ("Echo?", f"Let me see.\n{call('echo', a='hi')}"),
+    ("Text?", f"```json\n{text_call('echo', a='hi')}\n```"),
     ("Wait?", call("slow")),
     ("Hang?", call("hanging_echo", text="x")),
     ("Crash?", call("crashing_echo", text="x")),
@@ -138,6 +139,15 @@ def test_calls_wait_for_yes_no_show_and_always(tmp_path: Path) -> None:
         "echo of hi\n",
         "echo of hi\n",
     ]
+
+
+def test_a_call_as_text_is_shown_only_as_a_call(tmp_path: Path) -> None:
+    with chatting(tmp_path) as process:
+        ask(process, "Text?", 'tool echo {"a": "hi"}\r\n')
+        assert b"```" not in process.before
+        answer(process, "y")
+        process.expect_exact(ANSWERED)
+    assert results(tmp_path) == ["echo of hi\n"]
 
 
 @pytest.mark.night
