@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from time import perf_counter, process_time
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -332,3 +333,13 @@ def test_a_hostile_schema_ends_within_seconds() -> None:
     began = perf_counter()
     assert_text(answered(f"{script}<|im_end|>", [tool], think=False), script)
     assert perf_counter() - began < 20
+
+
+def test_closing_an_engine_ends_the_process_that_validates() -> None:
+    me = psutil.Process()
+    before = {*me.children()}
+    engine = Engine(qwen(f"{OSLO}<|im_end|>"))
+    answer_all(engine, [request_with([WEATHER], think=False)])
+    assert {*me.children()} - before
+    engine.close()
+    assert not {*me.children()} - before
