@@ -50,18 +50,25 @@ class _ToolUse(_Block):
     input: dict[str, Any]
 
 
+class _PastToolUse(_Block):
+    type: Literal["tool_use"]
+    id: NotRequired[str]
+    name: Annotated[str, Limits(1)]
+    input: dict[str, Any]
+
+
 Texts = Annotated[str | list[Annotated[_Text, _BLOCKS]], _CONTENT]
 
 
 class _ToolResult(_Block):
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: NotRequired[str]
     content: NotRequired[Texts]
     is_error: NotRequired[bool]
 
 
 UserBlock = Annotated[_Text | _ToolResult, _BLOCKS]
-AssistantBlock = Annotated[_Text | _Thought | _RedactedThought | _ToolUse, _BLOCKS]
+AssistantBlock = Annotated[_Text | _Thought | _RedactedThought | _PastToolUse, _BLOCKS]
 
 
 class _UserTurn(TypedDict):

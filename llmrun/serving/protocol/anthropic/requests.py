@@ -205,7 +205,7 @@ def _user_messages_of(content: str | Sequence[UserBlock]) -> list[Message]:
             # Chat templates have no field for errors.
             if block.get("is_error") and not text.lower().startswith("error"):
                 text = f"Error: {text}"
-            results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": text})
     if results and not texts:
         return results
     return [*results, {"role": "user", "content": BETWEEN_PARTS.join(texts)}]
@@ -222,7 +222,7 @@ def _answer_of(content: str | Sequence[AssistantBlock]) -> Message:
             thoughts.append(block["thinking"])
         elif block["type"] == "tool_use":
             function = {"name": block["name"], "arguments": block["input"]}
-            calls.append({"id": block["id"], "type": "function", "function": function})
+            calls.append({"id": block.get("id", ""), "type": "function", "function": function})
     found: Message = {"role": "assistant", "content": BETWEEN_PARTS.join(texts)}
     if any(thoughts):
         found["reasoning_content"] = BETWEEN_PARTS.join(thoughts)

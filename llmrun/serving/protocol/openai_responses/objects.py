@@ -92,7 +92,7 @@ class _ThinkingItem(_Item, total=False):
 
 
 class _AnyCallItem(_Item):
-    call_id: str
+    call_id: NotRequired[str]
     name: Annotated[str, Limits(1)]
     namespace: NotRequired[Annotated[str, "The namespace of the tool."]]
 
@@ -109,7 +109,7 @@ class _CustomCallItem(_AnyCallItem):
 
 class _ResultItem(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: Annotated[str, "The ID of the tool call."]
+    call_id: NotRequired[Annotated[str, "The ID of the tool call."]]
     output: Annotated[Texts, "The result of the tool call."]
 
 

@@ -107,13 +107,13 @@ class _Conversation:
         elif item["type"] == "custom_tool_call":
             self._add_call(item, custom_arguments(item["input"]))
         elif item["type"] == "function_call_output" or item["type"] == "custom_tool_call_output":
-            self.add({"role": "tool", "content": text_of(item["output"]), "tool_call_id": item["call_id"]})
+            self.add({"role": "tool", "content": text_of(item["output"]), "tool_call_id": item.get("call_id", "")})
         elif item["type"] == "message":
             message = message_of(item)
             (self.add_answer if message["role"] == "assistant" else self.add)(message)
 
     def _add_call(self, item: CallItem, arguments: str) -> None:
-        call = ToolCall(item["call_id"], offered_name(item["name"], item.get("namespace", "")), arguments)
+        call = ToolCall(item.get("call_id", ""), offered_name(item["name"], item.get("namespace", "")), arguments)
         self._answer().setdefault("tool_calls", []).append(call.as_message())
 
     def add(self, message: dict[str, Any]) -> None:

@@ -137,10 +137,10 @@ def test_items_of_other_servers_are_named_as_ignored() -> None:
         ([{**THOUGHT, "content": [{"type": "output_text", "text": "x"}]}], "input[0].content[0]"),
         ([{**CALL, "name": ""}], "input[0].name"),
         ([{**CALL, "arguments": None}], "input[0].arguments"),
-        ([{**CALL, "call_id": None}], "input[0].call_id"),
+        ([{**CALL, "call_id": 5}], "input[0].call_id"),
         ([{**OUTPUT, "output": None}], "input[0].output"),
         ([{**OUTPUT, "output": 5}], "input[0].output"),
-        ([{**OUTPUT, "call_id": None}], "input[0].call_id"),
+        ([{**OUTPUT, "call_id": 5}], "input[0].call_id"),
     ],
 )
 def test_invalid_input_is_refused_with_its_place(given: Any, param: str) -> None:
