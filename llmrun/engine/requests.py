@@ -147,12 +147,14 @@ class TokenLogprobs(Portable, frozen=True):
 class PrefillProgress(Portable, frozen=True):
     """The progress of a prompt: the KV cache contains `done` of its `total` tokens, including reused tokens.
 
-    `total` is 0 if the server reports only that the answer has not started yet.
+    `total` is 0 if the server reports only that the answer has not started yet. `cached` is the number of tokens that
+    were in the cache before the request began.
     """
 
     request_id: int
     done: int
     total: int
+    cached: int = 0
 
 
 class ToolCall(Portable, frozen=True):

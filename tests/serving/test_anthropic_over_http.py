@@ -74,6 +74,20 @@ def test_the_count_is_that_of_the_message(server: Served) -> None:
 
 
 @pytest.mark.push
+def test_the_first_event_has_the_same_counts_as_the_last(server: Served) -> None:
+    fields = asking("Count me twice", system="Be brief.")
+    cached = []
+    for _ in range(2):
+        events = [*map(data_of, raw_events(server, fields))]
+        begun, ended = events[0]["message"]["usage"], events[-2]["usage"]
+        names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        assert [begun[name] for name in names] == [ended[name] for name in names]
+        assert begun["input_tokens"] + begun["cache_read_input_tokens"] == server.post(COUNT, **fields)["input_tokens"]
+        cached.append(begun["cache_read_input_tokens"])
+    assert cached[1] > cached[0]
+
+
+@pytest.mark.push
 def test_prompts_that_are_too_long_are_counted_but_not_answered(server: Served) -> None:
     assert server.post(COUNT, **asking("x" * 300))["input_tokens"] > 300
     status, _, received = server.call("POST", MESSAGES, asking("x" * 300))

@@ -152,7 +152,8 @@ def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
     slot.tokens += answer.cached_from(part.tokens, part.depth)
     events: list[Event] = []
     if answer.in_prefill:
-        events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens))
+        cached = answer.cached_tokens or 0
+        events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens, cached))
     if part.is_last:
         events += answer.add_certain(logits, part.certain)
         slot.tokens += answer.cached_from([*part.certain, *part.draft.tokens], len(slot.tokens))

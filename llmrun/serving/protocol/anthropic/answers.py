@@ -182,8 +182,8 @@ class MessageAnswer:
 
     def _start(self, event: Event) -> objects.MessageEvent:
         """Return the first event, with the known part of the usage."""
-        tokens = event.total if isinstance(event, PrefillProgress) else 0
-        message = self._message({"stop_reason": None, "stop_sequence": None}, _counts(tokens, 0, 0, 0))
+        computed, cached = (event.total - event.cached, event.cached) if isinstance(event, PrefillProgress) else (0, 0)
+        message = self._message({"stop_reason": None, "stop_sequence": None}, _counts(computed, cached, 0, 0))
         return {"type": "message_start", "message": message}
 
     def _message(self, ending: objects.MessageEnding, usage: objects.MessageUsage) -> objects.AnthropicMessage:

@@ -81,6 +81,14 @@ def test_a_stream_has_the_events_of_the_api() -> None:
     ]
 
 
+def test_the_first_event_counts_cached_tokens_apart() -> None:
+    chunks = streamed(
+        answer(stream=True), [PrefillProgress(0, 8, 10, 7), PrefillProgress(0, 10, 10, 7), said("Yes"), ended()]
+    )
+    usage = chunks[0]["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 7, 0)
+
+
 def test_the_number_of_events_does_not_depend_on_progress() -> None:
     """Otherwise, a stream could not be resumed."""
     events: list[Event] = [said("Yes"), ended()]
