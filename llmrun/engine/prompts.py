@@ -21,7 +21,7 @@ from msgspec import structs
 from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
 from llmrun.engine.requests import NONE, FillPrompt, RecordedChat, Request, TextPrompt, TokenPrompt
-from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess, choose_template
+from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess, alternating, choose_template
 from llmrun.engine.templates.tool_format import TemplateAbilities
 from llmrun.engine.thinking import Beginning, ThinkingDecoder, recognised_style, spelled
 
@@ -298,7 +298,7 @@ class PromptReader:
             )
         think = False if request.think_budget == 0 else request.think
         prompt = self._with_tools(prompt, request.response_format)
-        rendered = self.template.render(self.thinking.asked(prompt, think), self._tokenizer, self._templates)
+        rendered = self._rendered(self.thinking.asked(prompt, think), self.template)
         if not prompt.add_generation_prompt:
             return self._text_prompt(request, encode(rendered).tolist())
         beginning = self.thinking.begun(rendered, think, prompt.template_kwargs)
@@ -310,6 +310,23 @@ class PromptReader:
         opened, may_close = beginning.opened, beginning.may_close and wanted is None
         decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=calls)
         return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, beginning, think))
+
+    def _rendered(self, prompt: ChatPrompt, template: ChatTemplate) -> str:
+        """Render a conversation. Raises TemplateRefused.
+
+        Some templates refuse system messages after the beginning, or two user messages in a row, both of which agents
+        send. These templates get the conversation as `alternating` returns it.
+        """
+        try:
+            return template.render(prompt, self._tokenizer, self._templates)
+        except TemplateRefused as refused:
+            turns = alternating(prompt.messages)
+            if turns == [*prompt.messages]:
+                raise
+            try:
+                return template.render(structs.replace(prompt, messages=turns), self._tokenizer, self._templates)
+            except TemplateRefused:
+                raise refused from None
 
     def _with_tools(self, prompt: ChatPrompt, wanted: ResponseFormat | None) -> ChatPrompt:
         """Return a prompt whose past tool calls have the form that the template needs. Raises UsageError."""

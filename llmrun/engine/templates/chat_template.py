@@ -300,6 +300,29 @@ class ChatTemplate:
         return text[:end].rstrip() if trims else text[:end]
 
 
+def alternating(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages with one system message at most, at the beginning, and without two user messages in a row.
+
+    Later system messages become user messages.
+    """
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        if message.get("role") == "system" and any(each.get("role") != "system" for each in found):
+            message = {**message, "role": "user", "content": reminder(message.get("content"))}
+        before, role = found[-1] if found else {}, message.get("role")
+        texts = before.get("content"), message.get("content")
+        if role in ("system", "user") and role == before.get("role") and all(isinstance(text, str) for text in texts):
+            found[-1] = {**before, "content": f"{texts[0]}\n\n{texts[1]}"}
+        else:
+            found.append(message)
+    return found
+
+
+def reminder(text: Any) -> str:
+    """Return the text of a system message as a part of a user message, in the tags that Claude Code uses."""
+    return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
 def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) -> ChatTemplate | None:
     """Return the user's template, the model's template or a fallback template, in this order, or None.
 

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, ModelFacts, Request
+from llmrun.engine.templates.chat_template import reminder
 from llmrun.serving.protocol.anthropic.objects import (
     AnthropicTool,
     AssistantBlock,
@@ -153,7 +154,7 @@ def _reminding(messages: Iterable[Message]) -> Iterator[Message]:
         if message["role"] != "system":
             is_begun = True
         elif is_begun:
-            message = {"role": "user", "content": f"<system-reminder>\n{message['content']}\n</system-reminder>"}
+            message = {"role": "user", "content": reminder(message["content"])}
         yield message
 
 
