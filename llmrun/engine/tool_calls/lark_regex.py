@@ -45,11 +45,15 @@ _TOKENS: Final = re.compile(
     |(?P<newline>\n)
     |(?P<string>"(?:\\.|[^"\\\n])*"i?)
     |(?P<regex>/(?:\\.|[^/\\\n])+/[a-z]*)
-    |(?P<word>%?[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<word>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<directive>%[a-z]+)
     |(?P<number>[0-9]+)
     |(?P<sign>->|\.\.|[!?*+~|:()\[\]{}.,])""",
     re.VERBOSE,
 )
+
+
+_WORDS: Final = {"newline": "the end of the line", "word": "a name", "string": "a string", "number": "a number"}
 
 
 def lark_regex(grammar: str) -> str:
@@ -121,7 +125,7 @@ class _Grammar:
         while self._kind != "end":
             if self._kind == "newline":
                 self._next()
-            elif self._kind == "word" and self._text.startswith("%"):
+            elif self._kind == "directive":
                 self._directive(self._next())
             else:
                 self._rule()
@@ -152,7 +156,8 @@ class _Grammar:
 
     def _expect(self, kind: str, sign: str = "") -> str:
         if self._kind != kind or (sign and self._text != sign):
-            raise ValueError(f"expected {sign or kind}, got {self._text or 'the end'!r}")
+            found = repr(self._text) if self._text.strip() else "the end"
+            raise ValueError(f"expected {sign or _WORDS.get(kind, kind)}, got {found}")
         return self._next()
 
     def _directive(self, name: str) -> None:
@@ -224,8 +229,10 @@ class _Grammar:
         text = _string(self._next())
         if not self._takes(".."):
             return _Text(text)
-        first, last = text, _string(self._expect("string"))
-        return _Text(f"[{first}-{last}]")
+        last = _string(self._expect("string"))
+        if len(text.removeprefix("\\")) != 1 or len(last.removeprefix("\\")) != 1:
+            raise ValueError("a range needs two single letters")
+        return _Text(f"[{text}-{last}]")
 
     def _repeated(self, item: _Item) -> _Item:
         for times in ("?", "*", "+"):

@@ -13,6 +13,28 @@ from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.templates.tool_format import KEY
 from tests.support.tool_calls.formats import Case
 
+# The grammar of Codex's tool `apply_patch`
+CODEX_PATCH = """\
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
 _CLOSERS = "\"'}])<>\n,/"
 _MANY_TOKENS = 400  # from here on, the bias is stronger
 _MOST_TOKENS = 5_000

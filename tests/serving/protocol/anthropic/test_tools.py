@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from llmrun.engine.requests import ChatPrompt
 from llmrun.serving.protocol.errors import InvalidField
 from tests.support.protocol.answers import FACTS
 from tests.support.protocol.anthropic_answers import TOOL, message, prompt_of
@@ -50,8 +51,15 @@ def test_long_names_are_allowed(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": TOOL}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search_20250305"}], "tool_choice": {"type": "any"}}, "tool_choice"),
+        (
+            {
+                "tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
+            "tool_choice.name",
+        ),
         ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "name": "x" * 129}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
@@ -71,6 +79,15 @@ def test_invalid_tools_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidField) as caught:
         message(**fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("kind", ["web_search_20250305", "bash_20250124", "mcp_toolset"])
+def test_tools_of_anthropic_are_left_out(kind: str) -> None:
+    parsed = message(tools=[{"type": kind, "name": "x", "max_uses": 5}, TOOL, {"type": kind, "name": "y"}])
+    prompt = parsed.request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [tool["function"]["name"] for tool in prompt.tools or ()] == [TOOL["name"]]
+    assert parsed.ignored == (f"tools.{kind}",)
 
 
 def test_models_without_tools_refuse_them() -> None:

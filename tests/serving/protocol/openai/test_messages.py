@@ -115,7 +115,8 @@ def test_results_need_no_content() -> None:
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function.name"),
         ([{"role": "assistant", "tool_calls": [named("")]}], "messages[0].tool_calls[0].function.name"),
         ([{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}], "messages[0].tool_calls[0].id"),
-        ([{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}], "messages[0].tool_calls[0].type"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}], "messages[0].tool_calls[0].custom"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "type": "other"}]}], "messages[0].tool_calls[0].type"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": [1]}}]}],
             "messages[0].tool_calls[0].function.arguments",

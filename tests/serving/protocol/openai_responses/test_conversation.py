@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -123,12 +124,12 @@ def test_items_of_other_servers_are_named_as_ignored() -> None:
     ("given", "param"),
     [
         (None, "input"),
-        ([], "input"),
         ([THOUGHT | {"content": None}], "input"),
         (5, "input"),
         (["Hi"], "input[0]"),
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].type"),
-        ([{"type": "web_search_call", "id": "ws_1"}], "input[0].type"),
+        ([{"type": "web_search_call", "id": "ws_1"}], "input"),
+        ([{"type": "custom_tool_call", "call_id": "call_a", "name": "look"}], "input[0].input"),
         ([{"content": "Hi"}], "input[0].role"),
         ([{"role": "tool", "content": "Hi"}], "input[0].role"),
         ([{"role": "user"}], "input[0].content"),
@@ -152,9 +153,39 @@ def test_models_without_a_template_take_no_input() -> None:
     refused(lambda **fields: response(facts, **fields), "input", "unsupported_parameter")
 
 
-def test_instructions_alone_are_no_conversation() -> None:
-    message = refused(response, "input", input=[], instructions="Be brief.")
+def test_an_empty_list_is_an_empty_message() -> None:
+    """Clients probe servers with such requests."""
+    empty = {"role": "user", "content": ""}
+    assert messages(input=[]) == messages(input="") == [empty]
+    assert messages(input=[], instructions="Be brief.") == [{"role": "system", "content": "Be brief."}, empty]
+
+
+def test_items_without_text_are_no_conversation() -> None:
+    message = refused(response, "input", input=[{"type": "web_search_call"}], instructions="Be brief.")
     assert "at least one message" in message
+
+
+def test_items_of_tools_on_other_servers_are_left_out() -> None:
+    others = ["web_search_call", "local_shell_call", "local_shell_call_output", "tool_search_call", "compaction"]
+    found = response(input=[USER, *({"type": kind, "id": "x", "action": {"a": 1}} for kind in [*others, *others])])
+    assert [*found.request.prompt.messages] == [USER]  # type: ignore[union-attr]
+    assert found.ignored == tuple(f"input.{kind}" for kind in others)
+
+
+def test_calls_of_custom_tools_and_of_namespaces_have_the_names_that_the_model_knows() -> None:
+    called = {**CALL, "namespace": "files", "name": "read"}
+    custom = {"type": "custom_tool_call", "call_id": "call_b", "name": "patch", "input": 'a "b"\n'}
+    outputs = [OUTPUT, {"type": "custom_tool_call_output", "call_id": "call_b", "output": "done"}]
+    answer, *results = messages(input=[called, custom, *outputs])
+    functions = [call["function"] for call in answer["tool_calls"]]
+    assert functions[0] == {"name": "files__read", "arguments": '{"a": 1}'}
+    assert (functions[1]["name"], json.loads(functions[1]["arguments"])) == ("patch", {"input": 'a "b"\n'})
+    assert [result["content"] for result in results] == ["found", "done"]
+
+
+def test_any_text_is_accepted_as_arguments() -> None:
+    for text in ('{"path": "a', "[1]", "x"):
+        assert messages(input=[{**CALL, "arguments": text}])[0]["tool_calls"][0]["function"]["arguments"] == text
 
 
 @pytest.mark.push
