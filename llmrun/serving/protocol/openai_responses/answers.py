@@ -105,7 +105,7 @@ class Item:
         """Return the item so far. The list of parts is empty until the item has text."""
         text, is_empty = "".join(self._texts), self.status == "in_progress" and not self._texts
         if self._call and self.kind == "custom_tool_call":
-            return {"id": self.id, "type": "custom_tool_call", "status": self.status, **self._call, "input": text}
+            return {"id": self.id, "type": "custom_tool_call", **self._call, "input": text}
         if self._call:
             return {"id": self.id, "type": "function_call", "status": self.status, **self._call, "arguments": text}
         if self.kind == "message":

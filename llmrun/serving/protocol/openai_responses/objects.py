@@ -344,7 +344,8 @@ class _Call(_OutputItem, NamedCall):
     arguments: str
 
 
-class _CustomCall(_OutputItem, NamedCall):
+class _CustomCall(NamedCall):
+    id: str
     type: Literal["custom_tool_call"]
     input: str
 

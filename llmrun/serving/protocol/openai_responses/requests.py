@@ -339,7 +339,7 @@ def _shown_tools(tools: Sequence[OwnTool | ResponseNamespace | OtherTool]) -> It
     for tool in tools:
         if _is_namespace(tool):
             inner = cast("list[OwnTool]", [*_shown_tools(tool["tools"])])
-            yield {"description": None, **tool, "tools": [*inner]}
+            yield {"description": "", **tool, "tools": [*inner]}
         elif tool["type"] == "function":
             yield {"description": None, "parameters": None, "strict": None, **cast("ResponseTool", tool)}
         elif _is_own(tool):

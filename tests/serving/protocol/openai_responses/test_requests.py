@@ -137,6 +137,10 @@ def test_invalid_fields_are_refused_with_their_place(fields: dict[str, Any], par
     refused(response, param, **fields)
 
 
+def test_a_verbosity_without_effect_is_named() -> None:
+    assert response(text={"verbosity": "low"}).ignored == ("text.verbosity",)
+
+
 def test_models_without_tools_take_none() -> None:
     facts = structs.replace(FACTS, takes_tools=False)
     refused(lambda **fields: response(facts, **fields), "tools", "unsupported_parameter", tools=[FLAT_TOOL])
