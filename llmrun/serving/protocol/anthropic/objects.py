@@ -60,10 +60,18 @@ class _PastToolUse(_Block):
 Texts = Annotated[str | list[Annotated[_Text, _BLOCKS]], _CONTENT]
 
 
+class _ResultImage(_Block):
+    type: Literal["image"]
+    source: NotRequired[Annotated[Any, Usual(()), "The image is left out, and a note in the result says so."]]
+
+
+ResultContent = Annotated[str | list[Annotated[_Text | _ResultImage, _BLOCKS]], _CONTENT]
+
+
 class _ToolResult(_Block):
     type: Literal["tool_result"]
     tool_use_id: NotRequired[str]
-    content: NotRequired[Texts]
+    content: NotRequired[ResultContent]
     is_error: NotRequired[bool]
 
 
@@ -123,15 +131,21 @@ class _ChosenTool(TypedDict):
     disable_parallel_tool_use: NotRequired[bool]
 
 
+_Display = Annotated[
+    Literal["summarized", "omitted", "updates"],
+    "`omitted` leaves out the text of the thinking. The other values have no effect.",
+]
+
+
 class _BudgetedThinking(TypedDict):
     type: Literal["enabled"]
     budget_tokens: NotRequired[Annotated[int, Limits(1)]]
-    display: NotRequired[Literal["summarized", "omitted"]]
+    display: NotRequired[_Display]
 
 
 class _OtherThinking(TypedDict):
     type: Literal["disabled", "adaptive"]
-    display: NotRequired[Literal["summarized", "omitted"]]
+    display: NotRequired[_Display]
 
 
 ThinkingConfig = Annotated[

@@ -22,6 +22,7 @@ from llmrun.serving.protocol.anthropic.objects import (
     AssistantBlock,
     MessageCountRequest,
     MessageRequest,
+    ResultContent,
     Texts,
     ThinkingConfig,
     Turn,
@@ -202,7 +203,7 @@ def _user_messages_of(content: str | Sequence[UserBlock]) -> list[Message]:
         elif block["type"] == "text":
             texts.append(block["text"])
         else:
-            text = _text(block.get("content", []))
+            text = _result(block.get("content", []))
             # Chat templates have no field for errors.
             if block.get("is_error") and not text.lower().startswith("error"):
                 text = f"Error: {text}"
@@ -210,6 +211,17 @@ def _user_messages_of(content: str | Sequence[UserBlock]) -> list[Message]:
     if results and not texts:
         return results
     return [*results, {"role": "user", "content": BETWEEN_PARTS.join(texts)}]
+
+
+# Agents send the images that their tools read. An error would end the conversation, because each later request would
+# contain the image again.
+_IMAGE: Final = "[The image was left out, because this model can only read text.]"
+
+
+def _result(content: ResultContent) -> str:
+    if isinstance(content, str):
+        return content
+    return BETWEEN_PARTS.join(block["text"] if block["type"] == "text" else _IMAGE for block in content)
 
 
 def _answer_of(content: str | Sequence[AssistantBlock]) -> Message:

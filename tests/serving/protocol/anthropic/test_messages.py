@@ -84,6 +84,15 @@ def test_results_become_text(fields: dict[str, Any], expected: str) -> None:
     assert read(USER, said("assistant", CALL), said("user", result))[-1]["content"] == expected
 
 
+def test_images_in_results_become_notes() -> None:
+    """Agents send what their tools read, and cannot take it back."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    messages = [USER, said("assistant", CALL), said("user", {**RESULT, "content": [text("dot.png"), image]})]
+    note = "[The image was left out, because this model can only read text.]"
+    assert read(*messages)[-1]["content"] == f"dot.png\n{note}"
+    assert message(messages=messages).ignored == ("messages[].content[].content[].source",)
+
+
 def test_calls_of_combined_messages_stay_together() -> None:
     found = read(USER, said("assistant", CALL), said("assistant", {**CALL, "id": "toolu_2"}), said("user", RESULT))
     assert [call["id"] for call in found[1]["tool_calls"]] == ["toolu_1", "toolu_2"]
@@ -137,9 +146,9 @@ def test_an_answer_at_the_end_is_continued() -> None:
         ([said("user", {"type": "text"})], "messages[0].content[0].text"),
         ([said("user", {"type": "image", "source": {}})], "messages[0].content[0]"),
         ([said("user", {"type": "document", "source": {}})], "messages[0].content[0]"),
-        ([said("user", {**RESULT, "content": [{"type": "image"}]})], "messages[0].content[0].content[0]"),
         ([said("user", {**RESULT, "tool_use_id": 5})], "messages[0].content[0].tool_use_id"),
         ([USER, said("assistant", {**CALL, "id": 5})], "messages[1].content[0].id"),
+        ([said("user", {**RESULT, "content": [{"type": "document"}]})], "messages[0].content[0].content[0]"),
         ([USER, said("assistant", {**CALL, "name": ""})], "messages[1].content[0].name"),
         ([USER, said("assistant", {**CALL, "input": None})], "messages[1].content[0].input"),
         ([USER, said("assistant", {**CALL, "input": "{}"})], "messages[1].content[0].input"),

@@ -27,6 +27,7 @@ FORMAT = {"type": "json_schema", "schema": SCHEMA}
         ({"type": "enabled"}, (True, None, True)),
         ({"type": "adaptive"}, (True, None, True)),
         ({"type": "adaptive", "display": "summarized"}, (True, None, True)),
+        ({"type": "adaptive", "display": "updates"}, (True, None, True)),
         ({"type": "adaptive", "display": "omitted"}, (True, None, False)),
     ],
 )
