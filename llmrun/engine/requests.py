@@ -20,7 +20,7 @@ from llmrun.options.settings import RULES
 
 # The values of `tool_choice` that are not names of tools.
 AUTO, NONE, REQUIRED = "auto", "none", "required"
-ENFORCED = "enforced"  # a key of tools in a ChatPrompt
+ENFORCED, DEFERRED = "enforced", "deferred"  # keys of tools in a ChatPrompt
 LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allows 64
 
 
@@ -34,7 +34,8 @@ class ChatPrompt(Portable, frozen=True):
     messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`.
               Answers may have `tool_calls`, whose results follow as messages with the role "tool"
     tools     definitions of the tools that the model may call, as in OpenAI's API, or None; `enforced`, beside
-              `function`, is a schema that the grammar enforces instead of the parameters, which the prompt shows
+              `function`, is a schema that the grammar enforces instead of the parameters, which the prompt shows;
+              the template does not list tools with `deferred`, because messages describe them
     tool_choice  "auto", "none", "required", or the name of the tool to call
     parallel_tool_calls  True if one answer may contain several calls
     add_generation_prompt  False only if the last message is an answer that the model should continue

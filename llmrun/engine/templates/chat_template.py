@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
 from llmrun.base.processes.frames import encoded
 from llmrun.base.processes.limits import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
-from llmrun.engine.requests import ENFORCED
+from llmrun.engine.requests import DEFERRED, ENFORCED
 from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags, ToolAbilities
 
 if TYPE_CHECKING:
@@ -279,14 +279,15 @@ class ChatTemplate:
         }
         try:
             variables["messages"] = messages = _with_reasoning(_protected([*prompt.messages], tokenizer))
-            variables["tools"] = _protected([*map(_shown, prompt.tools)], tokenizer) if prompt.tools else None
+            listed = [_shown(tool) for tool in prompt.tools or () if DEFERRED not in tool]
+            variables["tools"] = _protected(listed, tokenizer) if listed else None
             extra = _protected(prompt.template_kwargs, tokenizer)
         except RecursionError as error:
             raise TemplateRefused(f"conversation is nested too deeply for a chat template: {self.name}") from error
         for name in extra:
             if name in variables:
                 raise UsageError(f"template variable cannot be set: {name}: the conversation determines its value")
-        source = self.tool_source if prompt.tools and self.tool_source else self.source
+        source = self.tool_source if listed and self.tool_source else self.source
         continued = _mark_continued(messages) if not prompt.add_generation_prompt else None
         text = process.render(source, self.name, {"documents": None, **extra, **variables})
         return text if continued is None else self._cut(text, continued)

@@ -15,7 +15,7 @@ from llmrun.base.types import FinishReason
 from llmrun.cli.answers.answering import CollectedCalls
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import ChatPrompt, Request, ToolCall
+from llmrun.engine.requests import DEFERRED, ChatPrompt, Request, ToolCall
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.contract import forget_all
@@ -162,6 +162,15 @@ def test_a_call_that_is_cut_off_is_no_call(most: int) -> None:
     [gathered] = answer_all(Engine(qwen(f"{CALL}<|im_end|>")), [request])
     assert gathered.finished.reason is FinishReason.LENGTH
     assert calls_of(gathered) == []
+
+
+def test_deferred_tools_are_called_although_the_prompt_does_not_list_them() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    engine = Engine(qwen(f"{CALL}<|im_end|>"))
+    request = request_with([other, {**WEATHER, DEFERRED: True}], think=False)
+    [gathered] = answer_all(engine, [request])
+    assert [call.name for call in calls_of(gathered)] == ["weather"]
+    assert engine.prompt_tokens(request) == engine.prompt_tokens(request_with([other], think=False))
 
 
 def test_results_reach_the_prompt() -> None:

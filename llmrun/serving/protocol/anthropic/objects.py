@@ -65,7 +65,13 @@ class _ResultImage(_Block):
     source: NotRequired[Annotated[Any, Usual(()), "The image is left out, and a note in the result says so."]]
 
 
-ResultContent = Annotated[str | list[Annotated[_Text | _ResultImage, _BLOCKS]], _CONTENT]
+class _ToolReference(_Block):
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+ResultBlock = Annotated[_Text | _ResultImage | _ToolReference, _BLOCKS]
+ResultContent = Annotated[str | list[ResultBlock], _CONTENT]
 
 
 class _ToolResult(_Block):
@@ -103,6 +109,9 @@ class AnthropicTool(TypedDict, total=False):
     description: str
     input_schema: Required[Annotated[dict[str, Any], "The JSON schema of the arguments."]]
     strict: Strict
+    defer_loading: Annotated[
+        bool, "Leave the tool out of the prompt until a result refers to it in a block of the type `tool_reference`."
+    ]
     cache_control: Annotated[Any, _UNUSED]
     eager_input_streaming: Annotated[Any, f"{_UNUSED} Arguments are always streamed."]
 

@@ -5,8 +5,9 @@ The system prompt, the messages and the tools are converted to the form of chat 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from operator import itemgetter
@@ -15,13 +16,14 @@ from typing import Any, Final, TypeGuard
 from msgspec import structs
 
 from llmrun.engine.constraint.base import ResponseFormat
-from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, ModelFacts, Request
+from llmrun.engine.requests import AUTO, DEFERRED, NONE, REQUIRED, ChatPrompt, ModelFacts, Request
 from llmrun.engine.templates.chat_template import reminder
 from llmrun.serving.protocol.anthropic.objects import (
     AnthropicTool,
     AssistantBlock,
     MessageCountRequest,
     MessageRequest,
+    ResultBlock,
     ResultContent,
     Texts,
     ThinkingConfig,
@@ -52,6 +54,8 @@ from llmrun.serving.protocol.parsed import Parsed, left_out_paths
 
 # Maps the fields of chat completions to the names of Anthropic's API
 _NAMES: Final = {"enable_thinking": "thinking", "thinking_budget_tokens": "thinking.budget_tokens"}
+
+_OWN_SEARCH: Final = "tool_search_tool"  # begins the types of Anthropic's searches for tools
 
 _NO_THINKING: Final[ThinkingConfig] = {"type": "disabled"}
 
@@ -87,10 +91,40 @@ def _format(given: MessageCountRequest) -> ResponseFormat | None:
 def _tools(given: MessageCountRequest, facts: ModelFacts) -> ToolOptions:
     """Return the tools and the choice of tools. Raises InvalidField."""
     listed = given.get("tools", ())
-    own = [(f"tools[{number}].name", tool) for number, tool in enumerate(listed) if _is_own(tool)]
-    tools = definitions_of([(path, function_definition(_function(tool))) for path, tool in own], facts)
+    deferred = _deferred(listed)
+    hidden = deferred - {*_references(given["messages"])}
+    own = [(number, tool) for number, tool in enumerate(listed) if _is_own(tool) and tool["name"] not in hidden]
+    defined = [(f"tools[{number}].name", _definition(tool, deferred)) for number, tool in own]
+    tools = definitions_of(defined, facts)
     left_out = left_out_paths(tool["type"] for tool in listed if not _is_own(tool))
     return replace(_chosen(given, tools), left_out=left_out)
+
+
+def _deferred(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
+    """Return the names of the tools that only results describe, so that a new tool does not change the prompt before.
+
+    No tool is deferred if the model could never find it: if the search is a tool of Anthropic's own, or if no tool is
+    left.
+    """
+    deferred = frozenset(tool["name"] for tool in tools if _is_own(tool) and tool.get("defer_loading"))
+    can_search = not any(str(tool["type"]).startswith(_OWN_SEARCH) for tool in tools)
+    return deferred if can_search and len(deferred) < len(tools) else frozenset()
+
+
+def _references(turns: Iterable[Turn]) -> Iterator[str]:
+    """Yield the names of the tools that results refer to."""
+    for turn in turns:
+        if turn["role"] != "user" or isinstance(turn["content"], str):
+            continue
+        for block in turn["content"]:
+            content = block.get("content", "") if block["type"] == "tool_result" else ""
+            if not isinstance(content, str):
+                yield from (part["tool_name"] for part in content if part["type"] == "tool_reference")
+
+
+def _definition(tool: AnthropicTool, deferred: Container[str]) -> Mapping[str, Any]:
+    definition = function_definition(_function(tool))
+    return {**definition, DEFERRED: True} if tool["name"] in deferred else definition
 
 
 def _is_own(tool: Mapping[str, object]) -> TypeGuard[AnthropicTool]:
@@ -137,7 +171,8 @@ def conversation_of(given: MessageCountRequest) -> tuple[tuple[Mapping[str, Any]
     system = _texts(given.get("system", []))
     kept = [text for text in map(_without_billing, system) if text]
     first = [{"role": "system", "content": BETWEEN_PARTS.join(kept)}] if kept else []
-    turns = chain.from_iterable(map(_messages_of, given["messages"]))
+    tools = {tool["name"]: tool for tool in given.get("tools", ()) if _is_own(tool)}
+    turns = chain.from_iterable(_messages_of(turn, tools) for turn in given["messages"])
     found = tuple(_merged(_reminding(chain(first, turns))))
     if found[-1].get("tool_calls"):
         raise InvalidField("messages", "the last message calls tools, but their results are missing")
@@ -186,15 +221,15 @@ def _texts(content: Texts) -> list[str]:
     return [content] if isinstance(content, str) else [block["text"] for block in content]
 
 
-def _messages_of(turn: Turn) -> list[Message]:
+def _messages_of(turn: Turn, tools: Mapping[str, AnthropicTool]) -> list[Message]:
     if turn["role"] == "system":
         return [{"role": "system", "content": _text(turn["content"])}]
     if turn["role"] == "assistant":
         return [_answer_of(turn["content"])]
-    return _user_messages_of(turn["content"])
+    return _user_messages_of(turn["content"], tools)
 
 
-def _user_messages_of(content: str | Sequence[UserBlock]) -> list[Message]:
+def _user_messages_of(content: str | Sequence[UserBlock], tools: Mapping[str, AnthropicTool]) -> list[Message]:
     """Return the tool results in a user message, followed by the message's text."""
     texts, results = list[str](), list[Message]()
     for block in [content] if isinstance(content, str) else content:
@@ -203,7 +238,7 @@ def _user_messages_of(content: str | Sequence[UserBlock]) -> list[Message]:
         elif block["type"] == "text":
             texts.append(block["text"])
         else:
-            text = _result(block.get("content", []))
+            text = _result(block.get("content", []), tools)
             # Chat templates have no field for errors.
             if block.get("is_error") and not text.lower().startswith("error"):
                 text = f"Error: {text}"
@@ -218,10 +253,22 @@ def _user_messages_of(content: str | Sequence[UserBlock]) -> list[Message]:
 _IMAGE: Final = "[The image was left out, because this model can only read text.]"
 
 
-def _result(content: ResultContent) -> str:
+def _result(content: ResultContent, tools: Mapping[str, AnthropicTool]) -> str:
     if isinstance(content, str):
         return content
-    return BETWEEN_PARTS.join(block["text"] if block["type"] == "text" else _IMAGE for block in content)
+    return BETWEEN_PARTS.join(_part(block, tools) for block in content)
+
+
+def _part(block: ResultBlock, tools: Mapping[str, AnthropicTool]) -> str:
+    """Return the text of a part of a result. A reference to a tool becomes the definition that Claude Code promises."""
+    if block["type"] == "text":
+        return block["text"]
+    if block["type"] == "image":
+        return _IMAGE
+    name = block["tool_name"]
+    if name not in tools:
+        return f"[The tool {name} is not available.]"
+    return f"<function>{json.dumps(_function(tools[name]), ensure_ascii=False)}</function>"
 
 
 def _answer_of(content: str | Sequence[AssistantBlock]) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec import structs
 from llmrun.engine.requests import ChatPrompt
 from llmrun.serving.protocol.errors import InvalidField
 from tests.support.protocol.answers import FACTS
-from tests.support.protocol.anthropic_answers import TOOL, message, prompt_of
+from tests.support.protocol.anthropic_answers import TOOL, USER, message, prompt_of
 
 
 def test_a_tool_has_the_form_of_chat_completions() -> None:
@@ -21,7 +22,43 @@ def test_a_tool_has_the_form_of_chat_completions() -> None:
 
 
 def test_fields_of_tools_without_effect_are_named() -> None:
-    assert message(tools=[{**TOOL, "defer_loading": True}]).ignored == ("tools[].defer_loading",)
+    assert message(tools=[{**TOOL, "allowed_callers": ["direct"]}]).ignored == ("tools[].allowed_callers",)
+
+
+LATER = {**TOOL, "name": "later", "description": "Waits.", "defer_loading": True}
+OWN_SEARCH = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+
+
+def after_a_search(*names: str) -> list[dict[str, Any]]:
+    """Return a conversation in which the tool `look` has found tools."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    found = [{"type": "tool_reference", "tool_name": name} for name in names]
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": found}
+    return [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+
+
+def names_of(**fields: Any) -> list[tuple[str, bool]]:
+    """Return the names of the tools, and whether they are deferred."""
+    return [(tool["function"]["name"], tool.get("deferred", False)) for tool in prompt_of(**fields).tools or ()]
+
+
+def test_deferred_tools_can_be_called_after_a_result_refers_to_them() -> None:
+    """The list of tools in the prompt stays the same, so that the cached prefix is used."""
+    tools = [LATER, TOOL, {**LATER, "name": "never"}]
+    assert names_of(tools=tools) == [("look", False)]
+    assert names_of(tools=tools, messages=after_a_search("later")) == [("later", True), ("look", False)]
+    assert message(tools=tools).ignored == ()
+
+
+def test_references_become_definitions() -> None:
+    result = prompt_of(tools=[TOOL, LATER], messages=after_a_search("later", "gone")).messages[-1]
+    definition = {"name": "later", "description": "Waits.", "parameters": TOOL["input_schema"]}
+    assert result["content"] == f"<function>{json.dumps(definition)}</function>\n[The tool gone is not available.]"
+
+
+@pytest.mark.parametrize("tools", [[LATER], [LATER, OWN_SEARCH]])
+def test_tools_that_no_search_can_find_are_not_deferred(tools: list[dict[str, Any]]) -> None:
+    assert names_of(tools=tools) == [("later", False)]
 
 
 @pytest.mark.parametrize(
