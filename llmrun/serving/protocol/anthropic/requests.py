@@ -34,6 +34,7 @@ from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.openai.messages import (
     BETWEEN_PARTS,
+    IMAGE_LEFT_OUT,
     ToolOptions,
     chosen_tool,
     definitions_of,
@@ -248,11 +249,6 @@ def _user_messages_of(content: str | Sequence[UserBlock], tools: Mapping[str, An
     return [*results, {"role": "user", "content": BETWEEN_PARTS.join(texts)}]
 
 
-# Agents send the images that their tools read. An error would end the conversation, because each later request would
-# contain the image again.
-_IMAGE: Final = "[The image was left out, because this model can only read text.]"
-
-
 def _result(content: ResultContent, tools: Mapping[str, AnthropicTool]) -> str:
     if isinstance(content, str):
         return content
@@ -264,7 +260,7 @@ def _part(block: ResultBlock, tools: Mapping[str, AnthropicTool]) -> str:
     if block["type"] == "text":
         return block["text"]
     if block["type"] == "image":
-        return _IMAGE
+        return IMAGE_LEFT_OUT
     name = block["tool_name"]
     if name not in tools:
         return f"[The tool {name} is not available.]"

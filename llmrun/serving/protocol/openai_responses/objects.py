@@ -20,7 +20,7 @@ from llmrun.serving.protocol.openai.objects import (
     Shared,
     SystemMessage,
     TextInput,
-    Texts,
+    TextPart,
     Thinking,
     Timings,
     TokenLogprobs,
@@ -107,10 +107,21 @@ class _CustomCallItem(_AnyCallItem):
     input: str
 
 
+class _ResultImage(TypedDict):
+    type: Literal["input_image"]
+    image_url: NotRequired[Annotated[Any, Usual(()), "The image is left out, and a note in the result says so."]]
+    detail: NotRequired[Any]
+
+
+ResultContent = Annotated[
+    str | list[Annotated[TextPart | _ResultImage, PARTS]], Expected("a string or a list of parts")
+]
+
+
 class _ResultItem(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: NotRequired[Annotated[str, "The ID of the tool call."]]
-    output: Annotated[Texts, "The result of the tool call."]
+    output: Annotated[ResultContent, "The result of the tool call."]
 
 
 class _ReferenceItem(TypedDict):

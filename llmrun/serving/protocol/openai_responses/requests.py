@@ -16,13 +16,13 @@ from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.openai.custom_tools import custom_arguments, custom_definition
 from llmrun.serving.protocol.openai.messages import (
     BETWEEN_PARTS,
+    IMAGE_LEFT_OUT,
     ToolOptions,
     allowed_tools,
     chosen_tool,
     definitions_of,
     function_definition,
     message_of,
-    text_of,
     unnamed_choice,
 )
 from llmrun.serving.protocol.openai.objects import Function, OtherTool
@@ -49,6 +49,7 @@ from llmrun.serving.protocol.openai_responses.objects import (
     ResponseNamespace,
     ResponseRequest,
     ResponseTool,
+    ResultContent,
     Settings,
     TextFormat,
     ToolsItem,
@@ -84,6 +85,12 @@ def _is_own_item(item: Mapping[str, object]) -> TypeGuard[OwnItem]:
     return item["type"] in OWN_ITEMS
 
 
+def _result(content: ResultContent) -> str:
+    if isinstance(content, str):
+        return content
+    return BETWEEN_PARTS.join(IMAGE_LEFT_OUT if part["type"] == "input_image" else part["text"] for part in content)
+
+
 class _Conversation:
     """The messages of a conversation so far.
 
@@ -107,7 +114,7 @@ class _Conversation:
         elif item["type"] == "custom_tool_call":
             self._add_call(item, custom_arguments(item["input"]))
         elif item["type"] == "function_call_output" or item["type"] == "custom_tool_call_output":
-            self.add({"role": "tool", "content": text_of(item["output"]), "tool_call_id": item.get("call_id", "")})
+            self.add({"role": "tool", "content": _result(item["output"]), "tool_call_id": item.get("call_id", "")})
         elif item["type"] == "message":
             message = message_of(item)
             (self.add_answer if message["role"] == "assistant" else self.add)(message)
