@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,10 +15,22 @@ from llmrun.base.errors import LlmrunError
 from llmrun.base.types import FinishReason, TokenLogprob
 from llmrun.engine.adapters import unless_of_adapters
 from llmrun.engine.base import request_timings
-from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
+from llmrun.engine.requests import (
+    ChatPrompt,
+    Event,
+    Failed,
+    Finished,
+    PromptDelta,
+    Request,
+    TextDelta,
+    TextPrompt,
+    TokenLogprobs,
+)
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
 from llmrun.engine.samplers import SamplerState, initial_state
+from llmrun.engine.sampling import bad_output
 from llmrun.engine.thinking import Split
+from llmrun.model.tokenizers.text_tokenizer import decode_spelled, spelled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +43,7 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 _LONGEST_ENDING: Final = 64  # forced tokens; steps do not check longer sequences for the end of the answer
+_PIECE: Final = 64  # tokens of a prompt whose log-probabilities are in the same PromptDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,7 @@ class Answer:
     accepted_tokens  how many of the drafted tokens were right
     forced_tokens    forced tokens without a step of their own: another token's step ran them, or they end the answer
     drawn_in_a_row   tokens since the last forced one, or since the prompt
+    described        how many of the prompt's first tokens have log-probabilities, or need none
     over             True once the last event has been returned
     ended_by         why the answer ended; None for a request that has failed or is not over
     """
@@ -108,13 +123,17 @@ class Answer:
     accepted_tokens: int = 0
     forced_tokens: int = 0
     drawn_in_a_row: int = 0
+    described: int = field(init=False)
     over: bool = False
     ended_by: FinishReason | None = None
+    _unsent: list[TokenLogprobs] = field(default_factory=list, init=False)  # of the prompt, until a piece is complete
+    _echoed: bool = False  # True after the first PromptDelta
     _marked: list[int] = field(default_factory=list, init=False)  # the first tokens, as in `cached_as`
     _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised by the next draw
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
+        self.described = 0 if self.describes_prompt else self.prompt_tokens
         self.sampler_state = initial_state(self.request.sampling)
         if self.constraint is not None:
             try:
@@ -129,6 +148,24 @@ class Answer:
             return self.tokens
         self._marked += self.adapters.marked(self.tokens[len(self._marked) :], len(self._marked))
         return self._marked
+
+    @property
+    def reusable(self) -> list[int]:
+        """The tokens, as in `cached_as`, whose cached prefix the request can use.
+
+        The log-probabilities of a prompt require the logits of all its rows, so no row can be left out.
+        """
+        return self.cached_as if self.described >= self.prompt_tokens else self.cached_as[:1]
+
+    @property
+    def describes_prompt(self) -> bool:
+        """True if the request asks for the log-probabilities of the prompt's tokens."""
+        return self.request.echo and self.request.logprobs is not None
+
+    @property
+    def most_rows(self) -> int:
+        """The maximum number of tokens in the cache. The last token of an answer is never run."""
+        return max(self.limit - 1, self.prompt_tokens)
 
     def cached_from(self, tokens: Sequence[int], first: int) -> Sequence[int]:
         """Return the numbers under which tokens from position `first` on are cached."""
@@ -152,10 +189,10 @@ class Answer:
     def rows_to_draw(self, logits: NDArray[np.float32], draft: Sequence[int]) -> SequenceRows:
         """Return the rows of logits, float32[1 + len(draft), vocabulary], from which to draw tokens.
 
-        There are no rows if the answer is over, if the next token is forced, or if `logits` is empty, as inside a
-        prompt.
+        There are no rows if the answer is over or at its limit, if the next token is forced, or if `logits` is empty,
+        as inside a prompt.
         """
-        rows = logits[:0] if self.forced or self.over else logits
+        rows = logits[:0] if self.forced or self.over or len(self.tokens) >= self.limit else logits
         masks = None
         if self.constraint is not None and len(rows):
             try:
@@ -185,6 +222,45 @@ class Answer:
             self._failed = error
             return 0
 
+    def echo(self, logits: NDArray[np.float32]) -> list[Event]:
+        """Return the next pieces of the prompt, if the request asks for them, or Failed if a row is not finite.
+
+        logits  float32[rows, vocabulary], the rows of the step from which the next undescribed tokens of the prompt
+                follow, as counted by `rows_to_describe`
+        """
+        if not self.describes_prompt:
+            return [] if self._echoed or not self.request.echo else [self._prompt_delta(())]
+        if not self.described:
+            first = TokenLogprob(self.tokens[0], spelled(self.tokenizer, self.tokens[0]), 0.0)
+            self._unsent.append(TokenLogprobs(first, ()))
+            self.described = 1
+        for row in logits:
+            self._unsent += self._logprobs(row, self.tokens[self.described])
+            self.described += 1
+            if math.isnan(self._unsent[-1].chosen.logprob):
+                return [self.fail(unless_of_adapters(bad_output(float(row.max())), self.request.adapters))]
+        n = len(self._unsent)
+        if self.described < self.prompt_tokens:
+            n -= n % _PIECE
+        complete, self._unsent = self._unsent[:n], self._unsent[n:]
+        return [self._prompt_delta(complete[at : at + _PIECE]) for at in range(0, n, _PIECE)]
+
+    def _prompt_delta(self, logprobs: Sequence[TokenLogprobs]) -> PromptDelta:
+        prompt, text = self.request.prompt, ""
+        if not self._echoed and isinstance(prompt, TextPrompt):
+            text = prompt.text
+        elif not self._echoed:
+            text = decode_spelled(self.tokenizer, self.tokens[: self.prompt_tokens]).decode("utf-8", "replace")
+        self._echoed = True
+        return PromptDelta(self.request_id, text, tuple(logprobs))
+
+    def rows_to_describe(self, start: int, end: int) -> int:
+        """Return how many rows at positions from `start` to `end` precede undescribed tokens of the prompt.
+
+        These rows are the last ones, or the last ones except the row of the prompt's last token.
+        """
+        return max(0, min(end, self.prompt_tokens - 1) - max(start, self.described - 1))
+
     def add_certain(self, logits: NDArray[np.float32], certain: Sequence[int]) -> list[Event]:
         """Add the forced tokens that a step has run, before `accept`, and return the resulting events.
 
@@ -209,6 +285,8 @@ class Answer:
         events: list[Event] = []
         if self.over:
             return events
+        if len(self.tokens) >= self.limit:  # the request asks only for its prompt
+            return self.finish(FinishReason.LENGTH)
         self.drafted_tokens += len(draft)
         for index, (row, drafted) in enumerate(zip(logits, [*draft, None], strict=True)):
             events += self._accept_row(row, drafted, index, drawn)
@@ -252,7 +330,10 @@ class Answer:
         self.tokens.append(token)
         self.drawn_in_a_row = 0 if forced else self.drawn_in_a_row + 1
         if token in self.tokenizer.end_of_generation and not forced and not self.decoder.continues_after(token):
-            return self.finish(FinishReason.STOP)
+            # Evaluators count the entries of an answer from its end, so each generated token needs an entry.
+            described = self._logprobs(logits, token) if self.describes_prompt else ()
+            named = [self._delta(Split(), (token,), described)] if described else []
+            return [*named, *self.finish(FinishReason.STOP)]
         self.thinking_tokens += self.decoder.thinking
         split = self.decoder.feed(token, self._bytes_of(token))
         self._note_first_answer(split)
@@ -376,5 +457,5 @@ class Answer:
         if self.request.logprobs is None or logits is None:
             return ()
         chosen, top = self.sampler.log_probabilities(logits, token, self.request.logprobs)
-        described = [TokenLogprob(i, self.tokenizer.token_bytes(i), value) for i, value in [(token, chosen), *top]]
+        described = [TokenLogprob(i, spelled(self.tokenizer, i), value) for i, value in [(token, chosen), *top]]
         return (TokenLogprobs(described[0], tuple(described[1:])),)

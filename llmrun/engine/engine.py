@@ -79,7 +79,13 @@ class Engine:
         self._sampler = Sampler(backend.info.threads)
         costs = StepCosts()
         self._speculation = Speculation(drafts, costs)
-        self._scheduler = Scheduler(rows_per_step, self._speculation, costs, by_seconds=backend.info.batch_invariant)
+        self._scheduler = Scheduler(
+            rows_per_step,
+            self._speculation,
+            costs,
+            by_seconds=backend.info.batch_invariant,
+            max_sequences=backend.info.max_sequences,
+        )
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self._requests = Admission(
             backend.kv,
@@ -435,7 +441,7 @@ class Engine:
 
     def _cut_back(self, part: Work) -> None:
         """Remove from the cache the rows of tokens that did not become part of the answer."""
-        n = len(part.answer.tokens) - 1
+        n = max(len(part.answer.tokens) - 1, part.answer.prompt_tokens)
         if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n and part.draft.tokens:
             # With a recurrent model, llama.cpp would have to repeat earlier rows after each wrong draft. (Without a
             # draft, a stop string has ended the answer inside forced tokens, which does not concern drafts.)

@@ -102,7 +102,8 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt | FillPrompt
 class Request(Portable, frozen=True):
     """A prompt with the options for its answer.
 
-    max_tokens  the maximum number of generated tokens; None means until the answer ends or the context is full
+    max_tokens  the maximum number of generated tokens; None means until the answer ends or the context is full, and 0
+                means that only the prompt is computed
     stop        strings that end the answer and are not part of it; they have no effect during thinking
     logprobs    N >= 0 returns the log-probabilities of the chosen token and the N likeliest tokens; None returns none
     think       switches thinking on or off for a ChatPrompt; None leaves the template's default
@@ -114,6 +115,7 @@ class Request(Portable, frozen=True):
     adapters       the LoRA adapters to use, by name, with their scales; None for the scales with which they were opened
     tenant         the owner of the request. Tenants get equal shares of the engine's time. By default, tenants share no
                    cached prefixes, because the time to the first token would reveal one tenant's prompts to another
+    echo           return the prompt as PromptDelta events before the answer, with log-probabilities if `logprobs` is given
     """
 
     prompt: Prompt
@@ -127,6 +129,7 @@ class Request(Portable, frozen=True):
     sent_sampling: frozenset[str] | None = None
     adapters: Mapping[str, float] | None = None
     tenant: str = ""
+    echo: bool = False
 
     def sends(self, name: str) -> bool:
         """Return whether this sampling parameter is sent to a server."""
@@ -156,6 +159,22 @@ class PrefillProgress(Portable, frozen=True):
     done: int
     total: int
     cached: int = 0
+
+
+class PromptDelta(Portable, frozen=True):
+    """A piece of the prompt, if the request asked for `echo`. All pieces precede the first TextDelta.
+
+    text      the whole prompt in the first piece, and empty in later pieces. Prompts that are not text are decoded, and
+              their control tokens appear as in the vocabulary
+    logprobs  one entry for each of the next tokens if the request asked for log-probabilities, otherwise empty. Nothing
+              precedes the prompt's first token, so its log-probability is 0, and it has no likeliest tokens
+
+    Replays repeat the same pieces, because the number of tokens in a piece does not depend on the steps of the engine.
+    """
+
+    request_id: int
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class ToolCall(Portable, frozen=True):
@@ -202,7 +221,7 @@ class TextDelta(Portable, frozen=True):
     tool_calls pieces of tool calls, which follow `text`
 
     The answer is the joined `text` of all deltas, starting at the last delta with `unopened` if there is one. An
-    end-of-generation token has no delta.
+    end-of-generation token has a delta only if the request asked for `echo` and log-probabilities.
     """
 
     request_id: int
@@ -243,13 +262,13 @@ class Failed(Portable, frozen=True):
     error: LlmrunError
 
 
-Event = PrefillProgress | TextDelta | Finished | Failed
+Event = PrefillProgress | PromptDelta | TextDelta | Finished | Failed
 
 
 def check_request(request: Request, vocabulary_size: int) -> None:
     """Check a request's parameters. Raises UsageError with the name of the first invalid parameter."""
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise UsageError(f"parameter out of range: max_tokens: {request.max_tokens} is less than 1")
+    if request.max_tokens is not None and request.max_tokens < 0:
+        raise UsageError(f"parameter out of range: max_tokens: {request.max_tokens} is less than 0")
     if "" in request.stop:
         raise UsageError("empty stop string: stop: every stop string needs at least one character")
     if request.logprobs is not None and not 0 <= request.logprobs <= vocabulary_size:

@@ -26,7 +26,7 @@ from starlette.types import Send
 
 from llmrun.base.errors import LlmrunError
 from llmrun.engine.remote.stream import FORM
-from llmrun.engine.requests import Event, Finished, Request, TextDelta
+from llmrun.engine.requests import Event, Finished, PromptDelta, Request, TextDelta
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import AnswerId
 from llmrun.serving.metrics import Metrics
@@ -133,6 +133,7 @@ class Choices:
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
         self._model, self._requests, self._metrics = model, requests, metrics
         self._asked_at = time.perf_counter()
+        self._n_described = 0  # tokens of prompts with log-probabilities
         self._served: list[ServedRequest] = []
         self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
         self._last_tokens = [0.0] * len(requests)  # when each choice's last token arrived; 0 before the first token
@@ -151,7 +152,7 @@ class Choices:
     @property
     def is_long(self) -> bool:
         """True if writing the finished choices takes so long that other clients would be held up."""
-        return self.generated_tokens > _MANY_TOKENS
+        return self.generated_tokens + self._n_described > _MANY_TOKENS
 
     async def accepted(self) -> None:
         """Send the requests and wait until the engine has accepted all of them. If the engine refuses a request, the
@@ -206,6 +207,8 @@ class Choices:
             else:
                 self._metrics.first_token.observe(at - self._asked_at)
             self._last_tokens[choice] = at
+        elif isinstance(event, PromptDelta):
+            self._n_described += len(event.logprobs)
         elif isinstance(event, Finished):
             self._unfinished -= 1
             self._generated[choice] = event.timings.generated_tokens  # also counts the token that ends the answer

@@ -105,7 +105,7 @@ def test_the_longest_prompt_that_fits_gets_one_token() -> None:
 @pytest.mark.parametrize(
     ("request_", "named"),
     [
-        (Request(TextPrompt("a"), max_tokens=0), "max_tokens: 0"),
+        (Request(TextPrompt("a"), max_tokens=-1), "max_tokens: -1"),
         (Request(TextPrompt("a"), stop=("x", "")), "stop"),
         (Request(TextPrompt("a"), logprobs=-1), "logprobs: -1"),
         (Request(TextPrompt("a"), logprobs=261), "logprobs: 261"),

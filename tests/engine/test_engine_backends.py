@@ -24,6 +24,7 @@ from tests.support.engine.contract import (
     CancelContract,
     CompanyContract,
     CrowdedContract,
+    EchoContract,
     PrefixContract,
     StopStringContract,
     plain_tokens,
@@ -39,7 +40,9 @@ from tests.support.models.tiny_models import tiny_model
 pytestmark = pytest.mark.push
 
 
-class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
+class TestScripted(
+    StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract, EchoContract
+):
     @classmethod
     def open_backend(cls, *, context_size: int, max_sequences: int) -> ScriptedBackend:
         return ScriptedBackend(None, context_size=context_size, max_sequences=max_sequences)
@@ -49,7 +52,7 @@ class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedCo
         return ScriptedBackend(None, context_size=context_size, max_sequences=max_sequences, capacity=capacity)
 
 
-class TestScriptedWithCheckpoints(PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
+class TestScriptedWithCheckpoints(PrefixContract, CancelContract, CrowdedContract, SpeculationContract, EchoContract):
     """The scripted backend as a recurrent model, which keeps less of a prefix than was asked for."""
 
     @classmethod
@@ -80,7 +83,9 @@ def open_crowded_cpu(path: Path, *, capacity: int, context_size: int, max_sequen
     return backend
 
 
-class TestTinyModelOnTheCpu(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
+class TestTinyModelOnTheCpu(
+    StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract, EchoContract
+):
     path: Path
 
     @pytest.fixture(autouse=True, scope="class")
@@ -137,7 +142,9 @@ def test_nobody_starts_again_where_sequences_share_cells(tmp_path: Path) -> None
         engine.close()
 
 
-class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
+class TestTinyModelOnLlamaCpp(
+    StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract, EchoContract
+):
     """Greedy tokens may differ slightly from those generated alone, because llama.cpp's summation order depends on the
     batch.
     """
@@ -174,7 +181,7 @@ class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract):
         return open_llama(smollm2(), context_size=context_size, max_sequences=max_sequences)
 
 
-class TestWindowsOnTheCpu(PrefixContract, CancelContract, SpeculationContract):
+class TestWindowsOnTheCpu(PrefixContract, CancelContract, SpeculationContract, EchoContract):
     """Two of three layers keep only the tokens of a window and a step, and 256 more for truncation."""
 
     context = 1536
@@ -195,7 +202,7 @@ class TestWindowsOnTheCpu(PrefixContract, CancelContract, SpeculationContract):
         assert_taken_back(self, backend, back_to, kept)
 
 
-class TestHybridOnTheCpu(PrefixContract, CancelContract, SpeculationContract):
+class TestHybridOnTheCpu(PrefixContract, CancelContract, SpeculationContract, EchoContract):
     """A sequence with a recurrent state can be cut by a few tokens, or further back to a checkpoint."""
 
     path: Path

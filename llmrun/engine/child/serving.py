@@ -47,6 +47,7 @@ from llmrun.engine.costs import MOST_ROWS
 from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, TextPrompt
+from llmrun.model.tokenizers.text_tokenizer import decode_spelled
 
 _BEAT_S = 0.5  # the longest time between two beats
 _STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps
@@ -405,7 +406,7 @@ class EngineServing:
                 for token in message.tokens:
                     if not 0 <= token < size:
                         raise UsageError(f"no such token: tokens: {token}, the vocabulary has {size} tokens")
-                self._send(Detokenized(message.id, self._engine.tokenizer.decode(message.tokens)))
+                self._send(Detokenized(message.id, decode_spelled(self._engine.tokenizer, message.tokens)))
             case CountPrompt():
                 self._send(PromptCounted(message.id, self._engine.prompt_tokens(message.request)))
             case Embed():

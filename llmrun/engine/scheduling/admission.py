@@ -77,11 +77,11 @@ class Admission(Neighbours):
                 return
             if answer.wait is None or is_over(answer.wait, self.running):
                 answer.wait = wait_for_prefix(
-                    answer, self.running, self._slots.cached(answer.cached_as, answer.prefix_scope)
+                    answer, self.running, self._slots.cached(answer.reusable, answer.prefix_scope)
                 )
             if answer.wait is not None:
                 continue
-            slot = self._slots.acquire(answer.cached_as, answer.prefix_scope)
+            slot = self._slots.acquire(answer.reusable, answer.prefix_scope)
             self.running[answer] = slot
             if not self._has_room(answer, slot):
                 self._slots.give_back(self.running.pop(answer))
@@ -107,7 +107,7 @@ class Admission(Neighbours):
         if not self.running:
             return super().spare_blocks()
         running = self.running.items()
-        return self._free_blocks - sum(self._kv.needed(slot.index, answer.limit - 1) for answer, slot in running)
+        return self._free_blocks - sum(self._kv.needed(slot.index, answer.most_rows) for answer, slot in running)
 
     def hold_up(self, held: bool) -> None:
         self._is_held_up = held

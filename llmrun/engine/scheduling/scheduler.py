@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.backends.base import ROWS_PER_ANSWER
 from llmrun.base.types import HIDDEN, LOGITS, Batch
 from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer, PrefixWait
@@ -86,6 +87,11 @@ class Work:
         return self.depth + self.rows
 
     @property
+    def described_prompt(self) -> int:
+        """The number of rows whose logits are needed only for the log-probabilities of the prompt's tokens."""
+        return self.answer.rows_to_describe(self.depth, self.depth + len(self.tokens))
+
+    @property
     def described(self) -> int:
         """The number of rows whose logits are needed only for the log-probabilities of certain tokens."""
         return len(self.certain) if self.answer.request.logprobs is not None else 0
@@ -94,9 +100,10 @@ class Work:
     def wanted(self) -> int:
         """The number of rows at the end whose logits are needed.
 
-        The last rows are the `described` rows, the row of the last certain token, and the rows of the draft.
+        The last rows are the `described_prompt` rows and, in a step that yields a token, the `described` rows, the row
+        of the last certain token, and the rows of the draft.
         """
-        return self.described + 1 + len(self.draft.tokens) if self.is_last else 0
+        return self.described_prompt + (self.described + 1 + len(self.draft.tokens) if self.is_last else 0)
 
     @property
     def takes_hidden(self) -> bool:
@@ -135,27 +142,32 @@ def take_results(
     """
     ends = itertools.accumulate(part.wanted for part in work)
     wanted = [logits[end - part.wanted : end] for part, end in zip(work, ends, strict=True)]
-    events = [_add_known(part, rows[: part.described]) for part, rows in zip(work, wanted, strict=True)]
-    undecided = [rows[part.described :] for part, rows in zip(work, wanted, strict=True)]
+    known = [part.described_prompt + part.described for part in work]
+    events = [_add_known(part, rows[:n]) for part, rows, n in zip(work, wanted, known, strict=True)]
+    undecided = [rows[n:] for rows, n in zip(wanted, known, strict=True)]
     sequences = [part.answer.rows_to_draw(rows, part.draft.tokens) for part, rows in zip(work, undecided, strict=True)]
     results = zip(work, events, undecided, sampler.sample_rows(sequences), strict=True)
     for part, new_events, rows, drawn in results:
-        known = len(part.answer.tokens)
+        before = len(part.answer.tokens)
         if part.is_last:
             new_events += part.answer.accept(rows, part.draft.tokens, drawn)
-        yield part, new_events, part.answer.tokens[known:]
+        yield part, new_events, part.answer.tokens[before:]
 
 
 def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
-    """Update a request and its slot with the tokens of its rows and return the request's events."""
-    answer, slot = part.answer, part.slot
+    """Update a request and its slot with the tokens of its rows and return the request's events.
+
+    logits  float32[part.described_prompt + part.described, vocabulary]
+    """
+    answer, slot, n = part.answer, part.slot, part.described_prompt
     slot.tokens += answer.cached_from(part.tokens, part.depth)
     events: list[Event] = []
     if answer.in_prefill:
         cached = answer.cached_tokens or 0
         events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens, cached))
+        events += answer.echo(logits[:n])
     if part.is_last:
-        events += answer.add_certain(logits, part.certain)
+        events += answer.add_certain(logits[n:], part.certain)
         slot.tokens += answer.cached_from([*part.certain, *part.draft.tokens], len(slot.tokens))
     return events
 
@@ -333,7 +345,7 @@ def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int)
 
     cached  how many of its tokens are in the cache already
     """
-    tokens = answer.cached_as
+    tokens = answer.reusable
     waits = [
         PrefixWait(leader, min(common_prefix(leader.cached_as, tokens), len(tokens) - 1))
         for leader, slot in running.items()
@@ -385,8 +397,7 @@ class Room:
         """Compute the claims of the running requests. `free` includes blocks that only idle sequences hold."""
         self._kv = kv
         self._free = free
-        # The last token of an answer is never run, so this token takes no room.
-        self._needed = {answer: kv.needed(slot.index, answer.limit - 1) for answer, slot in running.items()}
+        self._needed = {answer: kv.needed(slot.index, answer.most_rows) for answer, slot in running.items()}
         # A request that runs alone can always finish: it may use the whole cache.
         self.is_ample = len(running) < 2 or sum(self._needed.values()) <= free
         self._claims: dict[Answer, Claim] = {}
@@ -420,6 +431,9 @@ class Room:
 _SECONDS_BESIDE_ANSWERS: Final = 0.1
 _STEPS_BESIDE_ANSWERS: Final = 2.5
 _SECONDS_WITHOUT_ANSWERS: Final = 1.0  # bounds how long a short prompt waits for the step of a long one
+# The most rows in a step that describe prompts: 39 MB of logits with a vocabulary of 151,936 tokens. llama.cpp returns
+# at most this many rows from a pass.
+_MOST_DESCRIBED: Final = 64
 
 
 class Scheduler:
@@ -429,10 +443,14 @@ class Scheduler:
     by_seconds     whether the predicted time of a step limits its prompt tokens, too. Only backends whose results do
                    not depend on the batch may be scheduled by measured times
     costs          learns how long steps take
+    max_sequences  the number of sequences of the cache. The backend expects ROWS_PER_ANSWER rows of logits for each
     """
 
-    def __init__(self, rows_per_step: int, speculation: Speculation, costs: StepCosts, *, by_seconds: bool):
+    def __init__(
+        self, rows_per_step: int, speculation: Speculation, costs: StepCosts, *, by_seconds: bool, max_sequences: int
+    ):
         self._rows_per_step = rows_per_step
+        self._most_described = min(_MOST_DESCRIBED, ROWS_PER_ANSWER * max_sequences)
         self._speculation = speculation
         self._by_seconds = by_seconds
         self._step = 0
@@ -495,13 +513,15 @@ class Scheduler:
 
         size  the size of the step without them
         """
-        seconds, least = self.budget(size), 1
+        seconds, least, describable = self.budget(size), 1, self._most_described
         reading = list(prompts.items())
         lengths = [(len(answer.tokens) - len(slot.tokens), answer.last_step) for answer, slot in reading]
         for index in prompt_order(lengths, self._step):
             answer, slot = reading[index]
             depth = len(slot.tokens)
             rows = min(left, rows_until_copy(answer, slot, waiting))
+            if answer.rows_to_describe(depth, depth + rows):
+                rows = min(rows, describable)
             # `rows_within` is careful with new sizes, which is necessary only if answers wait.
             fits = not size.answers and self.costs.of_step(size.with_chunk(rows, depth), rows) <= seconds
             if self._by_seconds and not fits:
@@ -512,6 +532,7 @@ class Scheduler:
             if _has_room(part, room):
                 size = size.with_chunk(part.rows, depth)
                 left -= part.rows
+                describable -= part.described_prompt
                 least = 0
                 yield part
 

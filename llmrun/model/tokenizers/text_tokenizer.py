@@ -79,6 +79,20 @@ class Tokenizer(Protocol):
         """Concatenate the bytes of the tokens, without the leading space that some tokenizers add."""
 
 
+def spelled(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """Return the bytes of a token. Control tokens appear as in the vocabulary, for example `<|im_end|>`."""
+    return tokenizer.token_bytes(token_id) or tokenizer.token_text(token_id).encode()
+
+
+def decode_spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    """Decode tokens like `Tokenizer.decode`, except that control tokens appear as in the vocabulary."""
+    pieces = [spelled(tokenizer, token) for token in ids]
+    first = next((index for index, token in enumerate(ids) if tokenizer.token_bytes(token)), None)
+    if first is not None:
+        pieces[first] = tokenizer.decode([ids[first]])  # without the leading space that some tokenizers add
+    return b"".join(pieces)
+
+
 # Text that contains special tokens: the UTF-8 bytes in the vocabulary's spelling, the byte offsets where the parts of
 # the text end, and the byte offsets and ids of the special tokens between the parts.
 Parts = tuple[bytes, "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int32]"]

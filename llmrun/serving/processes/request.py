@@ -11,19 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmrun.base.errors import BackendCrashed, Cancelled, LlmrunError, Unavailable
 from llmrun.engine.child.messages import cancelled_unbegun
-from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, TextDelta
+from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, PromptDelta, TextDelta
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import Taken
     from llmrun.engine.requests import Request
 
-# All fields of a delta except the ID, because replays do not change the ID.
-_content = attrgetter("text", "tokens", "logprobs", "reasoning", "unopened", "tentative", "tool_calls")
 _DELTA_BYTES = 130  # the size of a delta without text
 _LOGPROB_BYTES = 80  # the size of each alternative of a token
 
@@ -51,7 +48,7 @@ class DeliveredDeltas:
         self._repeated = 0
         self._repeated_hash = 0
 
-    def new_bytes(self, delta: TextDelta) -> int:
+    def new_bytes(self, delta: PromptDelta | TextDelta) -> int:
         """Return the approximate size of a delta in bytes, or 0 if the client already has the delta.
 
         Raises ReplayDiffers if all deltas have been repeated but their hash differs.
@@ -59,20 +56,22 @@ class DeliveredDeltas:
         # Python's hash takes a tenth of the time of a cryptographic digest, and no attacker can choose the input.
         if not self.behind:
             self.count += 1
-            self._hash = hash((self._hash, _content(delta)))
+            self._hash = hash((self._hash, delta))
             self._repeated = self.count
             return _bytes_of(delta)
         self._repeated += 1
-        self._repeated_hash = hash((self._repeated_hash, _content(delta)))
+        self._repeated_hash = hash((self._repeated_hash, delta))
         if not self.behind and self._repeated_hash != self._hash:
             raise ReplayDiffers
         return 0
 
 
-def _bytes_of(delta: TextDelta) -> int:
+def _bytes_of(delta: PromptDelta | TextDelta) -> int:
     n_alternatives = sum(1 + len(token.top) for token in delta.logprobs)
-    arguments = sum(len(piece.arguments) for piece in delta.tool_calls)
-    return _DELTA_BYTES + len(delta.text) + len(delta.reasoning) + arguments + _LOGPROB_BYTES * n_alternatives
+    size = _DELTA_BYTES + len(delta.text) + _LOGPROB_BYTES * n_alternatives
+    if isinstance(delta, PromptDelta):
+        return size
+    return size + len(delta.reasoning) + sum(len(piece.arguments) for piece in delta.tool_calls)
 
 
 class Phase(Enum):
@@ -167,7 +166,7 @@ class ServedRequest:
                 if self.deltas.count or done <= self._prefilled:
                     return
                 self._prefilled = done
-            case TextDelta():
+            case PromptDelta() | TextDelta():
                 try:
                     size = self.deltas.new_bytes(event)
                 except ReplayDiffers:

@@ -24,6 +24,7 @@ from llmrun.serving.protocol.openai.messages import require_filling
 from llmrun.serving.protocol.openai.objects import (
     MOST_CHOICES,
     NO_LIMIT,
+    AnswerLimit,
     Common,
     Count,
     Fingerprint,
@@ -31,7 +32,7 @@ from llmrun.serving.protocol.openai.objects import (
     TokenEntry,
     TopLogprobs,
 )
-from llmrun.serving.protocol.openai.options import format_of, options_of
+from llmrun.serving.protocol.openai.options import format_of, options_of, token_limit
 from llmrun.serving.protocol.openai.requests import choices_of
 from llmrun.serving.protocol.openai.responses import timings, token_entry
 from llmrun.serving.protocol.parsed import Parsed, checked
@@ -48,7 +49,7 @@ class _File(TypedDict, total=False):
     text: Required[str]
 
 
-class InfillRequest(Common, total=False):
+class InfillRequest(Common, AnswerLimit, total=False):
     input_prefix: Required[Annotated[str, "The text before the gap."]]
     input_suffix: Required[Annotated[str, "The text after the gap."]]
     prompt: Annotated[
@@ -147,7 +148,7 @@ def parse_infill(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedIn
         n_predict = 1  # the engine generates at least one token
         if not given["parameters"].get("samplers"):
             given["parameters"].pop("samplers", None)  # editors that only process a prompt send an empty list
-    options = options_of(given, facts, seed, n_predict)
+    options = options_of(given, facts, seed, token_limit(given, n_predict))
     require_filling(facts, "input_suffix")
     counts = {"n_cmpl": given.get("n_cmpl"), "n": given.get("n")}
     extra = given.get("input_extra", ())

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from llmrun.base.errors import Unavailable, shown
 from llmrun.base.types import FinishReason
-from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta
+from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, PromptDelta, Request, TextDelta
 from llmrun.serving.protocol.errors import ApiError
 
 _MOST_IGNORED: Final = 32  # field names in the header
@@ -93,13 +93,14 @@ class FailingAnswer(ApiAnswer, Protocol):
 
 
 def checked(event: Event) -> PrefillProgress | TextDelta | Finished:
-    """Return the event unless the event is a failure or a cancellation.
+    """Return the event of a request without `echo`, unless the event is a failure or a cancellation.
 
     Raises the error in a Failed event, and Unavailable if the request was cancelled. While the client is connected,
     requests are cancelled only at shutdown.
     """
     if isinstance(event, Failed):
         raise event.error
+    assert not isinstance(event, PromptDelta), "the request did not ask for its prompt"
     if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
         raise Unavailable("the answer was cut off", state="draining")
     return event

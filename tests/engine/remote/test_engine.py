@@ -349,7 +349,7 @@ def test_only_chosen_sampling_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [chat(max_tokens=0), chat(stop=("",)), Request(ChatPrompt(CHAT.messages, add_generation_prompt=False))]
+    "request_", [chat(max_tokens=-1), chat(stop=("",)), Request(ChatPrompt(CHAT.messages, add_generation_prompt=False))]
 )
 def test_what_cannot_be_asked_is_refused_and_nothing_is_sent(request_: Request) -> None:
     with serving(response(HELLO)) as server, RemoteEngine.open(server.url) as engine:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
+from llmrun.engine.requests import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    PromptDelta,
+    Request,
+    TextDelta,
+    TokenLogprobs,
+)
 
 
 @dataclass
@@ -18,6 +27,7 @@ class Gathered:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     deltas: list[TextDelta] = field(default_factory=list)
+    prompt: list[PromptDelta] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
     last: Finished | Failed | None = None
     ended_in: int = 0  # the number of the step that returned the last event
@@ -55,6 +65,9 @@ def run_to_the_end(
                 answer.logprobs += event.logprobs
             elif isinstance(event, PrefillProgress):
                 answer.progress.append(event)
+            elif isinstance(event, PromptDelta):
+                assert not answer.deltas, "the prompt precedes the answer"
+                answer.prompt.append(event)
             else:
                 answer.last, answer.ended_in = event, step
         events = ()

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import LOGITS, Batch, FinishReason, Outputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.engine.sampling import sample
+from llmrun.engine.sampling import log_probabilities, sample
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 
@@ -220,6 +221,68 @@ class CompanyContract(OverOneBackend):
     def assert_kept(self, cached: int, n: int, *, of: int) -> None:
         """Check the number of reused tokens, given that `n` of the `of` tokens in the cache match the prompt."""
         assert cached == n
+
+
+class EchoContract(CompanyContract):
+    """The log-probabilities of prompts."""
+
+    def echoing(self, backend: Backend, prompt: Sequence[int], max_tokens: int = 1) -> Request:
+        request = self.request(backend, prompt)
+        return structs.replace(request, max_tokens=max_tokens, logprobs=2, echo=True)
+
+    def assert_described(self, backend: Backend, request: Request, gathered: Gathered) -> None:
+        """Check the log-probabilities of a prompt's tokens against those of one pass. The cache is empty afterwards."""
+        assert isinstance(request.prompt, TokenPrompt)
+        prompt = [*request.prompt.tokens]
+        entries = [entry for piece in gathered.prompt for entry in piece.logprobs]
+        assert [entry.chosen.token_id for entry in entries] == prompt
+        assert (entries[0].chosen.logprob, entries[0].top) == (0.0, ())
+        assert {len(piece.logprobs) for piece in gathered.prompt[:-1]} <= {64}
+        forget_all(backend)
+        positions = np.arange(len(prompt), dtype=np.int32)
+        want = np.full(len(prompt), LOGITS, np.uint8)
+        logits = backend.forward(Batch(np.array(prompt, np.int32), np.zeros_like(positions), positions, want)).logits
+        forget_all(backend)
+        for row, token, entry in zip(logits[:-1], prompt[1:], entries[1:], strict=True):
+            chosen, top = log_probabilities(row, token, 2)
+            found = [entry.chosen.logprob, *(each.logprob for each in entry.top)]
+            assert found == pytest.approx([chosen, *(each for _, each in top)], abs=self.tolerance, rel=0)
+            assert not self.exact or [each.token_id for each in entry.top] == [token for token, _ in top]
+
+    @pytest.mark.parametrize("max_tokens", [0, 1, 5])
+    @pytest.mark.parametrize("length", [1, 2, 64, 65, 150])
+    def test_every_token_of_a_prompt_is_described(self, backend: Backend, length: int, max_tokens: int) -> None:
+        request = self.echoing(backend, plain_tokens(backend, length, seed=1), max_tokens)
+        [gathered] = answer_all(Engine(backend), [request])
+        assert len(gathered.tokens) == len(gathered.logprobs) == max_tokens
+        assert gathered.finished.reason is FinishReason.LENGTH
+        assert gathered.finished.timings.generated_tokens == max_tokens
+        self.assert_described(backend, request, gathered)
+
+    @pytest.mark.parametrize("rows_per_step", [7, 256])
+    def test_prompts_are_described_in_company_and_whatever_is_cached(
+        self, backend: Backend, rows_per_step: int
+    ) -> None:
+        engine = Engine(backend, rows_per_step=rows_per_step)
+        stem = plain_tokens(backend, 90, seed=1)
+        answer_all(engine, [self.request(backend, stem, 3)])
+        described = [self.echoing(backend, [*stem, *plain_tokens(backend, 5, seed)], 2) for seed in range(3)]
+        others = [self.request(backend, [*stem, *plain_tokens(backend, 9, seed)], 6) for seed in range(3)]
+        together = answer_all(engine, [request for pair in zip(described, others, strict=True) for request in pair])
+        for request, gathered in zip(described, together[::2], strict=True):
+            assert gathered.finished.timings.cached_tokens == 0
+            self.assert_described(backend, request, gathered)
+        for request, gathered in zip(others, together[1::2], strict=True):
+            self.assert_answers(backend, request, gathered)
+
+    def test_an_answer_continues_a_prompt_that_was_only_computed(self, backend: Backend) -> None:
+        prompt = plain_tokens(backend, 70, seed=1)
+        engine, request = Engine(backend), self.request(backend, prompt, 8)
+        [gathered] = answer_all(engine, [structs.replace(request, max_tokens=0)])
+        assert (gathered.tokens, gathered.deltas, gathered.finished.context_used) == ([], [], 70)
+        [gathered] = answer_all(engine, [request])
+        self.assert_kept(gathered.finished.timings.cached_tokens, 69, of=70)
+        self.assert_answers(backend, request, gathered)
 
 
 class PrefixContract(CompanyContract):

@@ -45,6 +45,7 @@ Stops = Annotated[
 ]
 Choices = Annotated[list[Annotated[str, Limits(1)]], Limits(1, noun="choice")]
 TokenLimit = Annotated[int, Limits(NO_LIMIT, without=0), Expected("an integer of at least 1, or -1 for no limit")]
+LimitFromZero = Annotated[int, Limits(NO_LIMIT), Expected("an integer of at least 0, or -1 for no limit")]
 Budget = Annotated[int, Limits(NO_LIMIT), "The maximum number of thinking tokens; -1 means no limit."]
 TopLogprobs = Annotated[int, Limits(0, MOST_LOGPROBS), "The number of likeliest tokens to return at each position."]
 Effort = Annotated[
@@ -155,6 +156,14 @@ class ResponseFormat(TypedDict, total=False):
 class Common(Shared, total=False):
     stream_options: StreamOptions
     n: Annotated[int, Limits(1, MOST_CHOICES), "The number of choices for each prompt."]
+    response_format: ResponseFormat
+    metadata: Annotated[dict[str, Any], "This field is accepted for compatibility, but has no effect."]
+    store: Annotated[Literal[False], Usual((False,)), "This field is accepted for compatibility, but has no effect."]
+
+
+class AnswerLimit(TypedDict, total=False):
+    """The maximum length of an answer."""
+
     max_completion_tokens: Annotated[
         TokenLimit,
         "The maximum number of generated tokens, including thinking. -1 means no limit, which is the default. This "
@@ -164,9 +173,6 @@ class Common(Shared, total=False):
         TokenLimit,
         "The maximum number of generated tokens, including thinking. -1 means no limit, which is the default.",
     ]
-    response_format: ResponseFormat
-    metadata: Annotated[dict[str, Any], "This field is accepted for compatibility, but has no effect."]
-    store: Annotated[Literal[False], Usual((False,)), "This field is accepted for compatibility, but has no effect."]
 
 
 class LlamaLimit(TypedDict, total=False):
@@ -388,7 +394,7 @@ class _RefusedInCompletions(TypedDict, total=False):
 _TO_LEGACY: Final = "use `tools` and `tool_choice` instead"
 
 
-class ChatRequest(_RefusedInCompletions, Common, LlamaLimit, ToolFields, ChatThinking, total=False):
+class ChatRequest(_RefusedInCompletions, Common, AnswerLimit, LlamaLimit, ToolFields, ChatThinking, total=False):
     functions: Annotated[Any, Refused(([],), _TO_LEGACY)]
     function_call: Annotated[Any, Refused(("none",), _TO_LEGACY)]
     audio: Annotated[Any, Refused((), "this server answers with text only")]
@@ -409,7 +415,14 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(_RefusedInCompletions, Common, LlamaLimit, total=False):
+class CompletionRequest(_RefusedInCompletions, Common, total=False):
+    max_completion_tokens: Annotated[LimitFromZero, "Another name for `max_tokens`, which takes precedence."]
+    max_tokens: Annotated[
+        LimitFromZero,
+        "The maximum number of generated tokens. -1 means no limit, which is the default. With 0, only the prompt is "
+        "processed, for example to return its log-probabilities.",
+    ]
+    n_predict: Annotated[LimitFromZero, "llama.cpp's name for `max_tokens`."]
     prompt: Required[Annotated[Prompts, "One or more prompts. Control strings in text prompts become control tokens."]]
     suffix: Annotated[
         str,
@@ -423,7 +436,9 @@ class CompletionRequest(_RefusedInCompletions, Common, LlamaLimit, total=False):
         "Return the log-probability of every token and of this many likeliest tokens at each position.",
     ]
     echo: Annotated[
-        bool, "Return the prompt before the answer. Requires text prompts, and cannot be combined with `logprobs`."
+        bool,
+        "Return the prompt before the answer. With `logprobs`, the prompt's tokens have log-probabilities, too, and no "
+        "part of the prompt is reused from the cache. Cannot be combined with `suffix`.",
     ]
     best_of: Annotated[int, Limits(1, MOST_CHOICES), "The only supported value is the value of `n`."]
 
@@ -576,8 +591,8 @@ class ChatCompletionChunk(_Head, _Progress):
 
 class TextLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: Annotated[list[float | None], "The first token of a repeated prompt has null."]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[Count]
 
 

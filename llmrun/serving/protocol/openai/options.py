@@ -25,6 +25,7 @@ from llmrun.serving.protocol.openai.objects import (
     MOST_BIAS,
     NO_LIMIT,
     Adapter,
+    AnswerLimit,
     ChosenAdapter,
     Common,
     Sampling,
@@ -265,6 +266,7 @@ class Options:
     stop: tuple[str, ...]
     sampling: SamplingParams
     logprobs: int | None = None
+    echo: bool = False
     response_format: ResponseFormat | None = None
     adapters: Mapping[str, float] | None = None
     n: int = 1
@@ -282,22 +284,19 @@ class Options:
             None if thinking is None else thinking.budget,
             self.response_format,
             adapters=self.adapters,
+            echo=self.echo,
         )
 
 
-def options_of(given: Common, facts: ModelFacts, seed: int, n_predict: int | None) -> Options:
-    """Convert the fields of `Common`. Raises InvalidField.
-
-    seed       the default seed
-    n_predict  llama.cpp's name for `max_tokens`
-    """
+def options_of(given: Common, facts: ModelFacts, seed: int, max_tokens: int | None) -> Options:
+    """Convert the fields of `Common`. Raises InvalidField. `seed` is the default seed."""
     stream = given.get("stream", False)
     return Options(
         stream=stream,
         include_usage=given.get("stream_options", {}).get("include_usage", False) and stream,
         n=given.get("n", 1),
         seed=seed_of(given, seed),
-        max_tokens=_token_limit(given, n_predict),
+        max_tokens=max_tokens,
         stop=stops_of(given.get("stop")),
         sampling=sampling_of(given, facts),
         adapters=adapters_of(given.get("lora"), facts),
@@ -311,8 +310,11 @@ def require_chats(facts: ModelFacts, field: str = "messages") -> None:
         raise unsupported(field, "this model has no chat template", hint=hint)
 
 
-def _token_limit(given: Common, n_predict: int | None) -> int | None:
-    """Return the maximum length of the answer. OpenAI's newer field `max_completion_tokens` takes precedence."""
+def token_limit(given: AnswerLimit, n_predict: int | None) -> int | None:
+    """Return the maximum length of the answer. OpenAI's newer field `max_completion_tokens` takes precedence.
+
+    n_predict  llama.cpp's name for `max_tokens`
+    """
     limit = given.get("max_completion_tokens", given.get("max_tokens", n_predict))
     return None if limit == NO_LIMIT else limit
 

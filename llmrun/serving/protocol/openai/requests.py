@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
+from llmrun.engine.requests import ChatPrompt, ModelFacts, Request
 from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.openai.messages import ToolOptions, check_lengths, filled, message_of, prompts_of, tools_of
@@ -21,6 +21,7 @@ from llmrun.serving.protocol.openai.options import (
     options_of,
     require_chats,
     thinking_of,
+    token_limit,
 )
 from llmrun.serving.protocol.parsed import Parsed
 
@@ -31,18 +32,16 @@ class ParsedCompletion(Parsed):
 
     n       the number of choices for each prompt
     seed    the seed of the first choice of each prompt
-    echoed  the text that precedes the answers to each prompt, or () if the answers do not repeat prompts
     """
 
     n: int
     include_usage: bool
-    echoed: tuple[str, ...] = ()
 
 
 def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
     """Convert the body of a chat completion. `seed` is the default seed. Raises InvalidField."""
     given, ignored = read(ChatRequest, body)
-    options = options_of(given, facts, seed, given.get("n_predict"))
+    options = options_of(given, facts, seed, token_limit(given, given.get("n_predict")))
     require_chats(facts)
     messages = tuple(map(message_of, given["messages"]))
     tools = tools_of(given, facts)
@@ -78,7 +77,7 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
     `seed` is the default seed.
     """
     given, ignored = read(CompletionRequest, body)
-    options = options_of(given, facts, seed, given.get("n_predict"))
+    options = options_of(given, facts, seed, token_limit(given, given.get("n_predict")))
     texts = prompts_of(given["prompt"], "prompt", facts)
     check_lengths(texts, facts)
     suffix = given.get("suffix")
@@ -87,26 +86,15 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> Pars
         raise InvalidField("prompt", f"{len(prompts):,} prompts with n={options.n} exceed {MOST_CHOICES} choices")
     if given.get("best_of", options.n) != options.n:
         raise unsupported("best_of", "supported only if it equals n")
-    options = replace(options, logprobs=given.get("logprobs"), response_format=format_of(given))
-    echoed = _echoed(prompts, options) if given.get("echo") else ()
-    return parsed_completion([*map(options.request, prompts)], options, ignored, echoed)
-
-
-def _echoed(prompts: Sequence[Prompt], options: Options) -> tuple[str, ...]:
-    """Return the texts of the prompts, which the answers repeat. Raises InvalidField."""
-    if options.logprobs is not None:
-        raise unsupported("echo", "cannot be combined with logprobs", hint="prompts have no log-probabilities")
-    if isinstance(prompts[0], FillPrompt):
+    if suffix and given.get("echo"):
         raise unsupported("echo", "cannot be combined with suffix")
-    texts = tuple(prompt.text for prompt in prompts if isinstance(prompt, TextPrompt))
-    if len(texts) < len(prompts):
-        raise unsupported("echo", "supported only for prompts that are text")
-    return texts
+    options = replace(
+        options, logprobs=given.get("logprobs"), echo=given.get("echo", False), response_format=format_of(given)
+    )
+    return parsed_completion([*map(options.request, prompts)], options, ignored)
 
 
-def parsed_completion(
-    requests: Sequence[Request], options: Options, ignored: tuple[str, ...], echoed: tuple[str, ...] = ()
-) -> ParsedCompletion:
+def parsed_completion(requests: Sequence[Request], options: Options, ignored: tuple[str, ...]) -> ParsedCompletion:
     """Return the parsed call for `requests`, which contain one request for each prompt."""
     return ParsedCompletion(
         requests=tuple(choice for request in requests for choice in choices_of(request, options)),
@@ -115,7 +103,6 @@ def parsed_completion(
         n=options.n,
         seed=options.seed,
         include_usage=options.include_usage,
-        echoed=echoed,
     )
 
 

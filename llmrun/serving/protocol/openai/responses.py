@@ -23,6 +23,7 @@ from llmrun.engine.requests import (
     Finished,
     ModelFacts,
     PrefillProgress,
+    PromptDelta,
     TextDelta,
     TokenLogprobs,
     ToolCallDelta,
@@ -65,26 +66,47 @@ class LogprobLimit:
 class CompletionLogprobs:
     """Writes the `logprobs` of one choice of a completion, piece by piece.
 
-    `text_offset` is the position of a token's text in the text of all tokens. The text of all tokens is longer than the
-    answer only if the answer ended with a stop string, which the answer does not contain.
+    `text_offset` is the position of a token's text in the text of all tokens, which begins with the prompt if the
+    prompt is repeated. The text of all tokens is longer than the choice's text only if the answer contains control
+    tokens, or ended with a stop string, which the answer does not contain.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: str | None, most: int) -> None:
+        """Begin with the first token of the prompt, or of the answer if `prompt` is None.
+
+        most  the number of likeliest tokens that the request asks for
+        """
+        self._prompt, self._most = prompt, most
+        self._begins = True
         self._offset = 0  # characters
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def written(self, tokens: Sequence[TokenLogprobs]) -> objects.TextLogprobs:
-        """Return the `logprobs` of the next tokens."""
+        """Return the `logprobs` of the next tokens. The first token of a prompt has null instead of numbers."""
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
-            self._offset += len(self._utf8.decode(token.chosen.text))
+            self._offset += self._width(self._utf8.decode(token.chosen.text))
+        chosen: list[float | None] = [_finite(token.chosen.logprob) for token in tokens]
+        tables: list[dict[str, float] | None] = [_table(token) for token in tokens]
+        if tokens and self._begins and self._prompt is not None:
+            chosen[0] = tables[0] = None
+        self._begins = self._begins and not tokens
         return {
             "tokens": [_spelled(token.chosen.text) for token in tokens],
-            "token_logprobs": [_finite(token.chosen.logprob) for token in tokens],
-            "top_logprobs": [_table(token) for token in tokens] if any(token.top for token in tokens) else None,
+            "token_logprobs": chosen,
+            "top_logprobs": tables if self._most else None,
             "text_offset": offsets,
         }
+
+    def _width(self, text: str) -> int:
+        """Return the number of characters of a token in the text.
+
+        Tokenizers add a BOS and, in some cases, a space at the beginning of a prompt.
+        """
+        if self._prompt is None or self._offset or self._prompt.startswith(text):
+            return len(text)
+        return len(text) - 1 if text.startswith(" ") and self._prompt.startswith(text[1:]) else 0
 
 
 def token_entry(token: TokenLogprob) -> objects.TokenEntry:
@@ -364,7 +386,7 @@ class _Answer(ABC):
             {
                 "index": index,
                 **self._written(index),
-                "logprobs": self._written_logprobs(self._logprobs[index]) if wants_logprobs else None,
+                "logprobs": self._all_logprobs(index) if wants_logprobs else None,
                 "finish_reason": event.reason.value,
             }
             for index, event in enumerate(ended)
@@ -388,7 +410,7 @@ class _Answer(ABC):
     def _choice_chunk(
         self, index: int, part: Part, reason: str | None = None, tokens: Sequence[TokenLogprobs] = ()
     ) -> dict[str, Any]:
-        logprobs = self._written_logprobs(tokens, index) if tokens else None
+        logprobs = self._next_logprobs(index, tokens) if tokens else None
         return self._chunk([{"index": index, **part, "logprobs": logprobs, "finish_reason": reason}])
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -416,8 +438,12 @@ class _Answer(ABC):
         """Return the complete part of a choice."""
 
     @abstractmethod
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> Mapping[str, Any]:
-        """Return the `logprobs` of the next tokens in a choice's stream, or of all tokens."""
+    def _next_logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> Mapping[str, Any]:
+        """Return the `logprobs` of the next tokens in a choice's stream."""
+
+    @abstractmethod
+    def _all_logprobs(self, choice: int) -> Mapping[str, Any]:
+        """Return the `logprobs` of all tokens of a choice."""
 
 
 class ChatAnswer(_Answer):
@@ -445,8 +471,11 @@ class ChatAnswer(_Answer):
     def _written(self, choice: int) -> Part:
         return {"message": self._choices[choice].message()}
 
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> Mapping[str, Any]:
+    def _next_logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> Mapping[str, Any]:
         return chat_logprobs(tokens)
+
+    def _all_logprobs(self, choice: int) -> Mapping[str, Any]:
+        return chat_logprobs(self._logprobs[choice])
 
 
 class CompletionAnswer(_Answer):
@@ -458,14 +487,17 @@ class CompletionAnswer(_Answer):
     def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         self._texts: list[list[str]] = [[] for _ in parsed.requests]
-        self._writers = [CompletionLogprobs() for _ in parsed.requests]
+        self._writers: list[CompletionLogprobs | None] = [None] * len(parsed.requests)
+
+    def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
+        if not isinstance(event, PromptDelta):
+            return super().feed(choice, event)
+        self._keep(choice, event.logprobs)
+        self._texts[choice].append(event.text)
+        return [self._choice_chunk(choice, {"text": event.text}, None, self._take_unsent(choice))]
 
     def _begin(self) -> list[tuple[int, Part]]:
-        if not self._parsed.echoed:
-            return []
-        for index, texts in enumerate(self._texts):
-            texts.append(self._parsed.echoed[index // self._parsed.n])
-        return [(index, {"text": texts[0]}) for index, texts in enumerate(self._texts)]
+        return []
 
     def _take(self, choice: int, delta: TextDelta) -> list[Part]:
         if not delta.text:
@@ -479,8 +511,16 @@ class CompletionAnswer(_Answer):
     def _written(self, choice: int) -> Part:
         return {"text": "".join(self._texts[choice])}
 
-    def _written_logprobs(self, tokens: Sequence[TokenLogprobs], choice: int | None = None) -> Mapping[str, Any]:
-        return (CompletionLogprobs() if choice is None else self._writers[choice]).written(tokens)
+    def _next_logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> Mapping[str, Any]:
+        writer = self._writers[choice] = self._writers[choice] or self._new_writer(choice)
+        return writer.written(tokens)
+
+    def _all_logprobs(self, choice: int) -> Mapping[str, Any]:
+        return self._new_writer(choice).written(self._logprobs[choice])
+
+    def _new_writer(self, choice: int) -> CompletionLogprobs:
+        request = self._parsed.requests[choice]
+        return CompletionLogprobs(self._texts[choice][0] if request.echo else None, request.logprobs or 0)
 
 
 # A time in the year 9999, but before the last day, because that day overflows in other time zones.
