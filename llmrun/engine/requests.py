@@ -115,7 +115,8 @@ class Request(Portable, frozen=True):
     adapters       the LoRA adapters to use, by name, with their scales; None for the scales with which they were opened
     tenant         the owner of the request. Tenants get equal shares of the engine's time. By default, tenants share no
                    cached prefixes, because the time to the first token would reveal one tenant's prompts to another
-    echo           return the prompt as PromptDelta events before the answer, with log-probabilities if `logprobs` is given
+    echo           return the prompt in PromptDelta events before the answer, with log-probabilities if `logprobs` is
+                   given
     """
 
     prompt: Prompt

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.requests import TextDelta
+from llmrun.base.types import TokenLogprob
+from llmrun.engine.requests import PromptDelta, TextDelta, TokenLogprobs
 from llmrun.serving.processes.request import DeliveredDeltas, ReplayDiffers
 
-ANSWER = [TextDelta(1, text, (number,)) for number, text in enumerate("the answer")]
+PROMPT = [PromptDelta(1, "a", (TokenLogprobs(TokenLogprob(7, b"a", 0.0), ()),)), PromptDelta(1, "")]
+ANSWER = [*PROMPT, *(TextDelta(1, text, (number,)) for number, text in enumerate("the answer"))]
 
 
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=4))
@@ -23,15 +25,22 @@ def test_every_delta_is_delivered_once(stops: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [TextDelta(1, "x", (2,)), TextDelta(1, "e", (99,)), TextDelta(1, "e", (2,), reasoning="x")]
+    ("place", "other"),
+    [
+        (4, TextDelta(1, "x", (2,))),
+        (4, TextDelta(1, "e", (99,))),
+        (4, TextDelta(1, "e", (2,), reasoning="x")),
+        (0, PromptDelta(1, "b", PROMPT[0].logprobs)),
+        (0, PromptDelta(1, "a", (TokenLogprobs(TokenLogprob(7, b"a", -1.0), ()),))),
+    ],
 )
-def test_a_different_replay_is_noticed(other: TextDelta) -> None:
+def test_a_different_replay_is_noticed(place: int, other: PromptDelta | TextDelta) -> None:
     delivered = DeliveredDeltas()
-    for delta in ANSWER[:4]:
+    for delta in ANSWER[:6]:
         delivered.new_bytes(delta)
     delivered.start_again()
-    for delta in [*ANSWER[:2], other]:
+    for delta in [*ANSWER[:place], other, *ANSWER[place + 1 : 5]]:
         assert delivered.new_bytes(delta) == 0
     assert delivered.behind
     with pytest.raises(ReplayDiffers):
-        delivered.new_bytes(ANSWER[3])
+        delivered.new_bytes(ANSWER[5])

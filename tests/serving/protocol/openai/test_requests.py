@@ -143,11 +143,20 @@ def test_the_last_answer_can_be_continued() -> None:
     refused(chat, "add_generation_prompt", messages=messages, **{**fields, "add_generation_prompt": True})
 
 
-def test_echo_returns_texts_only() -> None:
-    assert completion(prompt=["a", "b"], echo=True).echoed == ("a", "b")
-    assert completion(prompt=["a", "b"]).echoed == ()
-    refused(completion, "echo", prompt=["a", [1]], echo=True)
-    refused(completion, "echo", echo=True, logprobs=1)
+@pytest.mark.parametrize("logprobs", [None, 0, 1, 20])
+def test_every_prompt_can_be_repeated(logprobs: int | None) -> None:
+    fields: dict[str, Any] = {} if logprobs is None else {"logprobs": logprobs}
+    requests = completion(prompt=["a", [1, 2]], n=2, echo=True, **fields).requests
+    assert [(request.echo, request.logprobs) for request in requests] == [(True, logprobs)] * 4
+    assert not completion(prompt="a", **fields).requests[0].echo
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_a_completion_may_consist_of_the_prompt(name: str) -> None:
+    assert completion(**{name: 0}).requests[0].max_tokens == 0
+    assert completion(**{name: -1}).requests[0].max_tokens is None
+    refused(completion, name, **{name: -2})
+    refused(chat, name, **{name: 0})
 
 
 def test_best_of_must_equal_n() -> None:

@@ -9,7 +9,7 @@ from openai.types import Completion
 
 from llmrun.base.errors import BackendCrashed, Unavailable
 from llmrun.base.types import FinishReason
-from llmrun.engine.requests import Event, Failed, PrefillProgress, ToolCallDelta
+from llmrun.engine.requests import Event, Failed, PrefillProgress, PromptDelta, ToolCallDelta
 from llmrun.serving.protocol.errors import InvalidField
 from tests.support.protocol.answers import (
     TOOL,
@@ -295,12 +295,50 @@ def test_several_prompts_are_counted_once_each() -> None:
 
 def test_echo_comes_before_the_answer() -> None:
     answer = completion_answer(prompt=["a", "b"], echo=True, stream=True)
-    chunks = run(answer, [(1, said("!")), (0, said("?")), (0, ended()), (1, ended())])
+    events = [(1, PromptDelta(1, "b")), (0, PromptDelta(0, "a")), (1, said("!")), (0, said("?"))]
+    chunks = run(answer, [*events, (0, ended()), (1, ended())])
     texts = ["", ""]
     for chunk in chunks:
         for each in chunk["choices"]:
             texts[each["index"]] += each["text"]
     assert texts == ["a?", "b!"] == [each["text"] for each in answer.whole()["choices"]]
+
+
+def echoed(text: str, *tokens: tuple[bytes, float]) -> PromptDelta:
+    """Return a piece of a prompt. The likeliest token at each position, except the first one, is `x`."""
+    entries = [chosen(*token, (b"x", -0.25)) if token[1] else chosen(*token) for token in tokens]
+    return PromptDelta(0, text, tuple(entries))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_repeated_prompt_has_logprobs(stream: bool) -> None:
+    prompt = echoed("Hé you", (b"<s>", 0.0), (b" H", -1.0), ("é".encode(), -2.0))
+    events = of(prompt, echoed("", (b" you", -3.0)), said("!", logprobs=(chosen(b"!", -0.5, (b"x", -0.75)),)), ended())
+    answer = completion_answer(prompt="Hé you", echo=True, logprobs=1, stream=stream)
+    choices = [chunk["choices"][0] for chunk in run(answer, events) if chunk["choices"]]
+    pieces = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    if not stream:
+        pieces = [answer.whole()["choices"][0]["logprobs"]]
+    assert {key: [value for piece in pieces for value in piece[key]] for key in pieces[0]} == {
+        "tokens": ["<s>", " H", "é", " you", "!"],
+        "token_logprobs": [None, -1.0, -2.0, -3.0, -0.5],
+        "top_logprobs": [
+            None,
+            {"x": -0.25, " H": -1.0},
+            {"x": -0.25, "é": -2.0},
+            {"x": -0.25, " you": -3.0},
+            {"x": -0.75, "!": -0.5},
+        ],
+        "text_offset": [0, 0, 1, 2, 6],
+    }
+    assert answer.whole()["choices"][0]["text"] == "Hé you!"
+
+
+def test_a_prompt_of_one_token_has_no_numbers() -> None:
+    answer = completion_answer(prompt="H", echo=True, logprobs=1)
+    run(answer, of(echoed("H", (b"H", 0.0)), ended(FinishReason.LENGTH)))
+    logprobs = answer.whole()["choices"][0]["logprobs"]
+    assert logprobs == {"tokens": ["H"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
 
 
 def test_completion_logprobs_are_parallel_lists() -> None:
