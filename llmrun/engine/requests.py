@@ -321,6 +321,8 @@ class ModelFacts(Portable, frozen=True):
     fills            True if the model can fill in the middle of a text
     thinks           True if the model's thinking can be switched on
     end_tokens       the tokens that end an answer, which `ignore_eos` bans
+    bos_token        the text of the BOS token, or None; likewise `eos_token`
+    chat_template    the source of the chat template, or None
     default_sampling the default sampling parameters of requests, with seed 0
     fingerprint      identifies everything that can change the bytes of an answer: the file, llmrun's version and,
                      if results depend on them, the backend and the machine
@@ -338,3 +340,6 @@ class ModelFacts(Portable, frozen=True):
     default_sampling: SamplingParams
     fingerprint: str
     memory_bytes: int = 0
+    bos_token: str | None = None
+    eos_token: str | None = None
+    chat_template: str | None = None

@@ -112,6 +112,7 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/models", models.list_models),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
         _Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        _Route("/tokenizer_info", tokens.tokenizer_info),
         _Route("/lora-adapters", tokens.list_adapters),
         _Route("/", status.page),
         _Route("/health", status.health),

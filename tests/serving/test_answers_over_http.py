@@ -111,6 +111,60 @@ def test_tokens_and_text_are_converted(server: Served) -> None:
     assert server.post("/tokenize", content="n", add_special=True)["tokens"][1:] == plain
 
 
+def test_control_tokens_have_their_text(server: Served) -> None:
+    text = "<|im_start|>user\nHi<|im_end|>"
+    tokens = server.post("/tokenize", content=text, with_pieces=True)["tokens"]
+    assert (tokens[0], tokens[-1]) == ({"id": 258, "piece": "<|im_start|>"}, {"id": 259, "piece": "<|im_end|>"})
+    assert server.post("/detokenize", tokens=[each["id"] for each in tokens])["content"] == text
+
+
+def test_the_tokenizer_is_described(server: Served) -> None:
+    info = json.loads(server.call("GET", "/tokenizer_info")[2])
+    assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == ("<|bos|>", "<|im_end|>", 256)
+    assert "<|im_start|>" in info["chat_template"]
+
+
+# What lm-evaluation-harness 0.4.13 sends for the log-likelihoods of texts.
+EVALUATING: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+
+
+@pytest.mark.push
+def test_evaluators_get_the_log_probabilities_of_prompts(server: Served) -> None:
+    texts = ["You said: Hello", "Hello", "You said: " + "a" * 150]
+    tokens = [server.post("/tokenize", prompt=text)["tokens"] for text in texts]
+    together = server.post(COMPLETIONS, prompt=tokens, **EVALUATING)["choices"]
+    for index, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
+        [alone] = server.post(COMPLETIONS, prompt=text, **EVALUATING)["choices"]
+        found = alone["logprobs"]
+        assert {len(found[name]) for name in found} == {len(ids) + 1}
+        assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+        assert max(found["token_logprobs"][1:]) <= 0
+        assert alone["text"].startswith(text)
+        assert found["tokens"][0] == "<|bos|>"
+        assert [found["tokens"][place + 1] for place in range(len(text))] == [*text]
+        assert found["text_offset"][:3] == [0, 0, 1]
+        assert together[index]["logprobs"]["token_logprobs"] == found["token_logprobs"]
+        assert together[index]["text"] == "<|bos|>" + alone["text"]
+
+
+def test_a_streamed_prompt_is_that_of_the_whole(server: Served) -> None:
+    fields = {**EVALUATING, "prompt": "You said: " + "a" * 150, "max_tokens": 3}
+    [whole] = server.post(COMPLETIONS, **fields)["choices"]
+    choices = [chunk["choices"][0] for chunk in server.stream(COMPLETIONS, **fields)]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    pieces = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert {name: [each for piece in pieces for each in piece[name]] for name in pieces[0]} == whole["logprobs"]
+
+
+def test_only_the_prompt_may_be_asked_for(server: Served) -> None:
+    body = server.post(COMPLETIONS, **{**EVALUATING, "max_tokens": 0}, prompt="Hello", n=2)
+    assert [choice["text"] for choice in body["choices"]] == ["Hello", "Hello"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in body["choices"]] == [6, 6]
+    assert body["usage"]["completion_tokens"] == 0
+    [choice] = server.post(COMPLETIONS, prompt="Hello", max_tokens=0)["choices"]
+    assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == ("", None, "length")
+
+
 def test_a_conversation_reuses_what_is_cached(server: Served) -> None:
     first = server.post(CHAT, **asking("What now?"))
     second = server.post(CHAT, **asking("What now?", text_of(first), "And then?"))

@@ -108,6 +108,10 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
     """Return the facts about an open model. Raises BadGGUF for invalid sampling defaults in the model file."""
     sampling = default_sampling(engine.info.metadata, asked.catalogue)
     answering = [asked.chat_template, asked.thinking_tags, OpenOptions(**asked.options).text_calls]
+    bos, eos = (
+        None if token is None else engine.tokenizer.token_text(token)
+        for token in (engine.tokenizer.bos_id, engine.tokenizer.eos_id)
+    )
     return ModelFacts(
         name=asked.name,
         info=replace(engine.info, metadata={}),
@@ -120,6 +124,9 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
         default_sampling=replace(sampling, **asked.sampling),
         fingerprint=fingerprint(engine.info, asked.digest, answering=answering),
         memory_bytes=_memory_bytes(engine, asked),
+        bos_token=bos,
+        eos_token=eos,
+        chat_template=None if engine.template is None else engine.template.source,
     )
 
 

@@ -128,6 +128,7 @@ ROUTES: Final = (
     Route("/v1/rerank", "Rank documents for a query", embeddings.RerankRequest, embeddings.Ranking),
     Route("/tokenize", "Turn a text into tokens", tokens.TokenizeRequest, tokens.Tokens),
     Route("/detokenize", "Turn tokens into a text", tokens.DetokenizeRequest, tokens.Text),
+    Route("/tokenizer_info", "Describe the tokenizer, as in vLLM", None, tokens.TokenizerInfo),
     Route("/lora-adapters", "List the LoRA adapters that requests may use", None, list[openai.Adapter]),
     Route(
         "/api/chat",

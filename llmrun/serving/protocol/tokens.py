@@ -1,4 +1,4 @@
-"""The bodies and answers of /tokenize and /detokenize, with the fields of llama-server and vLLM."""
+"""The bodies and answers of /tokenize, /detokenize and /tokenizer_info, with the fields of llama-server and vLLM."""
 
 from __future__ import annotations
 
@@ -51,6 +51,15 @@ class Text(TypedDict):
 
     content: str
     prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """The texts of special tokens and the chat template, as in vLLM. Values that the model lacks are null."""
+
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    model_max_length: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,16 @@ def detokenize_body(text: bytes) -> Text:
     """Return the answer of /detokenize."""
     content = text.decode("utf-8", "replace")
     return {"content": content, "prompt": content}
+
+
+def tokenizer_info_body(facts: ModelFacts) -> TokenizerInfo:
+    """Return the answer of /tokenizer_info."""
+    return {
+        "bos_token": facts.bos_token,
+        "eos_token": facts.eos_token,
+        "chat_template": facts.chat_template,
+        "model_max_length": facts.info.context_size,
+    }
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -37,7 +37,13 @@ from llmrun.serving.protocol.embeddings import (
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
-from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from llmrun.serving.protocol.tokens import (
+    detokenize_body,
+    parse_detokenize,
+    parse_tokenize,
+    tokenize_body,
+    tokenizer_info_body,
+)
 from llmrun.serving.refusals import context_header, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 
@@ -45,7 +51,7 @@ _MOST_PIECES = 10_000  # each piece requires a message to the engine's process a
 
 
 class TokenRoutes:
-    """The routes POST /tokenize, /detokenize and /v1/messages/count_tokens, and GET /lora-adapters."""
+    """The routes POST /tokenize, /detokenize, /v1/messages/count_tokens, GET /tokenizer_info and /lora-adapters."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -81,6 +87,12 @@ class TokenRoutes:
             asked = structs.replace(ready.completed(parsed.requests[0]), tenant=exchange_of(request.scope).tenant)
             tokens = await presence.during(ready.model.count_prompt(asked))
         return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored))
+
+    async def tokenizer_info(self, request: HttpRequest) -> Response:
+        """Return what lm-evaluation-harness asks for. The query parameter `model` can name the model."""
+        async with self._service.models.lease(request.query_params.get("model")) as lease:
+            ready = await lease.ready()
+            return json_response(tokenizer_info_body(ready.facts))
 
     async def list_adapters(self, request: HttpRequest) -> Response:
         """Return the LoRA adapters in llama-server's form. The query parameter `model` can name the model."""

@@ -52,11 +52,13 @@ from llmrun.serving.protocol.openai.responses import model_body, models_body, un
 from llmrun.serving.protocol.openai_responses.objects import Response, ResponseEvent
 from llmrun.serving.protocol.tokens import (
     Text,
+    TokenizerInfo,
     Tokens,
     detokenize_body,
     parse_detokenize,
     parse_tokenize,
     tokenize_body,
+    tokenizer_info_body,
 )
 from tests.support.protocol.answers import (
     FACTS,
@@ -102,6 +104,7 @@ ROUTES = {
     "/": "get",
     "/health": "get",
     "/lora-adapters": "get",
+    "/tokenizer_info": "get",
     "/metrics": "get",
     "/openapi.json": "get",
     **OLLAMA_ROUTES,
@@ -287,5 +290,6 @@ def test_other_answers_match_their_schemas() -> None:
     validate(tokenize_body([1, 2], FACTS), Tokens)
     validate(tokenize_body([1, 2], FACTS, [b"a", b"\xff"]), Tokens)
     validate(detokenize_body(b"a"), Text)
+    validate(tokenizer_info_body(FACTS), TokenizerInfo)
     validate(openai_body(api_error(InvalidField("n", "wrong"))), Error)
     validate(openai_body(api_error(RuntimeError())), Error)
