@@ -2,10 +2,10 @@
 
 The server chooses the ids of its requests, and all events in messages from the process contain these ids.
 
-    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, CountPrompt, Embed and Close in any order
+    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, Embed and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
-                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, PromptCounted, Embedded or
-                      Rejected; Beat at any time; Crashed at the end
+                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, Spelled, PromptCounted, Embedded
+                      or Rejected; Beat at any time; Crashed at the end
 
 Decoding is strict: all other messages raise BadMessage, because the two processes run the same code.
 """
@@ -88,7 +88,15 @@ class Tokenize(Portable, frozen=True):
 
 
 class Detokenize(Portable, frozen=True):
-    """Decode tokens to bytes."""
+    """Decode tokens to bytes. Control tokens appear as in the vocabulary."""
+
+    id: int
+    tokens: Sequence[int]
+    tenant: str = ""
+
+
+class Spell(Portable, frozen=True):
+    """Return the bytes of each token. Control tokens appear as in the vocabulary."""
 
     id: int
     tokens: Sequence[int]
@@ -124,7 +132,7 @@ class Close(Portable, frozen=True):
     """End the process."""
 
 
-ToChild = Open | Ask | Cancel | Tokenize | Detokenize | CountPrompt | Embed | Close
+ToChild = Open | Ask | Cancel | Tokenize | Detokenize | Spell | CountPrompt | Embed | Close
 
 
 class Loading(Portable, frozen=True):
@@ -227,6 +235,13 @@ class Detokenized(Portable, frozen=True):
     data: bytes
 
 
+class Spelled(Portable, frozen=True):
+    """The answer to Spell."""
+
+    id: int
+    pieces: Sequence[bytes]
+
+
 class PromptCounted(Portable, frozen=True):
     """The answer to CountPrompt."""
 
@@ -267,6 +282,7 @@ FromChild = (
     | Stepped
     | Tokenized
     | Detokenized
+    | Spelled
     | PromptCounted
     | Embedded
     | Crashed

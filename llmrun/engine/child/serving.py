@@ -37,6 +37,8 @@ from llmrun.engine.child.messages import (
     Preparing,
     PromptCounted,
     Rejected,
+    Spell,
+    Spelled,
     Stepped,
     Taken,
     ToChild,
@@ -47,7 +49,7 @@ from llmrun.engine.costs import MOST_ROWS
 from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, TextPrompt
-from llmrun.model.tokenizers.text_tokenizer import decode_spelled
+from llmrun.model.tokenizers.text_tokenizer import decode_spelled, spelled
 
 _BEAT_S = 0.5  # the longest time between two beats
 _STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps
@@ -271,7 +273,7 @@ class Embedding:
         self._send(Embedded(number, data, tokens, is_last=call.n_sent == len(job.texts)))
 
 
-_Prepared = Ask | Tokenize | Detokenize | CountPrompt | Embed
+_Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | Embed
 _SAVE_S = 2.0  # the time limit for saving prefixes before the process ends
 _CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
@@ -315,7 +317,7 @@ class EngineServing:
                     self._to_prepare.put_first(message)
                 else:
                     self._to_prepare.put(request.tenant, message)
-            case Tokenize(tenant=tenant) | Detokenize(tenant=tenant):
+            case Tokenize(tenant=tenant) | Detokenize(tenant=tenant) | Spell(tenant=tenant):
                 self._to_prepare.put(tenant, message)
             case Embed(id=call, tenant=tenant):
                 self._embedding.expect(call)
@@ -402,17 +404,23 @@ class EngineServing:
                 )
                 self._send(Tokenized(message.id, tokens.tolist()))
             case Detokenize():
-                size = self._engine.info.vocabulary_size
-                for token in message.tokens:
-                    if not 0 <= token < size:
-                        raise UsageError(f"no such token: tokens: {token}, the vocabulary has {size} tokens")
+                self._check_tokens(message.tokens)
                 self._send(Detokenized(message.id, decode_spelled(self._engine.tokenizer, message.tokens)))
+            case Spell():
+                self._check_tokens(message.tokens)
+                self._send(Spelled(message.id, [spelled(self._engine.tokenizer, token) for token in message.tokens]))
             case CountPrompt():
                 self._send(PromptCounted(message.id, self._engine.prompt_tokens(message.request)))
             case Embed():
                 self._embedding.add(message)
                 with self._wake:
                     self._wake.notify()
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        size = self._engine.info.vocabulary_size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise UsageError(f"no such token: tokens: {token}, the vocabulary has {size} tokens")
 
     def _enqueue(self, ask: Ask) -> None:
         if self._end_if_cancelled(ask.id):

@@ -29,6 +29,8 @@ from llmrun.engine.child.messages import (
     Preparing,
     PromptCounted,
     Rejected,
+    Spell,
+    Spelled,
     Stepped,
     Taken,
     Tokenize,
@@ -263,6 +265,12 @@ class ModelProcess:
         data: bytes = await self._call(call, Detokenize(call, tokens, tenant), tenant)
         return data
 
+    async def spell(self, tokens: Sequence[int], *, tenant: str = "") -> Sequence[bytes]:
+        """See ServedModel."""
+        call = next(self._ids)
+        pieces: Sequence[bytes] = await self._call(call, Spell(call, tokens, tenant), tenant)
+        return pieces
+
     async def count_prompt(self, request: Request) -> int:
         """See ServedModel."""
         call = next(self._ids)
@@ -323,6 +331,7 @@ class ModelProcess:
             case (
                 Tokenized(id=call, tokens=result)
                 | Detokenized(id=call, data=result)
+                | Spelled(id=call, pieces=result)
                 | PromptCounted(id=call, tokens=result)
             ):
                 self._calls.end(call, result)
@@ -376,7 +385,7 @@ class ModelProcess:
         request.phase = Phase.SENT
         self._supervisor.send(message)
 
-    async def _call(self, call: int, message: Tokenize | Detokenize | CountPrompt | Embed, tenant: str) -> Any:
+    async def _call(self, call: int, message: Tokenize | Detokenize | Spell | CountPrompt | Embed, tenant: str) -> Any:
         self._check_available()
         return await self._calls.run(call, message, tenant)
 

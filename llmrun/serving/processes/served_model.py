@@ -88,6 +88,9 @@ class ServedModel(Protocol):
     async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """Return the bytes of the given tokens. Raises UsageError for IDs outside the vocabulary."""
 
+    async def spell(self, tokens: Sequence[int], *, tenant: str = "") -> Sequence[bytes]:
+        """Return the bytes of each of the given tokens. Raises UsageError for IDs outside the vocabulary."""
+
     async def embed(self, wanted: Embed) -> Embedded:
         """Compute vectors or scores. Raises LlmrunError, such as ContextExceeded for inputs that are too long.
 

@@ -20,7 +20,6 @@ from llmrun.base.amounts import counted
 from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import Presence, exchange_of
-from llmrun.serving.processes.served_model import ServedModel
 from llmrun.serving.protocol.anthropic.requests import parse_count
 from llmrun.serving.protocol.embeddings import (
     Parse,
@@ -34,7 +33,6 @@ from llmrun.serving.protocol.embeddings import (
     parse_rerank,
     rerank_body,
 )
-from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
 from llmrun.serving.protocol.tokens import (
@@ -46,8 +44,6 @@ from llmrun.serving.protocol.tokens import (
 )
 from llmrun.serving.refusals import context_header, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
-
-_MOST_PIECES = 10_000  # each piece requires a message to the engine's process and a reply
 
 
 class TokenRoutes:
@@ -66,7 +62,8 @@ class TokenRoutes:
                     call.text, add_special=call.add_special, parse_special=call.parse_special, tenant=tenant
                 )
             )
-            pieces = await presence.during(_pieces(ready.model, tokens, tenant)) if call.with_pieces else None
+            spelled = ready.model.spell(tokens, tenant=tenant) if call.with_pieces else None
+            pieces = await presence.during(spelled) if spelled else None
         return json_response(tokenize_body(tokens, ready.facts, pieces), headers=ignored_header(call.ignored))
 
     async def detokenize(self, request: HttpRequest) -> Response:
@@ -100,13 +97,6 @@ class TokenRoutes:
         async with self._service.models.lease(name) as lease, Presence(request.receive) as presence:
             ready = await presence.during(lease.ready())
             return json_response(adapters_body(ready.facts))
-
-
-async def _pieces(model: ServedModel, tokens: list[int], tenant: str) -> list[bytes]:
-    """Return the bytes of each token. Raises InvalidField if there are too many tokens."""
-    if len(tokens) > _MOST_PIECES:
-        raise InvalidField("with_pieces", f"the text has {len(tokens):,} tokens, the limit is {_MOST_PIECES:,}")
-    return [await model.detokenize([token], tenant=tenant) for token in tokens]
 
 
 _MANY_BYTES: Final = 1 << 16  # vectors of this size take several milliseconds to write as JSON

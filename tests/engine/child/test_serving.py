@@ -26,6 +26,8 @@ from llmrun.engine.child.messages import (
     Preparing,
     PromptCounted,
     Rejected,
+    Spell,
+    Spelled,
     Stepped,
     Taken,
     Tokenize,
@@ -255,9 +257,14 @@ def test_tokens_and_their_bytes(server: Server) -> None:
     assert server.next(Tokenized) == Tokenized(1, [256, 0xC3, 0xA9, 259])
     server.serving.take(Detokenize(2, [0xC3, 0xA9]))
     assert server.next(Detokenized) == Detokenized(2, "é".encode())
-    for tokens in ([-1], [260]):
-        server.serving.take(Detokenize(3, tokens))
-        assert isinstance(server.next(Rejected).error, UsageError)
+    server.serving.take(Spell(3, [0xC3, 0xA9, 259]))
+    assert server.next(Spelled) == Spelled(3, [b"\xc3", b"\xa9", b"<|im_end|>"])
+    server.serving.take(Detokenize(4, [258, 0xC3, 0xA9]))
+    assert server.next(Detokenized) == Detokenized(4, "<|im_start|>é".encode())
+    for number, tokens in enumerate(([-1], [260])):
+        for message in (Detokenize(5 + number, tokens), Spell(7 + number, tokens)):
+            server.serving.take(message)
+            assert isinstance(server.next(Rejected).error, UsageError)
 
 
 def test_prompts_are_counted_even_if_they_are_too_long(server: Server) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.model.tokenizers.text_tokenizer import decode_spelled, spelled
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
 pytestmark = pytest.mark.push
@@ -39,3 +40,22 @@ def test_the_bytes_of_an_answer_are_those_of_its_tokens(name: str) -> None:
     assert joined.decode().removeprefix(" ") == text
     assert tokenizer.decode(ids).decode() == text
     assert tokenizer.decode([]) == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama-spm", "<s>Hello world</s>"),
+        ("llama-spm", "Hello world</s>"),
+        ("qwen2", "<|im_start|>user\nHello <|im_end|>"),
+        ("qwen2", "<|im_end|>"),
+        ("llama-spm", ""),
+    ],
+)
+def test_control_tokens_are_spelled(name: str, text: str) -> None:
+    tokenizer = our_tokenizer(name)
+    ids = tokenizer.encode(text, add_special=False, parse_special=True).tolist()
+    assert decode_spelled(tokenizer, ids).decode() == text
+    pieces = [spelled(tokenizer, token) for token in ids]
+    assert all(pieces)
+    assert b"".join(pieces).decode().replace("<s> ", "<s>").removeprefix(" ") == text

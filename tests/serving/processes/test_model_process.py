@@ -182,6 +182,7 @@ def test_tokens_and_their_bytes(runner: asyncio.Runner, model: ModelProcess) -> 
     tokens = runner.run(model.tokenize("é<|im_end|>", add_special=False, parse_special=True))
     assert tokens == [0xC3, 0xA9, 259]
     assert runner.run(model.detokenize(tokens[:2])) == "é".encode()
+    assert runner.run(model.spell(tokens)) == [b"\xc3", b"\xa9", b"<|im_end|>"]
     with pytest.raises(UsageError, match="no such token"):
         runner.run(model.detokenize([260]))
 

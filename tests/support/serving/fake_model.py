@@ -220,6 +220,9 @@ class FakeModel:
             raise UsageError("no such token")
         return bytes(tokens)
 
+    async def spell(self, tokens: Sequence[int], *, tenant: str = "") -> Sequence[bytes]:
+        return [await self.detokenize([token], tenant=tenant) for token in tokens]
+
     async def embed(self, wanted: Embed) -> Embedded:
         """Return vectors of [number of characters or tokens, 0.5], or that number as the score of a document."""
         self.embedded.append(wanted)
