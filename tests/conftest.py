@@ -60,6 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--quick", action="store_true", help="only fast tests that compile no kernel")
     group.addoption("--night", action="store_true", help="every case at every instruction-set level")
     group.addoption("--no-skips", action="store_true", help="fail where a test would be skipped")
+    group.addoption("--record", action="store_true", help="store the scores of real models instead of comparing them")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -25,7 +25,17 @@ NO_NAMESPACE = "confined: warning: this system permits no network namespace; onl
 _MEMORY = 1 << 30  # bytes of address space
 _FILE = 1 << 20  # bytes of each file that the program writes
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
-_REFUSED = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "pty.")
+_REFUSED = (
+    "socket.",
+    "subprocess.",
+    "ctypes.",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "pty.",
+)
 _REFUSED += ("os.kill", "os.chmod", "os.chown", "os.mount", "signal.pthread_kill", "sys.addaudithook")
 _CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate", "os.utime")
 _CHANGES += ("shutil.rmtree",)
@@ -52,7 +62,9 @@ def guard(folder: Path) -> None:
     """Refuse what a program of a test never needs."""
 
     def is_inside(path: object) -> bool:
-        return isinstance(path, str | bytes | os.PathLike) and folder in Path(os.path.realpath(os.fsdecode(path))).parents
+        return (
+            isinstance(path, str | bytes | os.PathLike) and folder in Path(os.path.realpath(os.fsdecode(path))).parents
+        )
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(_REFUSED):
@@ -68,13 +80,13 @@ def guard(folder: Path) -> None:
 def main() -> None:
     program = sys.stdin.read()
     if not leave_network():
-        print(NO_NAMESPACE, file=sys.stderr, flush=True)
+        sys.stderr.write(NO_NAMESPACE + "\n")
     limit(int(sys.argv[1]))
     code = compile(program, "<program>", "exec")
     guard(Path.cwd().resolve())
     with contextlib.redirect_stdout(sys.stderr):
         exec(code, {"__name__": "__main__"})
-    print(FINISHED)
+    sys.stdout.write(FINISHED + "\n")
 
 
 if __name__ == "__main__":

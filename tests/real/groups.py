@@ -39,12 +39,13 @@ class Task:
 class Group:
     """Tasks of one kind.
 
+    tasks      makes the tasks
     tolerance  how many more answers may be wrong than in the stored scores. The same code gives the same answers, but
                new prompts or numerics, for example, change a few answers by chance.
     """
 
     name: str
-    tasks: Sequence[Task]
+    tasks: Callable[[], Sequence[Task]]
     tolerance: int
     model: PartedModel = CODER
 

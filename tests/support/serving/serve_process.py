@@ -36,6 +36,7 @@ class Served:
     url    of the API, as the banner says it, such as http://127.0.0.1:8080/v1
     model  the name of the model
     lines  what the server has written so far
+    patience_s  how long to wait for an answer
     """
 
     process: subprocess.Popen[str]
@@ -43,10 +44,11 @@ class Served:
     url: str = ""
     model: str = ""
     sent: dict[str, str] = field(default_factory=dict)
+    patience_s: float = TIMEOUT_S
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request, and return the status, the headers with names in lower case, and the body."""
-        line = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=TIMEOUT_S)
+        line = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=self.patience_s)
         data = None if body is None else json.dumps(body)
         line.request(method, path, data, {"content-type": "application/json", **self.sent, **headers})
         response = line.getresponse()

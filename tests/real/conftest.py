@@ -1,0 +1,41 @@
+"""Servers with real models, started when a test needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.real.groups import PARALLEL
+from tests.support.models.downloads import PartedModel, assembled
+from tests.support.serving.serve_process import Served, served
+
+_FLAGS = ("--backend", "cpu", "-c", "8192", "--parallel", str(PARALLEL), "--max-wait", "3600")
+
+
+class Servers:
+    """The running server of the last model that was needed. Starting another model stops it, to free its memory."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._running: tuple[PartedModel, Served] | None = None
+
+    def of(self, model: PartedModel) -> Served:
+        if self._running is None or self._running[0] != model:
+            self.close()
+            server = self._stack.enter_context(served(str(assembled(model)), *_FLAGS))
+            server.patience_s = 3600.0  # long prompts, on a machine that may be busy
+            self._running = model, server
+        return self._running[1]
+
+    def close(self) -> None:
+        self._running = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    running = Servers()
+    yield running
+    running.close()
