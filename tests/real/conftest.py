@@ -15,18 +15,23 @@ _FLAGS = ("--backend", "cpu", "-c", "8192", "--parallel", str(PARALLEL), "--max-
 
 
 class Servers:
-    """The running server of the last model that was needed. Starting another model stops it, to free its memory."""
+    """The server that a test needed last. Starting another one stops it, to free its memory."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._running: tuple[PartedModel, Served] | None = None
+        self._running: tuple[object, Served] | None = None
 
-    def of(self, model: PartedModel) -> Served:
-        if self._running is None or self._running[0] != model:
+    def of(self, model: PartedModel, **settings: str) -> Served:
+        """Return the server of a model. `settings` are settings of llmrun, such as tool_text="off"."""
+        wanted = model, settings
+        if self._running is None or self._running[0] != wanted:
             self.close()
-            server = self._stack.enter_context(served(str(assembled(model)), *_FLAGS))
+            with pytest.MonkeyPatch.context() as environment:
+                for name, value in settings.items():
+                    environment.setenv(f"LLMRUN_{name.upper()}", value)
+                server = self._stack.enter_context(served(str(assembled(model)), *_FLAGS))
             server.patience_s = 3600.0  # long prompts, on a machine that may be busy
-            self._running = model, server
+            self._running = wanted, server
         return self._running[1]
 
     def close(self) -> None:

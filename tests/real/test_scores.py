@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real import edits, human_eval, infill, long_prompts, programs, schemas, tool_choice
+from tests.real import edits, human_eval, infill, long_prompts, programs, schemas, tool_choice, tool_text
 from tests.real.conftest import Servers
 from tests.real.groups import Group, ask_server, judge
 from tests.real.scores import keep_answers, store_score, stored_scores
@@ -20,6 +20,8 @@ pytestmark = pytest.mark.real
 
 GROUPS = [
     Group("tool choice", tool_choice.tasks, tolerance=2),
+    Group("tool needed", tool_text.needed_tasks, tolerance=1),
+    Group("JSON shown", tool_text.shown_tasks, tolerance=1),
     Group("infill", infill.tasks, tolerance=1),
     Group("schemas", schemas.tasks, tolerance=1),
     Group("edits", edits.tasks, tolerance=1),

@@ -33,9 +33,9 @@ _PATIENCE_S = 0.5  # after the first signal, for a server without running reques
 class Served:
     """A running server.
 
-    url    of the API, as the banner says it, such as http://127.0.0.1:8080/v1
-    model  the name of the model
-    lines  what the server has written so far
+    url         of the API, as the banner says it, such as http://127.0.0.1:8080/v1
+    model       the name of the model
+    lines       what the server has written so far
     patience_s  how long to wait for an answer
     """
 
