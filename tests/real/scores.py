@@ -7,13 +7,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.real.answers import Choice
-from tests.real.groups import Group, Task
+from tests.real.groups import Group, Task, judge
 
 _SCORES = Path(__file__).with_name("scores.json")
 _ANSWERS = Path(__file__).parents[2] / ".tests-cache" / "real"
 
 
-def stored_scores() -> dict[str, dict[str, bool]]:
+def check_score(group: Group, tasks: Sequence[Task], choices: Sequence[Choice], *, is_new: bool) -> None:
+    """Judge all answers of a group, and compare the score with the stored one, or replace the stored one if it is new.
+
+    The answers are kept in a file for readers.
+    """
+    right = judge(tasks, choices)
+    _keep_answers(group, tasks, choices, right)
+    score = {task.name: is_right for task, is_right in zip(tasks, right, strict=True)}
+    if is_new:
+        _store_score(group.name, score)
+        return
+    stored = _stored_scores()[group.name]
+    assert stored.keys() == score.keys(), "the tasks have changed: run scripts/test_real --record"
+    lost = sorted(name for name in score if stored[name] and not score[name])
+    won = sorted(name for name in score if score[name] and not stored[name])
+    fewer = len(lost) - len(won)
+    assert fewer <= group.tolerance, (
+        f"{group.name}: {sum(right)} of {len(right)} answers are right, which is {fewer} fewer than stored.\n"
+        f"now wrong: {lost}\nnow right: {won}"
+    )
+
+
+def _stored_scores() -> dict[str, dict[str, bool]]:
     """Return, for each group, whether the answer to each task was right."""
     scores: dict[str, dict[str, bool]] = {}
     if _SCORES.exists():
@@ -22,9 +44,8 @@ def stored_scores() -> dict[str, dict[str, bool]]:
     return scores
 
 
-def store_score(group: str, right: Mapping[str, bool]) -> None:
-    """Replace the stored score of a group."""
-    scores = {**stored_scores(), group: dict(right)}
+def _store_score(group: str, score: Mapping[str, bool]) -> None:
+    scores = {**_stored_scores(), group: dict(score)}
     records = {
         name: {
             "score": f"{sum(answers.values())} of {len(answers)}",
@@ -33,16 +54,12 @@ def store_score(group: str, right: Mapping[str, bool]) -> None:
         }
         for name, answers in sorted(scores.items())
     }
-    _SCORES.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    _SCORES.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def keep_answers(
-    group: Group, tasks: Sequence[Task], choices: Sequence[Choice], right: Sequence[bool]
-) -> dict[str, bool]:
-    """Write all answers to a file for readers, and return whether the answer to each task is right."""
+def _keep_answers(group: Group, tasks: Sequence[Task], choices: Sequence[Choice], right: Sequence[bool]) -> None:
     _ANSWERS.mkdir(parents=True, exist_ok=True)
     with (_ANSWERS / f"{group.name.replace(' ', '-')}.jsonl").open("w", encoding="utf-8") as file:
         for task, choice, is_right in zip(tasks, choices, right, strict=True):
             record = {"task": task.name, "right": is_right, "body": task.body, "choice": choice}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return {task.name: is_right for task, is_right in zip(tasks, right, strict=True)}

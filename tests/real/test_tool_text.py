@@ -8,31 +8,32 @@ import pytest
 
 from tests.real.answers import calls_of
 from tests.real.conftest import Servers
-from tests.real.groups import Task, ask_server
+from tests.real.groups import Group, ask_server
+from tests.real.scores import check_score
 from tests.real.tool_text import needed_tasks, shown_tasks, written_call
-from tests.support.models.downloads import CODER
 
 pytestmark = pytest.mark.real
 
 _LEAST = 0.95  # share of the written calls that become calls
 
 
-@pytest.mark.parametrize("tasks", [needed_tasks, shown_tasks])
+@pytest.mark.parametrize(
+    "group",
+    [Group("call needed", needed_tasks, tolerance=1), Group("JSON shown", shown_tasks, tolerance=1)],
+    ids=["call-needed", "JSON-shown"],
+)
 def test_exactly_written_calls_become_calls(
-    servers: Servers, tasks: Callable[[], list[Task]], record_property: Callable[[str, object], None]
+    group: Group, servers: Servers, record_property: Callable[[str, object], None], pytestconfig: pytest.Config
 ) -> None:
     """With the same prompt and seed, the model writes the same text, whether or not the server reads calls in it."""
-    asked = tasks()
-    as_calls = ask_server(servers.of(CODER), asked)
-    as_text = ask_server(servers.of(CODER, tool_text="off"), asked)
-    written = kept = 0
-    for task, call, text in zip(asked, as_calls, as_text, strict=True):
-        expected = written_call(text)
-        if expected is not None:
-            written += 1
-            kept += calls_of(call) == [expected]
-        else:
-            assert calls_of(call) == calls_of(text), task.name
-    record_property(f"answers of {len(asked)} {tasks.__name__} are written calls", written)
-    record_property(f"answers of {len(asked)} {tasks.__name__} became calls", sum(bool(calls_of(c)) for c in as_calls))
-    assert kept >= _LEAST * written
+    tasks = group.tasks()
+    as_calls = ask_server(servers.of(group.model), tasks)
+    as_text = ask_server(servers.of(group.model, tool_text="off"), tasks)
+    written = {task.name: call for task, text in zip(tasks, as_text, strict=True) if (call := written_call(text))}
+    called = {task.name: calls_of(answer) for task, answer in zip(tasks, as_calls, strict=True)}
+    record_property(f"written calls ({group.name})", len(written))
+    record_property(f"answers with calls ({group.name})", sum(map(bool, called.values())))
+    without = {task.name: calls_of(text) for task, text in zip(tasks, as_text, strict=True)}
+    assert {name: calls for name, calls in called.items() if name not in written and calls != without[name]} == {}
+    assert sum(called[name] == [call] for name, call in written.items()) >= _LEAST * len(written)
+    check_score(group, tasks, as_calls, is_new=pytestconfig.getoption("record"))
