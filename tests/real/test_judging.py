@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.real import edits, human_eval, infill, long_prompts, programs, schemas, tool_choice, tool_text
-from tests.real.groups import Task, judge
+from tests.real import scores as scores_module
+from tests.real.groups import Group, Task, judge
+from tests.real.scores import check_score
 from tests.support.models.downloads import human_eval as records
 
 CALL = {"name": "set_timer", "arguments": {"minutes": 5}}
@@ -97,3 +100,26 @@ def test_human_evals_own_solutions_are_right() -> None:
 def test_a_program_is_judged_by_its_tests() -> None:
     tasks = [Task("sum", {}, program=lambda choice: f"assert {choice['message']['content']} == 4")] * 2
     assert judge(tasks, [answer("2 + 2"), answer("2 + 3")]) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("right", "tolerance", "is_enough"), [("ab", 0, True), ("a", 1, True), ("c", 1, True), ("a", 0, False)]
+)
+def test_lost_answers_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, tolerance: int, is_enough: bool
+) -> None:
+    """An answer that is now right makes up for one that is now wrong."""
+    monkeypatch.setattr(scores_module, "_SCORES", tmp_path / "scores.json")
+    monkeypatch.setattr(scores_module, "_ANSWERS", tmp_path)
+    tasks = [Task(name, {}, lambda choice: choice["message"]["content"] == "yes") for name in "abc"]
+    group = Group("letters", lambda: tasks, tolerance)
+
+    def answers(right: str) -> list[dict[str, Any]]:
+        return [answer("yes" if name in right else "no") for name in "abc"]
+
+    check_score(group, tasks, answers("ab"), is_new=True)
+    if is_enough:
+        check_score(group, tasks, answers(right), is_new=False)
+    else:
+        with pytest.raises(AssertionError, match=r"1 of 3 .*1 fewer than stored\.\nnow wrong: \['b'\]"):
+            check_score(group, tasks, answers(right), is_new=False)
