@@ -12,6 +12,7 @@ from tests.support.models.downloads import PartedModel, assembled
 from tests.support.serving.serve_process import Served, served
 
 _FLAGS = ("--backend", "cpu", "-c", "8192", "--parallel", str(PARALLEL), "--max-wait", "3600")
+_PATIENCE_S = 3600.0
 
 
 class Servers:
@@ -30,11 +31,15 @@ class Servers:
                 for name, value in settings.items():
                     environment.setenv(f"LLMRUN_{name.upper()}", value)
                 server = self._stack.enter_context(served(str(assembled(model)), *_FLAGS))
-            server.patience_s = 3600.0  # long prompts, on a machine that may be busy
+            server.patience_s = _PATIENCE_S  # long prompts, on a machine that may be busy
             self._running = wanted, server
         return self._running[1]
 
     def close(self) -> None:
+        if self._running is not None:
+            _, server = self._running
+            server.stop()
+            server.process.wait(_PATIENCE_S)  # a second signal, which `served` sends, would make it fail
         self._running = None
         self._stack.close()
 
