@@ -20,6 +20,7 @@ from llmrun.base.amounts import counted
 from llmrun.engine.child.messages import Embed, Embedded
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import Presence, exchange_of
+from llmrun.serving.processes.served_model import ServedModel
 from llmrun.serving.protocol.anthropic.requests import parse_count
 from llmrun.serving.protocol.embeddings import (
     Parse,
