@@ -11,7 +11,10 @@ from llmrun.engine.requests import PromptDelta, TextDelta, TokenLogprobs
 from llmrun.serving.processes.request import DeliveredDeltas, ReplayDiffers
 
 PROMPT = [PromptDelta(1, "a", (TokenLogprobs(TokenLogprob(7, b"a", 0.0), ()),)), PromptDelta(1, "")]
-ANSWER = [*PROMPT, *(TextDelta(1, text, (number,)) for number, text in enumerate("the answer"))]
+ANSWER: list[PromptDelta | TextDelta] = [
+    *PROMPT,
+    *(TextDelta(1, text, (number,)) for number, text in enumerate("the answer")),
+]
 
 
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=4))

@@ -295,7 +295,12 @@ def test_several_prompts_are_counted_once_each() -> None:
 
 def test_echo_comes_before_the_answer() -> None:
     answer = completion_answer(prompt=["a", "b"], echo=True, stream=True)
-    events = [(1, PromptDelta(1, "b")), (0, PromptDelta(0, "a")), (1, said("!")), (0, said("?"))]
+    events: list[tuple[int, Event]] = [
+        (1, PromptDelta(1, "b")),
+        (0, PromptDelta(0, "a")),
+        (1, said("!")),
+        (0, said("?")),
+    ]
     chunks = run(answer, [*events, (0, ended()), (1, ended())])
     texts = ["", ""]
     for chunk in chunks:
