@@ -95,7 +95,7 @@ def test_a_repeated_request_finds_its_prefix(
 ) -> None:
     asked = front if route == "forwarded" else server
     server.wait_for(server.is_idle)
-    length = 6000 if phase == "prompt" else 100
+    length = 3000 if phase == "prompt" else 100
     body, before = body_of(length, model=server.model, max_tokens=2), server.metric("steps_total")
     cancelled = begin(asked, {**body, "stream": stream, "max_tokens": 500})
     server.wait_for(lambda: server.metric("steps_total") >= before + (1 if phase == "prompt" else 4))

@@ -187,7 +187,10 @@ class Admission(Neighbours):
             self._speculation.finish(answer)
             self._generated_tokens += answer.generated_tokens
             self._outlook.observe(answer)
-            self._slots.release(self.running.pop(answer))
+            slot = self.running.pop(answer)
+            if answer.in_prefill:  # the repetition of a cancelled request would pay again for the rest of its prompt
+                self.charge(answer, len(slot.tokens) - answer.prompt_tokens)
+            self._slots.release(slot)
             self._is_paused = False
         for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy, because the list grows
             self._generated_tokens += answer.generated_tokens

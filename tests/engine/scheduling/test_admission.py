@@ -95,6 +95,22 @@ def test_predicted_waits_ignore_cancelled_requests() -> None:
     assert engine.predicted_wait(new) == 0.0 < behind_one < behind_both
 
 
+def test_the_rest_of_a_cancelled_prompt_is_not_charged() -> None:
+    """Otherwise, the repetition of a cancelled request would wait for more requests of other tenants."""
+    begun: list[int] = []
+    engine = Engine(ScriptedBackend(None, max_sequences=1), rows_per_step=16, on_begin=begun.extend)
+    cancelled = engine.submit(Request(random_prompt(200), 1, tenant="impatient"))
+    engine.submit(Request(random_prompt(300, 3), 1, tenant="other"))
+    for _ in range(2):
+        engine.step()
+    short = [engine.submit(Request(random_prompt(100, seed), 1, tenant="other")) for seed in (1, 2)]
+    engine.cancel(cancelled)
+    repeated = engine.submit(Request(random_prompt(200), 1, tenant="impatient"))
+    while not engine.idle:
+        engine.step()
+    assert begun[:3] == [cancelled, short[0], repeated]
+
+
 @pytest.mark.night
 def test_other_threads_may_queue_requests_during_steps() -> None:
     backend = ScriptedBackend(None, max_sequences=2, context_size=64)
