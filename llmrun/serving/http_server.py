@@ -57,6 +57,7 @@ class Connection(H11Protocol):
         self._refused = False  # True if the client received an error and is expected to close the connection
         self._unread = 0  # bytes that the client had not read at the last check
         self._unread_since = loop.time()
+        self._early = b""  # data of the next request, which arrived during the response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,6 +77,9 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.IDLE and self._has_huge_header(data):
             self._refuse(431, _HEADER_TOO_LARGE)
             return
+        if self._is_early(data):
+            self._early += data
+            return
         super().data_received(data)
         if self.cycle is not request:
             self._header_since = self._linger_since = None
@@ -87,6 +91,9 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY or self.app is _too_many_connections:
             self._linger_since = self.loop.time()
         super().on_response_complete()
+        if self._early:
+            early, self._early = self._early, b""
+            self.data_received(early)
 
     def check(self) -> None:
         """Close the connection if the client has exceeded a limit."""
@@ -121,6 +128,14 @@ class Connection(H11Protocol):
         """
         limit = self._limits.header_bytes
         return len(data) > limit and not _HEADER_END.search(data, 0, limit)
+
+    def _is_early(self, data: bytes) -> bool:
+        """Return whether `data` must wait for the end of the response in progress.
+
+        uvicorn stops reading if the next request arrives early, and would not notice that the client leaves.
+        """
+        fits = len(self._early) + len(data) <= self._limits.header_bytes
+        return fits and not self.is_idle and self.conn.their_state is h11.DONE
 
     def _takes_nothing(self, now: float) -> bool:
         """Return whether the client has left data unread for too long, even while the connection is being closed."""

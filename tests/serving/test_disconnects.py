@@ -11,7 +11,7 @@ import pytest
 from llmrun.base.errors import Overloaded
 from llmrun.engine.requests import PrefillProgress, Request
 from tests.support.serving.fake_model import HOLD, FakeModel, Script, ScriptedRequest, text
-from tests.support.serving.servers import HELLO, eventually, post, read_until, serving
+from tests.support.serving.servers import CHAT, HELLO, eventually, post, read_until, serving
 
 PROGRESS, *ANSWER = text("one", "two", "three")
 PHASES: dict[str, Sequence[Script]] = {
@@ -59,6 +59,36 @@ def test_the_log_says_how_far_a_prompt_came_when_its_client_left() -> None:
         line.close()
         eventually(lambda: bool(server.log))
         assert re.search(r"  499  3\+0 tokens  \d+\.\d\d s  client left$", server.log[0])
+
+
+@pytest.mark.parametrize("early", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("same_packet", [False, True])
+def test_clients_that_send_more_can_still_leave(early: bytes, same_packet: bool) -> None:
+    model = FakeModel(lambda number: PHASES["queue"][0])
+    with serving(model) as server:
+        line = server.connect()
+        line.sendall(post(CHAT, HELLO) + (early if same_packet else b""))
+        model.wait_for("held")
+        line.sendall(early)
+        line.close()
+        model.wait_for("cancelled")
+
+
+def test_requests_that_arrive_early_are_answered_in_order() -> None:
+    model = FakeModel(lambda number: [HOLD, *text(f"answer {number}")])
+    with serving(model) as server:
+        line = server.connect()
+        line.sendall(post(CHAT, HELLO))
+        model.wait_for("held")
+        for number in (1, 2):
+            request = post(CHAT, {**HELLO, "n": number})
+            line.sendall(request[:100])
+            line.sendall(request[100:])
+        server.release()
+        received = read_until(line, b"answer 3")
+    assert [received.index(b"answer %d" % number) for number in range(4)] == sorted(
+        received.index(b"answer %d" % number) for number in range(4)
+    )
 
 
 def full_with(model: FakeModel, most: int) -> None:
