@@ -197,6 +197,13 @@ class ModelThinking:
         return self._process.abilities(self._source) if self._source else TemplateAbilities()
 
 
+def _begun_answer(prompt: ChatPrompt) -> str:
+    """Return the text of the answer that the model should continue, or "" if there is none."""
+    last = prompt.messages[-1] if prompt.messages else {}
+    content = last.get("content") if last.get("role") == "assistant" else None
+    return content if isinstance(content, str) else ""
+
+
 def _with_word(messages: Sequence[Mapping[str, Any]], word: str) -> list[Mapping[str, Any]]:
     """Return the messages with a word appended to the last user message, if its content is plain text."""
     changed = [*messages]
@@ -300,7 +307,7 @@ class PromptReader:
         prompt = self._with_tools(prompt, request.response_format)
         rendered = self._rendered(self.thinking.asked(prompt, think), self.template)
         if not prompt.add_generation_prompt:
-            return self._text_prompt(request, encode(rendered).tolist())
+            return self._text_prompt(request, encode(rendered).tolist(), _begun_answer(prompt))
         beginning = self.thinking.begun(rendered, think, prompt.template_kwargs)
         tokens = [*prompt.tokens] if isinstance(prompt, RecordedChat) else encode(beginning.text).tolist()
         spelling, calls, wanted = self.thinking.spelling, None, request.response_format
@@ -343,10 +350,20 @@ class PromptReader:
             self._constraints = self._constraints or ConstraintCompiler()
             return self._constraints.compile(wanted, self._tokenizer)
 
-    def _text_prompt(self, request: Request, tokens: list[int]) -> ReadPrompt:
-        """Return a prompt whose answer contains neither thinking nor tool calls."""
-        decoder = ThinkingDecoder(request.stop)
-        return ReadPrompt(tokens, decoder, self._constraint(request.response_format, decoder))
+    def _text_prompt(self, request: Request, tokens: list[int], begun: str = "") -> ReadPrompt:
+        """Return a prompt whose answer contains neither thinking nor tool calls.
+
+        begun  the beginning of the answer, which is part of the prompt. A response format applies to the whole answer,
+               so UsageError is raised if no answer in this format can begin or continue in this way
+        """
+        decoder, wanted = ThinkingDecoder(request.stop), request.response_format
+        constraint = self._constraint(wanted, decoder)
+        if begun and wanted is not None and constraint is not None and not constraint.begin(begun):
+            raise UsageError(
+                f"{wanted.origin}: the last message is not the beginning of an answer in this format",
+                hint="the format applies to the whole message",
+            )
+        return ReadPrompt(tokens, decoder, constraint)
 
     def _constraint(
         self,

@@ -179,6 +179,17 @@ def test_an_answer_can_be_continued(server: Served) -> None:
     assert text_of(server.post(CHAT, **asking("Hello", "You sa"))).startswith("You said: ")  # a turn of its own
 
 
+def test_the_format_of_a_continued_answer_applies_to_the_whole(server: Served) -> None:
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    body = server.post(CHAT, **asking("Hello", '{"answer": tr'), **fields, guided_regex=r'\{"answer": (true|false)\}')
+    assert text_of(body) == "ue}"
+    wanted = {**asking("Hello", "Sure: "), **fields, "response_format": {"type": "json_object"}}
+    status, _, received = server.call("POST", CHAT, wanted)
+    error = json.loads(received)["error"]
+    assert (status, error["param"]) == (400, "response_format")
+    assert "the last message is not the beginning of an answer in this format" in error["message"]
+
+
 def test_answers_end_with_the_context(server: Served) -> None:
     body = server.post(COMPLETIONS, prompt="x" * 200, logit_bias={"259": -100})
     assert body["choices"][0]["finish_reason"] == "length"

@@ -100,6 +100,15 @@ class AnswerConstraint:
         self._required = prelude.required
         self._n_ending = 0  # number of tokens left in the stage ENDING
 
+    def begin(self, text: str) -> bool:
+        """Advance past the beginning of the answer, and return whether the answer can continue from there."""
+        tokens = self._tokenizer.encode_continuation(text).tolist()
+        if self._constraint.n_allowed(tokens) < len(tokens):
+            return False
+        for token in tokens:
+            self._constraint.take(token)
+        return not self._constraint.is_complete
+
     @property
     def is_complete(self) -> bool:
         """True if the answer has the required format and nothing may follow."""

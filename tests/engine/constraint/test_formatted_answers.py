@@ -88,6 +88,40 @@ def test_answers_have_their_format(wanted: ResponseFormat) -> None:
     assert sum(gathered.finished.reason is FinishReason.STOP for gathered in found) > 20
 
 
+def continued(request: Request, begun: str) -> Request:
+    messages = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": begun}]
+    return structs.replace(request, prompt=ChatPrompt(messages, add_generation_prompt=False))
+
+
+@pytest.mark.push
+@pytest.mark.parametrize("wanted", FORMATS)
+def test_continued_answers_have_their_format_as_a_whole(wanted: ResponseFormat) -> None:
+    [whole] = answer_all(Engine(noisy()), [formatted(wanted, 1)])
+    assert whole.finished.reason is FinishReason.STOP
+    for length in range(0, len(whole.text), max(1, len(whole.text) // 8)):
+        begun = whole.text[:length]
+        requests = [continued(formatted(wanted, seed), begun) for seed in range(3)]
+        for found in answer_all(Engine(noisy(max_sequences=3)), requests):
+            if found.finished.reason is FinishReason.STOP:
+                assert has_format(begun + found.text, wanted), (begun, found.text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "begun"),
+    [
+        (JSON, "Here is the JSON: "),
+        (JSON, '{"age": 5'),
+        (JSON, '{"name": "a", "age": 5, "likes": []}'),
+        (ResponseFormat(FormatKind.JSON_OBJECT), "[1"),
+        (FORMATS[3], "maybe"),
+        (FORMATS[3], "yes, but later"),
+    ],
+)
+def test_beginnings_without_the_format_are_refused(wanted: ResponseFormat, begun: str) -> None:
+    with pytest.raises(UsageError, match="the last message is not the beginning of an answer in this format"):
+        Engine(noisy()).submit(continued(formatted(wanted), begun))
+
+
 @pytest.mark.cover(1)
 @pytest.mark.push
 @pytest.mark.parametrize("name", PROPOSALS)

@@ -186,11 +186,15 @@ class LlamaLimit(TypedDict, total=False):
 
 
 class Thinking(TypedDict, total=False):
-    enable_thinking: Annotated[bool, "Turn thinking on or off."]
+    enable_thinking: Annotated[bool, "Turn thinking on or off, whatever the effort is."]
     thinking_budget_tokens: Budget
     thinking_budget: Budget
     think_budget: Budget
-    chat_template_kwargs: Annotated[dict[str, Any], "Variables for the model's chat template."]
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        "Variables for the model's chat template. `enable_thinking` and `thinking` also switch thinking, and have "
+        "precedence over other fields.",
+    ]
 
 
 class ChatThinking(Thinking, total=False):

@@ -214,7 +214,7 @@ _SWITCHES: Final = ("enable_thinking", "thinking")  # the variable names that mo
 class ThinkingOptions:
     """The thinking options of a Request, and the variables of its ChatPrompt.
 
-    without_effect  the names of fields that are ignored because the model cannot think
+    without_effect  the names of fields that are ignored because the model cannot think or another field has precedence
     """
 
     think: bool | None
@@ -224,21 +224,23 @@ class ThinkingOptions:
 
 
 def thinking_of(given: Thinking, facts: ModelFacts, effort: str | None, effort_name: str) -> ThinkingOptions:
-    """Return the thinking options. Raises InvalidField if two fields contradict each other.
+    """Return the thinking options. Raises InvalidField if two budgets contradict each other.
+
+    If fields contradict each other, template variables have precedence over `enable_thinking`, which has precedence
+    over the effort. Clients often set the effort for all requests, and switch thinking off in some of them.
 
     effort, effort_name  the thinking effort, and the path of its field
     """
     variables = dict(given.get(_VARIABLES, {}))
-    wishes: dict[str, bool] = {}  # maps a field's name to True if the field requests thinking
-    if effort is not None:
-        wishes[effort_name] = effort != _OFF
+    # Maps a field's name to True if the field requests thinking, and to False if the field switches thinking off.
+    wishes = {f"{_VARIABLES}.{name}": variables[name] for name in _SWITCHES if type(variables.get(name)) is bool}
     if "enable_thinking" in given:
         wishes["enable_thinking"] = given["enable_thinking"]
-    for name in _SWITCHES:
-        if type(variables.get(name)) is bool:
-            wishes[f"{_VARIABLES}.{name}"] = variables[name]
-    think = agreed(wishes)
-    if effort is not None and effort != _OFF:
+    if effort is not None:
+        wishes[effort_name] = effort != _OFF
+    think = next(iter(wishes.values()), None)
+    overruled = [name for name, wish in wishes.items() if wish is not think]
+    if effort is not None and effort != _OFF and think:
         variables.setdefault("reasoning_effort", effort)  # some templates write the effort into the prompt
     values: Mapping[str, Any] = given
     limits = {name: values[name] for name in BUDGETS if name in values}
@@ -246,8 +248,8 @@ def thinking_of(given: Thinking, facts: ModelFacts, effort: str | None, effort_n
     if budget == NO_LIMIT:
         limits, budget = {}, None
     if facts.thinks:
-        return ThinkingOptions(think, budget, variables, ())
-    in_vain = (*wishes, *limits) if think else (*limits,)
+        return ThinkingOptions(think, budget, variables, (*overruled,))
+    in_vain = (*(wishes if think else overruled), *limits)
     return ThinkingOptions(None if think else think, None, variables, in_vain)
 
 

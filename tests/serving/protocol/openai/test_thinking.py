@@ -60,15 +60,51 @@ def test_thinking_has_a_budget(name: str, given: int | None, budget: int | None)
         ({"think_budget": 1.5}, "think_budget"),
         ({"thinking_budget": 5, "think_budget": 6}, "think_budget"),
         ({"enable_thinking": "no"}, "enable_thinking"),
-        ({"reasoning_effort": "none", "enable_thinking": True}, "enable_thinking"),
-        (
-            {"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}},
-            "chat_template_kwargs.thinking",
-        ),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], param: str) -> None:
     refused(chat, param, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "think", "given", "ignored"),
+    [
+        ({"reasoning_effort": "high", "enable_thinking": False}, False, {}, ("reasoning_effort",)),
+        ({"reasoning_effort": "none", "enable_thinking": True}, True, {}, ("reasoning_effort",)),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}},
+            False,
+            {"thinking": False},
+            ("reasoning_effort",),
+        ),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            False,
+            {"enable_thinking": False},
+            ("enable_thinking",),
+        ),
+        (
+            {"chat_template_kwargs": {"thinking": True, "enable_thinking": False}},
+            False,
+            {"thinking": True, "enable_thinking": False},
+            ("chat_template_kwargs.thinking",),
+        ),
+        (
+            {"reasoning_effort": "low", "enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
+            True,
+            {"enable_thinking": True, "reasoning_effort": "low"},
+            ("enable_thinking",),
+        ),
+    ],
+)
+def test_the_most_specific_switch_has_precedence(
+    fields: dict[str, Any], think: bool, given: dict[str, Any], ignored: tuple[str, ...]
+) -> None:
+    parsed = chat(**fields)
+    assert (parsed.requests[0].think, variables(parsed), parsed.ignored) == (think, given, ignored)
+    parsed = chat(NO_THINKING, **fields)
+    assert parsed.requests[0].think is (None if think else False)
+    assert {*ignored} <= {*parsed.ignored}
 
 
 def test_models_that_cannot_think_name_wishes_in_vain() -> None:

@@ -23,6 +23,11 @@ NAMED = {"type": "function", "name": "look"}
 FORMAT = {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}
 
 
+def test_switches_have_precedence_over_the_effort() -> None:
+    parsed = response(reasoning={"effort": "low"}, enable_thinking=False)
+    assert (parsed.request.think, parsed.ignored) == (False, ("reasoning.effort",))
+
+
 @pytest.mark.parametrize(
     ("fields", "as_chat"),
     [
@@ -113,7 +118,6 @@ def test_fields_that_cannot_be_honored_are_refused(name: str) -> None:
         ({"text": {"format": FORMAT}, "tools": [FLAT_TOOL]}, "text.format.schema"),
         ({"text": {"format": FORMAT}, "grammar": "a"}, "grammar"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
-        ({"reasoning": {"effort": "low"}, "enable_thinking": False}, "enable_thinking"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"top_logprobs": 3}, "top_logprobs"),
