@@ -135,8 +135,8 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     check_request(request, _ANY_TOKEN)
     if request.think_budget:
         raise UsageError(
-            "--think-budget: servers do not support thinking budgets",
-            hint="use 0 to turn thinking off, or set a budget when you start the server",
+            "--think-budget: not supported for models on a server",
+            hint="use 0 to turn thinking off, or set a budget in a preset of the server",
         )
     prompt, sampling = request.prompt, request.sampling
     body: dict[str, Any] = {

@@ -207,7 +207,7 @@ def test_a_server_is_asked_by_the_names_that_templates_know() -> None:
     with serving(response(said("Yes.", "stop") + DONE)) as server:
         done = llmrun("generate", "-m", server.url, "--think-budget", "9", "hi")
         assert (done.returncode, server.asked) == (2, [])
-    assert done.stderr.startswith(b"error: --think-budget: servers do not support thinking budgets")
+    assert done.stderr.startswith(b"error: --think-budget: not supported for models on a server")
 
 
 def test_what_was_set_for_good_is_not_asked_of_a_server_and_no_advice_is_given_for_one(
