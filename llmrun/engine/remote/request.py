@@ -46,11 +46,11 @@ class Endpoint:
 
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
-# The port of a name has at least 4 digits, because tags in the catalogue are never such numbers.
-_BARE = re.compile(
-    r"(?:(?:localhost|\d+(?:\.\d+){3}|\[[\da-f:.]+\])(?::\d+)?|[a-z\d](?:[a-z\d.-]*[a-z\d])?:\d{4,5})(?![^/#])",
-    re.IGNORECASE,
-)
+_ADDRESS = r"(?:localhost|\d+(?:\.\d+){3}|\[[\da-f:.]+\])(?::\d+)?"
+# The port of a name has at least 4 digits and is no date, because the tags of models are sizes or dates, such as 2507.
+_DATE = r"(?:0\d\d\d|1[0-2](?:[0-2]\d|3[01])|2[3-6]\d\d)(?!\d)"
+_NAME = rf"[a-z\d](?:[a-z\d.-]*[a-z\d])?:(?!{_DATE})\d{{4,5}}"
+_BARE = re.compile(rf"(?:{_ADDRESS}|{_NAME})(?![^/#])", re.IGNORECASE)
 _FILE = re.compile(r"https?://(?:(?:www\.)?(?:huggingface\.co|hf\.co)/|[^?#]*\.gguf(?![^?#]))", re.IGNORECASE)
 # The routes whose URLs people copy from the documentation of servers.
 _ROUTE = re.compile(r"/(?:(?:chat/)?completions|responses|messages|embeddings|models|api/(?:chat|generate|tags))\Z")
