@@ -17,8 +17,17 @@ def tasks() -> list[Task]:
 
 def _task(name: str, source: str, tests: str) -> Task:
     prefix, suffix = source.split(_GAP)
-    body = {"prompt": prefix, "suffix": suffix, "max_tokens": _TOKENS}
+    body = {"prompt": prefix, "suffix": suffix, "max_tokens": _TOKENS, "stop": _stops(suffix)}
     return Task(name, body, program=partial(_program, prefix, suffix, tests), path=TEXT)
+
+
+def _stops(suffix: str) -> list[str]:
+    """Return what ends the text of a gap, as in editors: models for chats often do not stop by themselves."""
+    rest, *lines = suffix.splitlines()
+    if rest:
+        return ["\n"]
+    following = [line for line in lines if line.strip()]
+    return ["\n\n", *(f"\n{line}" for line in following[:1])]
 
 
 def _program(prefix: str, suffix: str, tests: str, choice: Choice) -> str:
