@@ -10,15 +10,16 @@ from tests.real.groups import Task
 
 _TOKENS = 400
 _ORDER = """\
-You change files. Answer only with blocks of this form:
+You change files. Answer only with blocks that contain old lines, copied exactly from the file, and the new lines that
+replace them. For example, this block changes a limit from 10 to 20:
 
 <<<<<<< SEARCH
-lines of the file, copied exactly
+limit = 10
 =======
-the lines that replace them
+limit = 20
 >>>>>>> REPLACE
 
-Copy only the lines that change, and a few lines around them."""
+Copy only the lines that change."""
 _BLOCK = re.compile(r"<<<<<<< SEARCH\n(.*?)\n?=======\n(.*?)\n?>>>>>>> REPLACE", re.DOTALL)
 
 
