@@ -39,16 +39,19 @@ def test_calls_are_answered(tmp_path: Path) -> None:
             local.answer(CHAT, chat("Hello", unknown_field=1)),
             local.answer(CHAT, chat("twice", n=2)),
             local.answer(COMPLETION, {"prompt": "Once", "seed": 1, "max_tokens": 5}),
+            local.answer(COMPLETION, {"prompt": [65, 66], "echo": True, "logprobs": 1, "max_tokens": 0}),
             local.answer(CHAT, chat("x", temperature="hot")),
             local.answer(CHAT, chat("x" * 100_000)),
         )
         await local.close()
-        hello, twice, once, hot, long = replies
+        hello, twice, once, scored, hot, long = replies
         assert hello.status == 200
         assert hello.body["choices"][0]["message"]["content"] == "You said: Hello"
         assert hello.ignored == ("unknown_field",)
         assert len(twice.body["choices"]) == 2
         assert once.body["object"] == "text_completion"
+        assert scored.body["choices"][0]["text"] == "AB"
+        assert len(scored.body["choices"][0]["logprobs"]["token_logprobs"]) == 2
         assert (hot.status, hot.body["error"]["param"]) == (400, "temperature")
         assert long.body["error"]["code"] == "context_length_exceeded"
 
