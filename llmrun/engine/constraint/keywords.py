@@ -1,14 +1,7 @@
-"""Finds keywords in JSON Schemas, and replaces the formats of dates and times with exact patterns.
-
-llguidance enforces "format" with patterns that accept 29 February in every year, and a leap second at any time of day
-(RFC 3339, sections 5.6 and 5.7). The patterns here handle leap years, and leave out leap seconds, which
-generated text does not need. Everything that matches these patterns also passes the final validation, which uses the
-original schema (see validation_worker.py). llguidance enforces "format" in the same way in all drafts.
-"""
+"""Finds keywords and references in JSON Schemas."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -22,6 +15,15 @@ _MAP_OF_SCHEMAS = ("$defs", "definitions", "dependencies", "dependentSchemas", "
 
 _DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 _OLDEST = _DRAFTS.index("draft-04")
+LATEST: Final = len(_DRAFTS) - 1
+REFERENCES_WITH_SIBLINGS: Final = _DRAFTS.index("2019-09")  # older drafts ignore the keywords beside a `$ref`
+# Keywords that describe a value and never restrict the value
+ANNOTATIONS: Final = frozenset(
+    (
+        *("$comment", "contentEncoding", "contentMediaType", "contentSchema", "default", "deprecated", "description"),
+        *("examples", "readOnly", "title", "writeOnly"),
+    )
+)
 # The draft that introduced a keyword. llguidance ignores a keyword that is not part of the schema's draft.
 _INTRODUCED = {
     **dict.fromkeys(("const", "contains", "propertyNames"), _DRAFTS.index("draft-06")),
@@ -79,12 +81,73 @@ def place_of(schema: Any, keyword: str, value: object = ...) -> str | None:
     return None
 
 
+def draft_of(schema: Mapping[str, Any]) -> int:
+    """Return the number of the draft that "$schema" declares. Drafts are numbered by age; the default is the latest."""
+    declared = str(schema.get("$schema", ""))
+    return next((number for number, name in enumerate(_DRAFTS) if name in declared), LATEST)
+
+
+_DIALECTS = {  # the names of dialects that llguidance and jsonschema know
+    **{number: f"http://json-schema.org/{_DRAFTS[number]}/schema#" for number in range(_OLDEST, 4)},
+    **{number: f"https://json-schema.org/draft/{_DRAFTS[number]}/schema" for number in range(4, len(_DRAFTS))},
+}
+
+
+def modernize(schema: dict[str, Any]) -> None:
+    """Change a schema to the usual spelling of its dialect, in place.
+
+    llguidance would try to fetch the description of an unknown dialect. Schemas without a known "$schema" may have the
+    lists of `items` of draft-07, and the boolean limits of draft-04 and OpenAPI 3.0.
+    """
+    if any(name in str(schema.get("$schema")) for name in _DRAFTS[_OLDEST:]):
+        schema["$schema"] = _DIALECTS[draft_of(schema)]
+        return
+    schema.pop("$schema", None)
+    for _, found in subschemas(schema):
+        if isinstance(found.get("items"), list):
+            found["prefixItems"] = found.pop("items")
+            if "additionalItems" in found:
+                found["items"] = found.pop("additionalItems")
+            if not found["prefixItems"]:
+                del found["prefixItems"]
+        for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and limit in found:
+                found[exclusive] = found.pop(limit)
+
+
+_LONGEST_PATH = 20  # number of references to follow before a schema is considered circular
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Follow the `$ref` of a schema inside the root schema. Returns {}, which allows everything, if that fails."""
+    for _ in range(_LONGEST_PATH):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            return schema
+        schema = _target(reference, root)
+    return {}
+
+
+def _target(reference: str, root: Mapping[str, Any]) -> Any:
+    from urllib.parse import unquote
+
+    if reference != "#" and not reference.startswith("#/"):
+        return {}
+    target: Any = root
+    for step in unquote(reference).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
+        else:
+            target = target.get(key, {}) if isinstance(target, Mapping) else {}
+    return target
+
+
 def ignored(schema: Any) -> Iterator[tuple[str, str]]:
     """Yield (place, reason) for every keyword that llguidance would silently ignore or apply inexactly."""
     if not isinstance(schema, dict):
         return
-    declared = str(schema.get("$schema", ""))
-    draft = next((number for number, name in enumerate(_DRAFTS) if name in declared), len(_DRAFTS) - 1)
+    draft = draft_of(schema)
     if draft < _OLDEST:
         yield "/$schema", f"{_DRAFTS[draft]} is not supported, the oldest is {_DRAFTS[_OLDEST]}"
     if "x-guidance" in schema:
@@ -146,31 +209,3 @@ def _scalars(value: Any) -> Iterator[Any]:
             yield from _scalars(part)
     else:
         yield value
-
-
-_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
-_DAY = "(0[1-9]|1[0-9]|2[0-8])"  # a day that exists in every month
-_MONTH_AND_DAY = f"((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
-_DATE = f"([0-9]{{4}}-{_MONTH_AND_DAY}|{_LEAP_YEAR}-02-29)"
-_HOURS_AND_MINUTES = "([01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_HOURS_AND_MINUTES}:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]{_HOURS_AND_MINUTES})"
-
-PATTERNS: Final = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
-
-
-def with_exact_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a JSON Schema with an exact pattern in place of each "format" for dates or times.
-
-    Subschemas with a "pattern" of their own keep their format. Raises ValueError, TypeError or RecursionError if
-    the schema is not JSON.
-    """
-    text = json.dumps(dict(schema))
-    if '"format"' not in text:  # a copy of a 2 MB schema takes 0.15 s
-        return dict(schema)
-    copied: dict[str, Any] = json.loads(text)
-    for _, found in subschemas(copied):
-        name = found.get("format")
-        if isinstance(name, str) and name in PATTERNS and "pattern" not in found:
-            del found["format"]
-            found["pattern"] = PATTERNS[name]
-    return copied

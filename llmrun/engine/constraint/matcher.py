@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from llmrun.base.errors import InvalidAnswer, UsageError, shown
 from llmrun.base.stacks import on_stack
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.keywords import with_exact_formats
 from llmrun.engine.constraint.limits import LARGE_STACK, check_grammar_text, check_schema, compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
+from llmrun.engine.constraint.rewriting import enforceable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
     from numpy.typing import NDArray
 
+    from llmrun.engine.constraint.repeated_keys import QuotedTokens, RepeatedKeys
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 # llguidance's converter from GBNF runs in this process in quadratic time: 4 s for 5,000 rules.
@@ -73,7 +74,7 @@ def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -
     from llguidance import LLMatcher
 
     if schema is not None:
-        text = json.dumps(with_exact_formats(schema))  # llguidance reads larger integers in text than in Python objects
+        text = json.dumps(enforceable(schema))  # llguidance reads larger integers in text than in Python objects
         try:
             return LLMatcher.grammar_from_json_schema(text, None, _JSON_OPTIONS)
         except ValueError as error:  # an integer is too large for a double
@@ -140,6 +141,7 @@ class ConstraintCompiler:
         self._process = ConstraintProcess()
         self._building: threading.Thread | None = None
         self._tokenizer: LLTokenizer | None = None
+        self._quoted: QuotedTokens | None = None
         self._compiled: dict[ResponseFormat, LLMatcher] = {}
 
     def prepare(self, tokenizer: Tokenizer) -> None:
@@ -151,13 +153,16 @@ class ConstraintCompiler:
 
     def compile(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> Constraint:
         """Return the constraint for a new answer. Raises UsageError if the format is invalid or cannot be enforced."""
+        from llmrun.engine.constraint.repeated_keys import RepeatedKeys
+
         matcher = self._compiled.get(response_format)
         if matcher is None:
             matcher = self._new_matcher(response_format, tokenizer)
             if len(self._compiled) == _KEPT:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[response_format] = matcher
-        return Constraint(matcher.deep_copy())
+        quoted = None if response_format.schema is None else self._quoted
+        return Constraint(matcher.deep_copy(), None if quoted is None else RepeatedKeys(quoted))
 
     def close(self) -> None:
         """End the isolated process, which restarts when needed. Idempotent."""
@@ -188,7 +193,10 @@ class ConstraintCompiler:
     def _build(self, tokenizer: Tokenizer) -> None:
         from llguidance import LLTokenizer
 
+        from llmrun.engine.constraint.repeated_keys import QuotedTokens
+
         vocabulary = _Vocabulary(tokenizer)
+        self._quoted = QuotedTokens(vocabulary.tokens, tokenizer.token_bytes)
         self._tokenizer = LLTokenizer(
             cast("TokenizerWrapper", vocabulary),  # llguidance only reads the vocabulary's attributes
             n_vocab=len(vocabulary.tokens),
@@ -199,8 +207,10 @@ class ConstraintCompiler:
 class Constraint:
     """The allowed continuations of one answer, as tokens. All methods raise LlmrunError if a limit is exceeded."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, keys: RepeatedKeys | None = None) -> None:
+        """`keys` is None unless the answer is JSON."""
         self._matcher = matcher
+        self._keys = keys
 
     @property
     def is_complete(self) -> bool:
@@ -214,16 +224,22 @@ class Constraint:
         """
         self._matcher.unsafe_compute_mask_ptr(into.ctypes.data, into.nbytes)
         self._check()
+        if self._keys is not None:
+            self._keys.forbid(into)
 
     def take(self, token: int) -> None:
         """Add an allowed token to the text."""
         self._matcher.consume_token(token)
         self._check()
+        if self._keys is not None:
+            self._keys.take(token)
 
     def back(self, n: int) -> None:
         """Remove the last n tokens."""
         self._matcher.rollback(n)
         self._check()
+        if self._keys is not None:
+            self._keys.back(n)
 
     def forced(self) -> Sequence[int]:
         """Return the tokens that must come next because `allowed` permits no others."""
@@ -235,7 +251,7 @@ class Constraint:
         """Return how many leading tokens of a sequence are allowed, one after another."""
         n = self._matcher.validate_tokens(list(tokens))
         self._check()
-        return n
+        return n if self._keys is None else self._keys.n_allowed(tokens[:n])
 
     def _check(self) -> None:
         if self._matcher.is_error():

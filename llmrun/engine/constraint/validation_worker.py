@@ -19,6 +19,10 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> tuple[str, Any]:
+    from llmrun.engine.constraint.keywords import modernize
+
+    if isinstance(request.get("schema"), dict):
+        modernize(request["schema"])
     return ("verdict", _verdict(request)) if "text" in request else ("problem", _problem(request))
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrun.base.errors import UsageError, shown
-from llmrun.engine.constraint.keywords import with_exact_formats
+from llmrun.engine.constraint.keywords import resolved
+from llmrun.engine.constraint.rewriting import enforceable
 from llmrun.engine.templates.tool_format import (
     CALL_ID,
     INDEX,
@@ -26,7 +27,7 @@ from llmrun.engine.templates.tool_format import (
     written_value,
 )
 from llmrun.engine.tool_calls.openings import Opening, ToolSpelling, call_starts, openings
-from llmrun.engine.tool_calls.schemas import Tool, resolved, types
+from llmrun.engine.tool_calls.schemas import Tool, types
 
 _PLACEHOLDERS = re.compile(r"([\ud800-\udfff])")
 _SPECIAL = frozenset("\\/.+*?()|[]{}^$#&-~")
@@ -113,7 +114,7 @@ def json_matching(value: Any, separators: tuple[str, str] | None, where: str, as
     if ascii_only:
         spacing["json_allow_general_unicode_escapes"] = True
     try:
-        exact = with_exact_formats(value)
+        exact = enforceable(value)
         text = json.dumps({**exact, "x-guidance": spacing}, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (ValueError, TypeError, RecursionError) as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.base.errors import UsageError, shown
-from llmrun.engine.constraint.keywords import subschemas
+from llmrun.engine.constraint.keywords import resolved, subschemas
 from llmrun.engine.requests import ENFORCED, LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
 
@@ -65,7 +65,6 @@ def _is_unsupported(keyword: str, value: Any) -> bool:
 
 _NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}")
 _MOST_BRANCHES = 200  # maximum number of subschemas whose types are inspected; all other subschemas may have any type
-_LONGEST_PATH = 20  # number of references to follow before a schema is considered circular
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +118,6 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
             raise UsageError(f"invalid parameters of the tool {name}: nested too deeply") from None
         tools[name] = Tool(name, enforced or {}, strict)
     return list(tools.values())
-
-
-def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Follow the `$ref` of a schema inside the root schema. Returns {} if the target does not exist."""
-    for _ in range(_LONGEST_PATH):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str):
-            return schema
-        schema = root
-        if not reference.startswith("#"):
-            return {}
-        for step in reference[1:].split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(key, {}) if isinstance(schema, Mapping) else {}
-    return {}
 
 
 def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:

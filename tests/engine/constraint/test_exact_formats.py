@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.engine.constraint.answer_checks import is_date, is_date_time, is_time
-from llmrun.engine.constraint.keywords import PATTERNS, with_exact_formats
+from llmrun.engine.constraint.exact_formats import PATTERNS
+from llmrun.engine.constraint.rewriting import enforceable
 from tests.support.constraint.matchers import accepts, byte_tokenizer, matcher, schema_grammar
 
 CHECKS: dict[str, Callable[[object], bool]] = {"date": is_date, "time": is_time, "date-time": is_date_time}
@@ -73,7 +74,7 @@ def test_only_formats_of_dates_are_replaced() -> None:
         "const": {"format": "date"},
     }
     before = str(schema)
-    assert with_exact_formats(schema) == {
+    assert enforceable(schema) == {
         "pattern": PATTERNS["date"],
         "properties": {
             "format": {"pattern": PATTERNS["time"], "maxLength": 9},

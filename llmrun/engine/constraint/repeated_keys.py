@@ -1,0 +1,121 @@
+"""Keeps JSON answers from repeating a key in one object.
+
+llguidance gives each declared property its place, but any name of an undeclared property may be used again. A second
+closing quote after such a name is therefore removed from the masks. Where no other token is left, as after "ab" with
+names of the pattern ^[a-c]{2}$, the key may be repeated, and the last value counts, as in most parsers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MOST_BACK: Final = 1024  # number of tokens that can be taken back; drafts and tags are shorter
+
+
+class QuotedTokens:
+    """The tokens of a vocabulary that contain quotation marks: 1,300 of 152,000 in Qwen's."""
+
+    def __init__(self, texts: Sequence[bytes], bytes_of: Callable[[int], bytes]) -> None:
+        """Find the tokens. `texts` are the bytes of all tokens, and `bytes_of` returns the bytes of a token."""
+        self.bytes_of = bytes_of
+        counts = {token: text.count(b'"') for token, text in enumerate(texts) if b'"' in text}
+        self.with_one = np.array([*counts], np.int64)
+        self.with_two = np.array([token for token, count in counts.items() if count > 1], np.int64)
+
+
+class _Place(Enum):
+    NAME = auto()  # the next string is a key
+    VALUE = auto()
+    KEY = auto()  # inside a key
+    TEXT = auto()  # inside another string
+
+
+class _State(NamedTuple):
+    """Where the text ends: the keys of each open object (None for lists), and the current key as far as written."""
+
+    open: tuple[frozenset[bytes] | None, ...] = ()
+    place: _Place = _Place.VALUE
+    key: bytes = b""
+    escaped: bool = False
+
+
+class RepeatedKeys:
+    """Follows one answer, which is JSON, and finds the tokens that would repeat a key."""
+
+    def __init__(self, tokens: QuotedTokens) -> None:
+        self._tokens = tokens
+        self._states = deque([_State()], _MOST_BACK + 1)
+
+    def take(self, token: int) -> None:
+        """Add a token to the text."""
+        self._states.append(_advanced(self._states[-1], self._tokens.bytes_of(token))[0])
+
+    def back(self, n: int) -> None:
+        """Remove the last n tokens."""
+        for _ in range(n):
+            self._states.pop()
+
+    def forbid(self, mask: NDArray[np.uint32]) -> None:
+        """Remove the tokens that would repeat a key from a mask, unless no token would be left."""
+        state = self._states[-1]
+        if not any(state.open):
+            return
+        quoted = self._tokens.with_one if state.place is _Place.KEY else self._tokens.with_two
+        words, bits = quoted // 32, np.uint32(1) << (quoted % 32).astype(np.uint32)
+        allowed = (mask[words] & bits).astype(bool)
+        repeating = [i for i in np.flatnonzero(allowed) if self._repeats(state, int(quoted[i]))]
+        if not repeating:
+            return
+        before = mask.copy()
+        np.bitwise_and.at(mask, words[repeating], ~bits[repeating])
+        if not mask.any():
+            mask[:] = before
+
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens of a sequence repeat no key."""
+        state = self._states[-1]
+        for n, token in enumerate(tokens):
+            state, repeated = _advanced(state, self._tokens.bytes_of(token))
+            if repeated:
+                return n
+        return len(tokens)
+
+    def _repeats(self, state: _State, token: int) -> bool:
+        return _advanced(state, self._tokens.bytes_of(token))[1]
+
+
+def _advanced(state: _State, text: bytes) -> tuple[_State, bool]:
+    """Return the state after more text, and True if the text completes a key that its object has already."""
+    opened, place, key, escaped = state
+    repeated = False
+    for byte in text:
+        letter = bytes((byte,))
+        if place in (_Place.KEY, _Place.TEXT):
+            if letter == b'"' and not escaped:
+                keys = opened[-1] if opened else None
+                if place is _Place.KEY and keys is not None:
+                    repeated |= key in keys
+                    opened = (*opened[:-1], keys | {key})
+                place, key = _Place.VALUE, b""
+                continue
+            escaped = letter == b"\\" and not escaped
+            key += letter if place is _Place.KEY else b""
+        elif letter == b'"':
+            place = _Place.KEY if place is _Place.NAME else _Place.TEXT
+        elif letter in b"{[":
+            opened = (*opened, frozenset() if letter == b"{" else None)
+            place = _Place.NAME if letter == b"{" else _Place.VALUE
+        elif letter in b"}]":
+            opened = opened[:-1]
+            place = _Place.VALUE
+        elif letter == b",":
+            place = _Place.NAME if opened and opened[-1] is not None else _Place.VALUE
+    return _State(opened, place, key, escaped), repeated

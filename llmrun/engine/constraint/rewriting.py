@@ -1,0 +1,253 @@
+"""Rewrites JSON Schemas for llguidance: the same answers, described by keywords that llguidance enforces.
+
+Generators write keywords that have no effect (`"uniqueItems": false`), `oneOf` over references, and maps whose keys are
+listed (`propertyNames` with an `enum`). llguidance refuses all of these. Where a schema cannot be rewritten exactly,
+its keyword remains, and llguidance refuses the schema. The values of keywords may be malformed, because the schema is
+compared with its metaschema later, in the isolated process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from llmrun.engine.constraint.exact_formats import replace_format
+from llmrun.engine.constraint.exclusion import Exclusion
+from llmrun.engine.constraint.keywords import ANNOTATIONS, modernize, resolved, subschemas
+from llmrun.engine.constraint.listed_texts import listed_texts
+
+_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_TYPES = {  # the type of the values that a keyword restricts, for keywords that llguidance refuses
+    **dict.fromkeys(("contains", "maxContains", "minContains", "unevaluatedItems", "uniqueItems"), "array"),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas", "maxProperties"), "object"),
+    **dict.fromkeys(("minProperties", "propertyNames", "unevaluatedProperties"), "object"),
+}
+_EMPTY = ({}, [], True)  # conditions of `dependencies` and similar keywords that always hold
+# The largest double below 2**63. llguidance refuses larger bounds of numbers, and lower bounds of -2**63.
+_LARGEST: Final = (1 << 63) - 1024
+
+
+def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a schema that allows the same answers, in a form that llguidance supports if possible.
+
+    Some answers are left out: leap seconds, and the largest numbers if the schema has bounds beyond 2**63. Raises
+    ValueError, TypeError or RecursionError if the schema is not JSON.
+    """
+    root: dict[str, Any] = json.loads(json.dumps(dict(schema)))
+    modernize(root)
+    exclusion = Exclusion(root)
+    renamed = [found for _, found in subschemas(root) if "anyOf" not in found and exclusion.is_exclusive(found)]
+    for _, found in subschemas(root):
+        _replace_numbers(found)
+        replace_format(found)
+        _remove_ineffective(found, root)
+        _close(found, root)
+        _list_names(found, root)
+        _list_patterns(found)
+    for found in renamed:
+        if "oneOf" in found:
+            _replace_entry(found, "oneOf", "anyOf", found["oneOf"])
+    if renamed:
+        for _, found in subschemas(root):
+            if isinstance(found.get("$ref"), str):
+                found["$ref"] = _renamed_reference(found["$ref"], root)
+    return root
+
+
+def _replace_entry(found: dict[str, Any], old: str, new: str, value: Any) -> None:
+    """Replace an entry in its place, because llguidance derives the order of properties from the order of keywords."""
+    entries = [(new, value) if keyword == old else (keyword, each) for keyword, each in found.items()]
+    found.clear()
+    found.update(entries)
+
+
+def _renamed_reference(reference: str, root: dict[str, Any]) -> str:
+    """Return a reference that passes through `anyOf` where there is no `oneOf` any more."""
+    steps: list[str] = []
+    target: Any = root
+    for step in reference.split("/")[1:]:
+        if step == "oneOf" and isinstance(target, dict) and step not in target:
+            step = "anyOf"
+        steps.append(step)
+        target = resolved({"$ref": "/".join(["#", *steps])}, root)
+    return "/".join([reference.split("/")[0], *steps])
+
+
+# --- keywords without an effect
+
+
+def _remove_ineffective(found: dict[str, Any], root: Mapping[str, Any]) -> None:
+    """Remove the keywords that allow everything."""
+    for keyword in [*found]:
+        if _is_ineffective(keyword, found, root):
+            del found[keyword]
+    if "contains" not in found:
+        found.pop("minContains", None)
+        found.pop("maxContains", None)
+    if "then" not in found and "else" not in found:
+        found.pop("if", None)
+    if "not" in found and _allows_all(found["not"]):  # zod writes such schemas for optional properties
+        found.clear()
+        found["enum"] = []
+
+
+def _is_ineffective(keyword: str, found: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+    value = found[keyword]
+    if keyword in _TYPES and "type" in found and _TYPES[keyword] not in _listed(found["type"]):
+        return True
+    if keyword == "uniqueItems":
+        most = found.get("maxItems")
+        return value is False or (isinstance(most, int) and most < 2)
+    if keyword == "propertyNames":
+        return _allows_all_names(resolved(value, root))
+    if keyword in ("unevaluatedItems", "unevaluatedProperties"):
+        return _allows_all(value)
+    if keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+        return isinstance(value, dict) and all(each in _EMPTY for each in value.values())
+    if keyword in ("then", "else"):
+        return "if" not in found or _allows_all(value)
+    if keyword == "additionalItems":
+        return not isinstance(found.get("items"), list)
+    if keyword == "maxProperties":
+        return _is_harmless_limit(value, found)
+    return keyword == "not" and value is False
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _allows_all(schema: Any) -> bool:
+    return schema is True or (isinstance(schema, dict) and not schema.keys() - ANNOTATIONS)
+
+
+def _allows_all_names(schema: Any) -> bool:
+    if isinstance(schema, dict) and "string" in _listed(schema.get("type")):
+        schema = {keyword: value for keyword, value in schema.items() if keyword != "type"}
+    return _allows_all(schema)
+
+
+def _is_harmless_limit(most: Any, found: Mapping[str, Any]) -> bool:
+    """Return True if an object has no more declared properties than "maxProperties" and allows no others."""
+    declared = found.get("properties", {})
+    others = found.get("additionalProperties") is not False or found.get("patternProperties")
+    return isinstance(declared, dict) and isinstance(most, int) and not others and len(declared) <= most
+
+
+# --- numbers
+
+
+def _replace_numbers(found: dict[str, Any]) -> None:
+    """Write counts as integers, and lower the bounds of numbers that llguidance cannot represent."""
+    for keyword in _COUNTS:
+        value = found.get(keyword)
+        if isinstance(value, float) and value.is_integer():
+            found[keyword] = int(value)
+    for keyword in ("minimum", "exclusiveMinimum"):
+        if _is_number(found.get(keyword)) and found[keyword] < -_LARGEST:
+            found[keyword] = -_LARGEST
+    for keyword in ("maximum", "exclusiveMaximum"):
+        if _is_number(found.get(keyword)) and found[keyword] > _LARGEST and found.get("type") != "integer":
+            found[keyword] = _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- names of properties
+
+# Keywords that apply other schemas to the same value. What they evaluate depends on the value, except for the first two.
+_APPLICATORS: Final = ("$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$dynamicRef")
+_MOST_PARTS: Final = 100
+
+
+def _close(found: dict[str, Any], root: Mapping[str, Any]) -> None:
+    """Replace "unevaluatedItems" and "unevaluatedProperties", unless what is evaluated depends on the value."""
+    if found.get("unevaluatedItems") is False and not found.keys() & {*_APPLICATORS, "contains"}:
+        del found["unevaluatedItems"]
+        found.setdefault("items", False)
+    if found.get("unevaluatedProperties") is not False:
+        return
+    names = _declared_names(found, root)
+    if names is not None:
+        declared = found.get("properties", {})
+        found["properties"] = {**declared, **{name: True for name in names if name not in declared}}
+        found["additionalProperties"] = False
+        del found["unevaluatedProperties"]
+
+
+def _declared_names(found: dict[str, Any], root: Mapping[str, Any]) -> list[str] | None:
+    """Return the properties that a schema and the parts of its `allOf` and `$ref` declare, or None if others may be."""
+    names: dict[str, None] = {}
+    waiting: list[Any] = [found]
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            return [*names]
+        part = waiting.pop(0)
+        if not isinstance(part, dict) or part.keys() & {*_APPLICATORS[2:], "additionalProperties", "patternProperties"}:
+            return None
+        properties, parts = part.get("properties", {}), part.get("allOf", [])
+        if not isinstance(properties, dict) or not isinstance(parts, list):
+            return None
+        names.update(dict.fromkeys(properties))
+        waiting += parts
+        if "$ref" in part:
+            waiting.append(resolved({"$ref": part["$ref"]}, root))
+    return None
+
+
+def _list_names(found: dict[str, Any], root: Mapping[str, Any]) -> None:
+    """Replace "propertyNames" by declared properties, or by the pattern of a map."""
+    names = resolved(found.get("propertyNames"), root)
+    if "propertyNames" not in found or not isinstance(names, dict):
+        return
+    restrictions = {key: value for key, value in names.items() if key not in ANNOTATIONS and key != "type"}
+    if "string" not in _listed(names.get("type", "string")) or len(restrictions) != 1:
+        return
+    (keyword, value), *_ = restrictions.items()
+    if keyword == "const" or (keyword == "enum" and isinstance(value, list)):
+        _declare(found, [each for each in _listed(value) if isinstance(each, str)])
+    elif keyword == "pattern" and isinstance(value, str) and not found.keys() & {"properties", "patternProperties"}:
+        _replace_entry(found, "propertyNames", "patternProperties", {value: found.get("additionalProperties", True)})
+        found["additionalProperties"] = False
+
+
+def _declare(found: dict[str, Any], names: list[str]) -> None:
+    """Allow exactly the given names of properties."""
+    declared = found.get("properties", {})
+    if "patternProperties" in found or not isinstance(declared, dict):
+        return
+    others = found.get("additionalProperties", True)
+    properties = {name: schema if name in names else False for name, schema in declared.items()}
+    properties.update((name, others) for name in names if name not in declared)
+    found["properties"] = properties
+    found["additionalProperties"] = False
+    del found["propertyNames"]
+
+
+def _list_patterns(found: dict[str, Any]) -> None:
+    """Declare the properties that match patterns of few names, such as ^(asc|desc)$.
+
+    After a comma, llguidance 1.9.1 would wait for another name even if all names of a pattern are declared.
+    """
+    patterns = found.get("patternProperties")
+    declared = found.get("properties", {})
+    if not isinstance(patterns, dict) or not isinstance(declared, dict):
+        return
+    names = {pattern: listed for pattern in patterns if (listed := listed_texts(pattern)) is not None}
+    if not names:
+        return
+    properties = dict(declared)
+    for pattern, listed in names.items():
+        for name in listed:
+            known = properties.get(name, True)
+            properties[name] = patterns[pattern] if known is True else {"allOf": [known, patterns[pattern]]}
+    rest = {pattern: schema for pattern, schema in patterns.items() if pattern not in names}
+    if "properties" not in found:
+        _replace_entry(found, "patternProperties", "properties", properties)
+    found["properties"] = properties
+    found.pop("patternProperties", None)
+    if rest:
+        found["patternProperties"] = rest
