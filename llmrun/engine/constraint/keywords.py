@@ -161,20 +161,12 @@ def ignored(schema: Any) -> Iterator[tuple[str, str]]:
                 yield here, f'"{keyword}" has no effect since {_DRAFTS[_OLDEST]}'
             elif keyword in ("const", "enum") and _beyond_exact(value):
                 yield here, f"integers beyond {_EXACT:,} cannot be matched exactly"
-            elif keyword == "minProperties" and _counts_free_keys(value, found.get("required")):
-                yield here, f"{value} is too many: it may exceed the number of required keys by at most one"
             elif _demands_control(keyword, value):
                 yield here, "control characters other than \\b, \\f, \\n, \\r and \\t cannot be matched"
 
 
 def _beyond_exact(value: Any) -> bool:
     return any(isinstance(each, int) and abs(each) > _EXACT for each in _scalars(value))
-
-
-def _counts_free_keys(least: Any, required: Any) -> bool:
-    """Return True if the model must choose several keys. llguidance would count a repeated key as two keys."""
-    n_required = len(required) if isinstance(required, list) else 0
-    return isinstance(least, int | float) and least > n_required + 1
 
 
 def _demands_control(keyword: str, value: Any) -> bool:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from llmrun.engine.constraint.closing import declare_all
 from llmrun.engine.constraint.exact_formats import replace_format
 from llmrun.engine.constraint.exclusion import Exclusion
 from llmrun.engine.constraint.keywords import ANNOTATIONS, modernize, resolved, subschemas
@@ -85,8 +86,6 @@ def _remove_ineffective(found: dict[str, Any], root: Mapping[str, Any]) -> None:
     if "contains" not in found:
         found.pop("minContains", None)
         found.pop("maxContains", None)
-    if "then" not in found and "else" not in found:
-        found.pop("if", None)
     if "not" in found and _allows_all(found["not"]):  # zod writes such schemas for optional properties
         found.clear()
         found["enum"] = []
@@ -158,44 +157,16 @@ def _is_number(value: Any) -> bool:
 
 # --- names of properties
 
-# Keywords that apply other schemas to the same value. What they evaluate depends on the value, except for the first two.
-_APPLICATORS: Final = ("$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$dynamicRef")
-_MOST_PARTS: Final = 100
+_APPLICATORS: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef"})
 
 
 def _close(found: dict[str, Any], root: Mapping[str, Any]) -> None:
     """Replace "unevaluatedItems" and "unevaluatedProperties", unless what is evaluated depends on the value."""
     if found.get("unevaluatedItems") is False and not found.keys() & {*_APPLICATORS, "contains"}:
         del found["unevaluatedItems"]
-        found.setdefault("items", False)
-    if found.get("unevaluatedProperties") is not False:
-        return
-    names = _declared_names(found, root)
-    if names is not None:
-        declared = found.get("properties", {})
-        found["properties"] = {**declared, **{name: True for name in names if name not in declared}}
-        found["additionalProperties"] = False
+        found.setdefault("additionalItems" if isinstance(found.get("items"), list) else "items", False)
+    if found.get("unevaluatedProperties") is False and declare_all(found, root):
         del found["unevaluatedProperties"]
-
-
-def _declared_names(found: dict[str, Any], root: Mapping[str, Any]) -> list[str] | None:
-    """Return the properties that a schema and the parts of its `allOf` and `$ref` declare, or None if others may be."""
-    names: dict[str, None] = {}
-    waiting: list[Any] = [found]
-    for _ in range(_MOST_PARTS):
-        if not waiting:
-            return [*names]
-        part = waiting.pop(0)
-        if not isinstance(part, dict) or part.keys() & {*_APPLICATORS[2:], "additionalProperties", "patternProperties"}:
-            return None
-        properties, parts = part.get("properties", {}), part.get("allOf", [])
-        if not isinstance(properties, dict) or not isinstance(parts, list):
-            return None
-        names.update(dict.fromkeys(properties))
-        waiting += parts
-        if "$ref" in part:
-            waiting.append(resolved({"$ref": part["$ref"]}, root))
-    return None
 
 
 def _list_names(found: dict[str, Any], root: Mapping[str, Any]) -> None:
@@ -203,15 +174,32 @@ def _list_names(found: dict[str, Any], root: Mapping[str, Any]) -> None:
     names = resolved(found.get("propertyNames"), root)
     if "propertyNames" not in found or not isinstance(names, dict):
         return
-    restrictions = {key: value for key, value in names.items() if key not in ANNOTATIONS and key != "type"}
-    if "string" not in _listed(names.get("type", "string")) or len(restrictions) != 1:
+    names = {keyword: value for keyword, value in names.items() if keyword not in ANNOTATIONS}
+    replace_format(names)
+    if "string" not in _listed(names.pop("type", "string")):
         return
-    (keyword, value), *_ = restrictions.items()
-    if keyword == "const" or (keyword == "enum" and isinstance(value, list)):
-        _declare(found, [each for each in _listed(value) if isinstance(each, str)])
-    elif keyword == "pattern" and isinstance(value, str) and not found.keys() & {"properties", "patternProperties"}:
-        _replace_entry(found, "propertyNames", "patternProperties", {value: found.get("additionalProperties", True)})
+    listed = [names["const"]] if "const" in names else names.get("enum")
+    if isinstance(listed, list) and len(names) == 1:
+        _declare(found, [each for each in listed if isinstance(each, str)])
+    elif (pattern := _pattern_of(names)) and not found.keys() & {"properties", "patternProperties"}:
+        _replace_entry(found, "propertyNames", "patternProperties", {pattern: found.get("additionalProperties", True)})
         found["additionalProperties"] = False
+
+
+_UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+
+
+def _pattern_of(names: Mapping[str, Any]) -> str | None:
+    """Return the pattern of the texts that a schema allows, or None if it is unknown."""
+    if names.keys() == {"pattern"}:
+        return str(names["pattern"])
+    if names == {"format": "uuid"}:
+        return _UUID
+    least, most = names.get("minLength", 0), names.get("maxLength", "")
+    counts = isinstance(least, int) and (most == "" or isinstance(most, int))
+    return (
+        rf"^[\s\S]{{{least},{most}}}$" if counts and names and not names.keys() - {"minLength", "maxLength"} else None
+    )
 
 
 def _declare(found: dict[str, Any], names: list[str]) -> None:

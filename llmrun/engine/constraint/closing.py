@@ -1,0 +1,111 @@
+"""Closes the objects of JSON Schemas: only declared properties are allowed, as in OpenAI's strict mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from llmrun.base.errors import UsageError
+from llmrun.engine.constraint.keywords import resolved, subschemas
+
+_ALTERNATIVES: Final = (("anyOf",), ("oneOf",), ("if", "then", "else"))  # in each group, not all schemas need to apply
+_OPEN: Final = frozenset(  # keywords that allow other properties, or whose properties depend on the value
+    (
+        *("$dynamicRef", "additionalProperties", "dependentSchemas", "patternProperties", "unevaluatedProperties"),
+        *chain(*_ALTERNATIVES),
+    )
+)
+_MOST_STEPS: Final = 200_000
+_MOST_PARTS: Final = 100
+
+
+def closed(schema: Any) -> Any:
+    """Return a copy of a schema whose objects allow only declared properties.
+
+    Objects without declared properties stay as they are, and so do objects that say what else they allow. Of several
+    schemas that describe one object together, the outermost is closed, unless the properties depend on the value.
+    Raises UsageError if too many schemas are composed.
+    """
+    root = json.loads(json.dumps(schema))
+    composition = _Composition(root)
+    objects = [(found, composition.parts(found)) for _, found in subschemas(root)]
+    inner = {id(part) for found, parts in objects for part in parts if part is not found}
+    for found, parts in objects:
+        if id(found) in inner or found.keys() & {"additionalProperties", "unevaluatedProperties"}:
+            continue
+        if parts:
+            declare_all(found, root)
+        elif isinstance(found.get("properties"), dict):
+            found["additionalProperties"] = False
+    return root
+
+
+def declare_all(found: dict[str, Any], root: Mapping[str, Any]) -> bool:
+    """Allow only the properties that a schema and the parts of its `allOf` and `$ref` declare.
+
+    Returns False, and changes nothing, if a part allows other properties or if its properties depend on the value.
+    """
+    names: dict[str, None] = {}
+    waiting: list[Any] = [{keyword: value for keyword, value in found.items() if keyword != "unevaluatedProperties"}]
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            break
+        part = waiting.pop(0)
+        if not isinstance(part, dict) or part.keys() & _OPEN:
+            return False
+        properties, parts = part.get("properties", {}), part.get("allOf", [])
+        if not isinstance(properties, dict) or not isinstance(parts, list):
+            return False
+        names.update(dict.fromkeys(properties))
+        waiting += parts
+        if "$ref" in part:
+            waiting.append(resolved({"$ref": part["$ref"]}, root))
+    if waiting:
+        return False
+    found["properties"] = {**dict.fromkeys(names, True), **found.get("properties", {})}
+    found["additionalProperties"] = False
+    return True
+
+
+class _Composition:
+    """Finds the schemas that describe one object together."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._steps = 0
+
+    def parts(self, found: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        """Return the parts of a schema if more than one of them declares properties of the same object."""
+        groups = [[option for key in keys for option in _listed(found, key)] for keys in _ALTERNATIVES]
+        groups += [[part] for part in _listed(found, "allOf")]
+        groups.append(self._target(found))
+        declaring = sum(any("properties" in part for part in self._applied(group)) for group in groups)
+        return self._applied([found]) if declaring + ("properties" in found) > 1 else []
+
+    def _applied(self, schemas: list[Any]) -> list[dict[str, Any]]:
+        """Return the schemas that apply to the same value as the given ones, directly or through references."""
+        found: dict[int, dict[str, Any]] = {}
+        waiting = [*schemas]
+        while waiting:
+            part = waiting.pop()
+            if not isinstance(part, dict) or id(part) in found:
+                continue
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                raise UsageError(
+                    "too many schemas are composed for strict mode", hint='set "additionalProperties" in the schema'
+                )
+            found[id(part)] = part
+            waiting += [each for key in ("allOf", *chain(*_ALTERNATIVES)) for each in _listed(part, key)]
+            waiting += self._target(part)
+        return [*found.values()]
+
+    def _target(self, found: dict[str, Any]) -> list[Any]:
+        return [resolved({"$ref": found["$ref"]}, self._root)] if "$ref" in found else []
+
+
+def _listed(found: dict[str, Any], keyword: str) -> list[Any]:
+    value = found.get(keyword, [])
+    return value if isinstance(value, list) else [value]
