@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -17,7 +17,7 @@ _OPEN: Final = frozenset(  # keywords that allow other properties, or whose prop
         *chain(*_ALTERNATIVES),
     )
 )
-_MOST_STEPS: Final = 200_000
+_MOST_STEPS: Final = 50_000
 _MOST_PARTS: Final = 100
 
 
@@ -28,7 +28,7 @@ def closed(schema: Any) -> Any:
     schemas that describe one object together, the outermost is closed, unless the properties depend on the value.
     Raises UsageError if too many schemas are composed.
     """
-    root = json.loads(json.dumps(schema))
+    root = copy.deepcopy(schema)
     composition = _Composition(root)
     objects = [(found, composition.parts(found)) for _, found in subschemas(root)]
     inner = {id(part) for found, parts in objects for part in parts if part is not found}
@@ -40,6 +40,14 @@ def closed(schema: Any) -> Any:
         elif isinstance(found.get("properties"), dict):
             found["additionalProperties"] = False
     return root
+
+
+def described(schema: Any) -> dict[str, Any]:
+    """Return the object of OpenAI's API that describes a schema.
+
+    With `strict`, servers would close the schema's objects, or refuse the schema if its objects are not closed.
+    """
+    return {"name": "answer", "schema": schema, "strict": closed(schema) == schema}
 
 
 def declare_all(found: dict[str, Any], root: Mapping[str, Any]) -> bool:

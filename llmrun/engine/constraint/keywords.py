@@ -124,11 +124,12 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
             return schema
-        schema = _target(reference, root)
+        schema = referenced(reference, root)
     return {}
 
 
-def _target(reference: str, root: Mapping[str, Any]) -> Any:
+def referenced(reference: str, root: Mapping[str, Any]) -> Any:
+    """Return the target of a `$ref` inside the root schema. Returns {} if the target is unknown."""
     from urllib.parse import unquote
 
     if reference != "#" and not reference.startswith("#/"):

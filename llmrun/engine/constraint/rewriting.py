@@ -15,7 +15,7 @@ from typing import Any, Final
 from llmrun.engine.constraint.closing import declare_all
 from llmrun.engine.constraint.exact_formats import replace_format
 from llmrun.engine.constraint.exclusion import Exclusion
-from llmrun.engine.constraint.keywords import ANNOTATIONS, modernize, resolved, subschemas
+from llmrun.engine.constraint.keywords import ANNOTATIONS, modernize, referenced, resolved, subschemas
 from llmrun.engine.constraint.listed_texts import listed_texts
 
 _COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
@@ -24,7 +24,8 @@ _TYPES = {  # the type of the values that a keyword restricts, for keywords that
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas", "maxProperties"), "object"),
     **dict.fromkeys(("minProperties", "propertyNames", "unevaluatedProperties"), "object"),
 }
-_EMPTY = ({}, [], True)  # conditions of `dependencies` and similar keywords that always hold
+_LONGEST_POINTER: Final = 200  # steps; a schema has at most 100 levels, of up to two steps each
+_EMPTY: Final[tuple[Any, ...]] = ({}, [], True)  # conditions of `dependencies` and similar keywords that always hold
 # The largest double below 2**63. llguidance refuses larger bounds of numbers, and lower bounds of -2**63.
 _LARGEST: Final = (1 << 63) - 1024
 
@@ -37,9 +38,10 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     root: dict[str, Any] = json.loads(json.dumps(dict(schema)))
     modernize(root)
-    exclusion = Exclusion(root)
-    renamed = [found for _, found in subschemas(root) if "anyOf" not in found and exclusion.is_exclusive(found)]
-    for _, found in subschemas(root):
+    schemas = [found for _, found in subschemas(root)]
+    exclusion = Exclusion(root, schemas)
+    renamed = [found for found in schemas if "anyOf" not in found and exclusion.is_exclusive(found)]
+    for found in schemas:
         _replace_numbers(found)
         replace_format(found)
         _remove_ineffective(found, root)
@@ -50,7 +52,7 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
         if "oneOf" in found:
             _replace_entry(found, "oneOf", "anyOf", found["oneOf"])
     if renamed:
-        for _, found in subschemas(root):
+        for found in schemas:
             if isinstance(found.get("$ref"), str):
                 found["$ref"] = _renamed_reference(found["$ref"], root)
     return root
@@ -65,14 +67,13 @@ def _replace_entry(found: dict[str, Any], old: str, new: str, value: Any) -> Non
 
 def _renamed_reference(reference: str, root: dict[str, Any]) -> str:
     """Return a reference that passes through `anyOf` where there is no `oneOf` any more."""
-    steps: list[str] = []
-    target: Any = root
-    for step in reference.split("/")[1:]:
-        if step == "oneOf" and isinstance(target, dict) and step not in target:
-            step = "anyOf"
-        steps.append(step)
-        target = resolved({"$ref": "/".join(["#", *steps])}, root)
-    return "/".join([reference.split("/")[0], *steps])
+    steps = reference.split("/")
+    if len(steps) > _LONGEST_POINTER:
+        return reference
+    for i, step in enumerate(steps):
+        if step == "oneOf" and "oneOf" not in referenced("/".join(steps[:i]), root):
+            steps[i] = "anyOf"
+    return "/".join(steps)
 
 
 # --- keywords without an effect

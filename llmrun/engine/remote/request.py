@@ -8,6 +8,7 @@ from typing import Any
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.closing import described
 from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.requests import (
     AUTO,
@@ -204,8 +205,7 @@ def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
             f"{wanted.origin}: not supported for models on a server",
             hint="OpenAI's API has only JSON schemas and JSON objects",
         )
-    schema = {"name": "answer", "schema": schema_of(wanted), "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_schema", "json_schema": described(schema_of(wanted))}
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:

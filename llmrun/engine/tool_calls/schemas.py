@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.base.errors import UsageError, shown
+from llmrun.engine.constraint.closing import closed
 from llmrun.engine.constraint.keywords import resolved, subschemas
 from llmrun.engine.requests import ENFORCED, LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
@@ -113,7 +114,7 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
             raise UsageError(f"invalid parameters of the tool {name}: not a JSON schema of an object")
         try:
             strict = ENFORCED in definition or function.get("strict") is True
-            enforced = parameters if strict or parameters is None else weakened(parameters)
+            enforced = parameters and (closed(parameters) if strict else weakened(parameters))
         except RecursionError:
             raise UsageError(f"invalid parameters of the tool {name}: nested too deeply") from None
         tools[name] = Tool(name, enforced or {}, strict)

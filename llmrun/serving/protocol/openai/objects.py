@@ -59,7 +59,10 @@ ToolName = Annotated[
         f"1 to {LONGEST_TOOL_NAME} letters, digits, underscores, hyphens and dots",
     ),
 ]
-Strict = Annotated[bool, "Refuse the tool if its schema cannot be enforced."]
+_CLOSED = "Objects without `additionalProperties` allow only declared properties."
+STRICT_TOOL: Final = f"Refuse the tool if its schema cannot be enforced. {_CLOSED}"
+Strict = Annotated[bool, STRICT_TOOL]
+StrictFormat = Annotated[bool, f"{_CLOSED} Every schema is enforced, even without `strict`."]
 
 
 def sampling_fields() -> Mapping[str, Any]:
@@ -142,7 +145,7 @@ class _DescribedSchema(TypedDict, total=False):
     name: str
     description: str
     schema: Required[JsonSchema]
-    strict: Annotated[bool, "Every schema is enforced, even without `strict`."]
+    strict: StrictFormat
 
 
 class ResponseFormat(TypedDict, total=False):

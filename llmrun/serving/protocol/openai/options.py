@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.closing import closed
 from llmrun.engine.requests import ModelFacts, Prompt, Request
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 from llmrun.options.settings import RULES
@@ -184,7 +185,9 @@ def _openai_format(wanted: objects.ResponseFormat) -> Iterator[ResponseFormat]:
     elif wanted["type"] == "json_schema":
         if "json_schema" not in wanted:
             raise missing("response_format.json_schema")
-        yield json_schema_format(wanted["json_schema"]["schema"], "response_format.json_schema.schema")
+        described = wanted["json_schema"]
+        schema = closed(described["schema"]) if described.get("strict") else described["schema"]
+        yield json_schema_format(schema, "response_format.json_schema.schema")
 
 
 def _vllm_formats(given: Mapping[str, Any], prefix: str, place: str) -> Iterator[ResponseFormat]:

@@ -9,6 +9,7 @@ from llmrun.serving.protocol.openai.objects import (
     LEFT_OUT,
     MOST_TOOLS,
     PARTS,
+    STRICT_TOOL,
     AssistantMessage,
     Count,
     Effort,
@@ -18,6 +19,7 @@ from llmrun.serving.protocol.openai.objects import (
     JsonSchema,
     OtherTool,
     Shared,
+    StrictFormat,
     SystemMessage,
     TextInput,
     TextPart,
@@ -133,7 +135,7 @@ class ResponseTool(TypedDict, total=False):
     name: Required[ToolName]
     description: str | None
     parameters: Annotated[dict[str, Any] | None, "The JSON schema of the arguments."]
-    strict: Annotated[bool | None, "Refuse the tool if its schema cannot be enforced."]
+    strict: Annotated[bool | None, STRICT_TOOL]
 
 
 class _GrammarInput(InputGrammar):
@@ -239,7 +241,7 @@ class TextFormat(TypedDict, total=False):
     name: str
     description: str | None
     schema: JsonSchema
-    strict: Annotated[bool, "Every schema is enforced, even without `strict`."]
+    strict: StrictFormat
 
 
 class _TextOptions(TypedDict, total=False):
