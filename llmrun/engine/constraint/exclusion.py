@@ -94,7 +94,7 @@ class Exclusion:
             self._apart(_property(one, name), _property(other, name), {}, depth + 1)
             for name in names
             for one, other in product(left, right)
-            if _declares(one) and _declares(other)
+            if _declares(one) or _declares(other)
         )
 
     def _options_are_apart(self, parts: Sequence[Any], other: Any, around: Mapping[str, Any], depth: int) -> bool:
@@ -116,8 +116,10 @@ def _declares(part: Any) -> bool:
     return isinstance(part, Mapping) and ("properties" in part or "additionalProperties" in part)
 
 
-def _property(part: Mapping[str, Any], name: str) -> Any:
+def _property(part: Any, name: str) -> Any:
     """Return the schema of a property, as far as this part of the object's schema determines it."""
+    if not isinstance(part, Mapping):
+        return part
     properties = part.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]

@@ -16,6 +16,7 @@ from llmrun.base.errors import UsageError, shown
 from llmrun.base.processes.limits import ProcessFailed, ProcessLimits
 from llmrun.engine.constraint.keywords import ignored, place_of
 from llmrun.engine.constraint.process import ConstraintProcess, one_line
+from llmrun.engine.constraint.rewriting import enforceable
 from llmrun.engine.constraint.strict_json import parse_unique
 
 MOST_SCHEMA_BYTES = 2 << 20
@@ -115,7 +116,7 @@ def _explained(message: str, schema: Any) -> str:
     for pattern, keyword in ((_KEYS, None), (_FORMAT, "format")):
         if found := pattern.search(message):
             name = found[1]
-            place = place_of(schema, keyword or name, name if keyword else ...)
+            place = place_of(enforceable(schema or {}), keyword or name, name if keyword else ...)
             what = f'"{shown(name)}" is not supported' if keyword is None else f"unknown format: {shown(name)}"
             return f"{shown(place)}: {what}" if place else what
     for start, meaning in _MEANINGS.items():

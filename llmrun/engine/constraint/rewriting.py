@@ -216,6 +216,9 @@ def _declare(found: dict[str, Any], names: list[str]) -> None:
     del found["propertyNames"]
 
 
+_MOST_NAMES: Final = 300
+
+
 def _list_patterns(found: dict[str, Any]) -> None:
     """Declare the properties that match patterns of few names, such as ^(asc|desc)$.
 
@@ -225,7 +228,11 @@ def _list_patterns(found: dict[str, Any]) -> None:
     declared = found.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(declared, dict):
         return
-    names = {pattern: listed for pattern in patterns if (listed := listed_texts(pattern)) is not None}
+    names: dict[str, list[str]] = {}
+    for pattern in patterns:
+        listed = listed_texts(pattern)
+        if listed is not None and sum(map(len, names.values())) + len(listed) <= _MOST_NAMES:
+            names[pattern] = listed
     if not names:
         return
     properties = dict(declared)

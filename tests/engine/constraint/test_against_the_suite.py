@@ -64,12 +64,12 @@ def verdict(text: str, schema: Any) -> str:
     return verdict_of(text, schema)[0]
 
 
-def test_half_of_the_suite_compiles() -> None:
-    assert 0.4 * len(suite_cases()) < len(compiled()) < 0.7 * len(suite_cases())
+def test_two_thirds_of_the_suite_compile() -> None:
+    assert 0.6 * len(suite_cases()) < len(compiled()) < 0.8 * len(suite_cases())
     kinds = Counter((valid, accepted) for _, _, instances in compiled() for _, _, valid, accepted in instances)
-    assert kinds[True, True] > 2000
-    assert kinds[False, False] > 1500
-    assert kinds[True, False] < 150  # such as 1.0 for an integer, or another order of properties
+    assert kinds[True, True] > 2700
+    assert kinds[False, False] > 2000
+    assert kinds[True, False] < 160  # such as 1.0 for an integer, or another order of properties
 
 
 def test_invalid_answers_that_pass_are_known() -> None:

@@ -28,14 +28,14 @@ def accepted(name: str, text: str) -> bool:
 
 
 @pytest.mark.push
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", CHECKS)
 @given(st.data())
 def test_everything_accepted_has_the_format(name: str, data: st.DataObject) -> None:
     assert CHECKS[name](data.draw(st.from_regex(re.compile(PATTERNS[name], re.ASCII), fullmatch=True)))
 
 
 @pytest.mark.push
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", CHECKS)
 @given(st.data())
 def test_only_leap_seconds_are_left_out(name: str, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(re.compile(NEARLY[name], re.ASCII), fullmatch=True))
@@ -64,6 +64,17 @@ def test_the_compiler_reads_the_pattern_as_python_does(day: date, exists: bool) 
     text = day.isoformat() if exists else f"{day.year:04}-02-29"
     matching = matcher(byte_tokenizer(), schema_grammar({"pattern": PATTERNS["date"]}))
     assert accepts(matching, list(f'"{text}"'.encode())) == is_date(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("json-pointer", ("", "/", "/a/0", "/a~0b~1c//"), ("a", "/~", "/~2", "#/a")),
+        ("relative-json-pointer", ("0", "10#", "2/a~1b", "0/"), ("", "01", "-1", "/a", "0a", "0##")),
+    ],
+)
+def test_pointers_are_enforced(name: str, right: tuple[str, ...], wrong: tuple[str, ...]) -> None:
+    assert [accepted(name, text) for text in (*right, *wrong)] == [True] * len(right) + [False] * len(wrong)
 
 
 def test_only_formats_of_dates_are_replaced() -> None:

@@ -125,20 +125,27 @@ def test_what_the_trial_accepts_fits_the_stack_here(process: ConstraintProcess) 
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ('{"properties": {"a/b": {"not": {}}}}', '/properties/a~1b/not: "not" is not supported'),
+        ('{"properties": {"a/b": {"not": {"type": "null"}}}}', '/properties/a~1b/not: "not" is not supported'),
         (
-            '{"properties": {"not": {"type": "string", "format": "x\\u001b"}}}',
-            "/properties/not/format: unknown format: x",
+            '{"properties": {"not": {"type": "string", "format": "iri"}}}',
+            "/properties/not/format: unknown format: iri",
         ),
         ('{"type": "strng"}', "Invalid type: strng"),
-        ('{"items": [{}]}', "the schema is invalid: /items: "),
+        (
+            '{"$schema": "https://json-schema.org/draft/2020-12/schema", "items": [{}]}',
+            "the schema is invalid: /items: ",
+        ),
+        (
+            '{"items": {"uniqueItems": false}, "properties": {"a": {"uniqueItems": true}}}',
+            '/properties/a/uniqueItems: "uniqueItems" is not supported',
+        ),
         ('{"oneOf": [{"type": "integer"}, {"type": "number"}]}', '"oneOf" is supported only if'),
         ('{"minimum": 5, "maximum": 3, "type": "number"}', "no text can match it: minimum (5)"),
         ('{"$ref": "#"}', "no text can match it"),
         ("false", "JSON Schema: the schema is false, so no text can match it"),
         ('{"$ref": "http://a/b"}', "a $ref may not point to another document: 'http://a/b'"),
         ('{"pattern": "("}', "regex parse error: ( ^ error: unclosed group"),
-        (json.dumps({"format": "\x1b" * 999}), "/format: unknown format: "),
+        (json.dumps({"$ref": "\x1b" * 999}), "Invalid URI reference '"),
         ("3", "JSON Schema: a schema is an object, true or false, not int"),
         ("{", "JSON Schema: not valid JSON: Expecting"),
         ('{"const": NaN}', "JSON Schema: not valid JSON: NaN is not a JSON number"),

@@ -23,6 +23,9 @@ def nested(opening: str, middle: str, closing: str, depth: int) -> str:
 
 
 STRING = {"type": "string"}
+KEYS = [f"a{i}" for i in range(20)]
+OPTION = {"type": "object", "required": ["k"]}
+OPTIONS = [{"$ref": f"#/$defs/{i}"} for i in range(1000)]
 SCHEMAS: dict[str, str] = {
     "the smallest int64": '{"const": -9223372036854775808}',  # SIGSEGV: endless recursion
     "a float below int64": '{"type": "integer", "const": -1e19}',  # SIGSEGV
@@ -50,6 +53,16 @@ SCHEMAS: dict[str, str] = {
     "a product of anyOf": json.dumps(
         {"allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(20)]}
     ),
+    "1,000 options by reference": json.dumps(
+        {"$defs": {str(i): OPTION | {"properties": {"k": {"const": i}}} for i in range(1000)}, "oneOf": OPTIONS}
+    ),
+    "doubling oneOf": chain(30, lambda to: {"oneOf": [to, to]}, STRING),
+    "oneOf of properties that are compared in turn": chain(
+        40,
+        lambda to: {"type": "object", "required": KEYS, "properties": dict.fromkeys(KEYS, {"oneOf": [to, to]})},
+        STRING,
+    ),
+    "2,000 patterns of 26 keys": json.dumps({"patternProperties": {f"^k{i}[a-z]$": {} for i in range(2000)}}),
     "a reference to itself": '{"$ref": "#"}',
     "a circle of references": chain(2, lambda to: to, {"$ref": "#/$defs/0"}),
     "10,000 levels": nested('{"items": ', "{}", "}", 10_000),
