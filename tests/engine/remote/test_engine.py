@@ -267,6 +267,10 @@ def test_everything_a_request_can_say_is_said() -> None:
             ResponseFormat(FormatKind.JSON_SCHEMA, '{"type": "array"}'),
             {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "array"}, "strict": True}},
         ),
+        (  # with `strict`, servers would refuse the schema, or not allow what the schema allows
+            ResponseFormat(FormatKind.JSON_SCHEMA, '{"properties": {}}'),
+            {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"properties": {}}, "strict": False}},
+        ),
     ],
 )
 def test_servers_get_the_format_of_the_answer(wanted: ResponseFormat, sent: object) -> None:

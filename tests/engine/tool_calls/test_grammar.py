@@ -313,3 +313,15 @@ def test_huge_schemas_end_quickly(case: Case) -> None:
         with suppress(UsageError):  # too deep
             grammar_or_refusal(case, tools(schema), "required")
         assert process_time() - began < 2
+
+
+def test_objects_in_the_arguments_of_a_strict_tool_are_closed() -> None:
+    parameters: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}
+    strict, other = read_tools(
+        [
+            {"type": "function", "function": {"name": "a", "strict": True, "parameters": parameters}},
+            {"type": "function", "function": {"name": "b", "parameters": parameters}},
+        ]
+    )
+    assert strict.properties()["a"] == {**parameters["properties"]["a"], "additionalProperties": False}
+    assert other.properties() == parameters["properties"]

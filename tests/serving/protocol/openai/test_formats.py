@@ -14,7 +14,9 @@ from tests.support.protocol.refusals import refused
 
 SCHEMA = {"type": "object", "properties": {"ä": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA, ensure_ascii=False)
-OPENAI = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+OPENAI = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+STRICT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+CLOSED = json.dumps({**SCHEMA, "additionalProperties": False}, ensure_ascii=False)
 
 
 def schema(origin: str, text: str = TEXT) -> ResponseFormat:
@@ -29,6 +31,7 @@ def schema(origin: str, text: str = TEXT) -> ResponseFormat:
         ({"response_format": {"type": "json_object"}}, ResponseFormat(FormatKind.JSON_OBJECT)),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, schema("response_format.schema")),
         ({"response_format": OPENAI}, schema("response_format.json_schema.schema")),
+        ({"response_format": STRICT}, schema("response_format.json_schema.schema", CLOSED)),
         ({"json_schema": SCHEMA}, schema("json_schema")),
         ({"guided_json": SCHEMA}, schema("guided_json")),
         ({"guided_json": TEXT}, schema("guided_json")),

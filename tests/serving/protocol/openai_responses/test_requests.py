@@ -61,9 +61,12 @@ def test_the_engine_gets_the_request_of_a_chat(fields: dict[str, Any], as_chat: 
 
 
 def test_formats_are_those_of_chats() -> None:
-    found = response(text={"format": FORMAT}).request.response_format
+    found = response(text={"format": {**FORMAT, "strict": False}}).request.response_format
     assert found is not None
     assert (found.kind, json.loads(found.text), found.origin) == (FormatKind.JSON_SCHEMA, SCHEMA, "text.format.schema")
+    found = response(text={"format": {**FORMAT, "strict": True}}).request.response_format
+    assert found is not None
+    assert json.loads(found.text) == {**SCHEMA, "additionalProperties": False}
     found = response(text={"format": {"type": "json_object"}}).request.response_format
     assert found is not None
     assert (found.kind, found.origin) == (FormatKind.JSON_OBJECT, "text.format")
