@@ -148,10 +148,9 @@ def test_the_order_of_keywords_remains() -> None:
     ],
 )
 def test_options_are_compared(first: Any, second: Any, apart: bool) -> None:
-    root = {"oneOf": [first, second], "$defs": {"A": A, "B": B}}
-    assert Exclusion(root, [root]).is_exclusive(root) is apart
-    root["oneOf"].reverse()
-    assert Exclusion(root, [root]).is_exclusive(root) is apart
+    for options in ([first, second], [second, first]):
+        root = {"oneOf": options, "$defs": {"A": A, "B": B}}
+        assert Exclusion(root, [root]).is_exclusive(root) is apart
 
 
 def test_references_are_not_followed_across_identifiers() -> None:
