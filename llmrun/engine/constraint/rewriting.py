@@ -19,6 +19,7 @@ from llmrun.engine.constraint.keywords import ANNOTATIONS, modernize, referenced
 from llmrun.engine.constraint.listed_texts import listed_texts
 
 _COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_NUMBERS = frozenset((*_COUNTS, "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"))
 _TYPES = {  # the type of the values that a keyword restricts, for keywords that llguidance refuses
     **dict.fromkeys(("contains", "maxContains", "minContains", "unevaluatedItems", "uniqueItems"), "array"),
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas", "maxProperties"), "object"),
@@ -140,6 +141,8 @@ def _is_harmless_limit(most: Any, found: Mapping[str, Any]) -> bool:
 
 def _replace_numbers(found: dict[str, Any]) -> None:
     """Write counts as integers, and lower the bounds of numbers that llguidance cannot represent."""
+    if found.keys().isdisjoint(_NUMBERS):
+        return
     for keyword in _COUNTS:
         value = found.get(keyword)
         if isinstance(value, float) and value.is_integer():
@@ -172,8 +175,10 @@ def _close(found: dict[str, Any], root: Mapping[str, Any]) -> None:
 
 def _list_names(found: dict[str, Any], root: Mapping[str, Any]) -> None:
     """Replace "propertyNames" by declared properties, or by the pattern of a map."""
-    names = resolved(found.get("propertyNames"), root)
-    if "propertyNames" not in found or not isinstance(names, dict):
+    if "propertyNames" not in found:
+        return
+    names = resolved(found["propertyNames"], root)
+    if not isinstance(names, dict):
         return
     names = {keyword: value for keyword, value in names.items() if keyword not in ANNOTATIONS}
     replace_format(names)

@@ -71,7 +71,7 @@ SCHEMAS: dict[str, str] = {
     "a long pattern": json.dumps({"pattern": "|".join(f"x{i:06d}" for i in range(130_000))}),
     "an unpaired surrogate": '{"const": "\\ud800"}',
     "an infinite bound": '{"minimum": 1e999}',
-    "an integer beyond doubles": '{"maximum": 1' + "0" * 400 + "}",
+    "an integer beyond doubles": '{"minimum": 1' + "0" * 400 + "}",
     "a key twice": '{"type": "string", "type": "number"}',
     "compiler options": '{"type": "string", "not": {}, "x-guidance": {"lenient": true}}',
     "a remote reference": '{"$ref": "http://127.0.0.1:1/x"}',
@@ -79,6 +79,7 @@ SCHEMAS: dict[str, str] = {
 }
 # Large numbers are harmless: llguidance counts instead of unrolling.
 HARMLESS_SCHEMAS: dict[str, str] = {
+    "a maximum beyond doubles": '{"maximum": 1' + "0" * 400 + "}",
     "minItems": '{"type": "array", "minItems": 1000000000}',
     "maxItems": '{"type": "array", "maxItems": 1000000000000000000}',
     "minLength": '{"type": "string", "minLength": 1000000000}',
