@@ -252,9 +252,12 @@ class UserMessage(_AnyMessage, total=False):
     content: Required[Texts]
 
 
+PAST_ARGUMENTS: Final = "The arguments as a JSON object, or any text, such as arguments that were cut off."
+
+
 class CalledFunction(TypedDict, total=False):
     name: Required[Annotated[str, Limits(1)]]
-    arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), "The arguments as a JSON object."]
+    arguments: Annotated[str | dict[str, Any], Expected("a JSON object as a string"), PAST_ARGUMENTS]
 
 
 class CalledCustom(TypedDict):

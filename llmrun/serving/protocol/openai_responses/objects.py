@@ -9,6 +9,7 @@ from llmrun.serving.protocol.openai.objects import (
     LEFT_OUT,
     MOST_TOOLS,
     PARTS,
+    PAST_ARGUMENTS,
     STRICT_TOOL,
     AssistantMessage,
     Count,
@@ -101,7 +102,7 @@ class _AnyCallItem(_Item):
 
 class _CallItem(_AnyCallItem):
     type: Literal["function_call"]
-    arguments: Annotated[str, "The arguments as a JSON object."]
+    arguments: Annotated[str, PAST_ARGUMENTS]
 
 
 class _CustomCallItem(_AnyCallItem):
