@@ -60,6 +60,7 @@ from llmrun.serving.protocol.parsed import Parsed, left_out_paths
 _THINKING: Final = "reasoning_content"
 _TEXTS: Final = ("content", _THINKING)
 _BETWEEN_SYSTEM_MESSAGES: Final = "\n\n"
+_MOST_TOOLS: Final = 1024  # including the tools in namespaces; the grammar for so many tools compiles in 2 s
 _ANY_TEXT: Final[TextFormat] = {"type": "text"}
 
 
@@ -173,6 +174,8 @@ def _joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tools(given: ResponseRequest, facts: ModelFacts) -> ToolOptions:
     """Return the tools and the choice of tools. Raises InvalidField."""
     listed = [*_listed(given)]
+    if len(listed) > _MOST_TOOLS:
+        raise InvalidField("tools", f"{len(listed):,} tools are too many; the limit is {_MOST_TOOLS:,}")
     defined = [_definition(tool, namespace, place) for tool, namespace, place in listed if _is_own(tool)]
     options = _chosen(given, definitions_of(defined, facts))
     left_out = left_out_paths(tool["type"] for tool, *_ in listed if not _is_own(tool))

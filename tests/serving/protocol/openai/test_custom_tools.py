@@ -133,9 +133,12 @@ def test_answers_have_the_input_as_text() -> None:
         {"index": 0, "custom": {"input": '"bé'}},
         {"index": 1, "id": "call_b", "type": "function", "function": {"name": "look", "arguments": "{}"}},
     ]
-    custom, function = [call.model_dump() for call in official_chat(answer.whole()).choices[0].message.tool_calls or ()]
-    assert (custom["type"], custom["custom"]) == ("custom", {"name": "run", "input": 'a "bé'})
-    assert function["type"] == "function"
+    found = official_chat(answer.whole()).choices[0].message.tool_calls
+    assert found is not None
+    assert [call.to_dict() for call in found] == [
+        {"id": "call_a", "type": "custom", "custom": {"name": "run", "input": 'a "bé'}},
+        {"id": "call_b", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+    ]
 
 
 def test_ollamas_api_knows_only_functions() -> None:

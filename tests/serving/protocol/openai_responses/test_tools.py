@@ -54,6 +54,7 @@ def test_items_may_contain_more_tools() -> None:
         ({"tools": [{**FILES, "tools": [FLAT_TOOL, FLAT_TOOL]}]}, "tools[0].tools[1].name"),
         ({"tools": [{**FILES, "tools": [FILES]}], "tool_choice": "required"}, "tool_choice"),
         ({"input": [{**MORE, "tools": [{"type": "custom"}]}]}, "input[0].tools[0].name"),
+        ({"tools": [{**FILES, "name": f"n{each}", "tools": [PATCH] * 128} for each in range(9)]}, "tools"),
         (
             {"tools": [{**PATCH, "format": {**GRAMMAR, "definition": "x"}}]},
             "tools[0].format.definition",
