@@ -48,6 +48,14 @@ class Soup(TypedDict):
     salt: NotRequired[float]
 
 
+class _AnyCourse(TypedDict):
+    kind: str
+
+
+class _Buffet(TypedDict):
+    courses: list[Annotated[Bread | Annotated[_AnyCourse, KEPT], Tagged("kind", default="bread")]]
+
+
 def more_fields() -> Mapping[str, Any]:
     return {"warmth": float, "size": Annotated[int, Limits(0)]}
 
@@ -102,6 +110,13 @@ class Meal(TypedDict, total=False):
 )
 def test_types_have_schemas(declared: Any, schema: dict[str, Any]) -> None:
     assert kind_of(declared).schema({}) == schema
+
+
+def test_an_object_with_any_tag_stands_for_all_others() -> None:
+    given = [{"slices": 1}, {"kind": "cake", "layers": 2}]
+    assert read(_Buffet, {"courses": given}) == ({"courses": [{"kind": "bread", "slices": 1}, given[1]]}, ())
+    with pytest.raises(InvalidField, match=r"courses\[0\]\.kind: expected a string, got 5"):
+        read(_Buffet, {"courses": [{"kind": 5}]})
 
 
 def test_objects_are_components_with_descriptions() -> None:
