@@ -20,7 +20,8 @@ from llmrun.options.settings import RULES
 
 # The values of `tool_choice` that are not names of tools.
 AUTO, NONE, REQUIRED = "auto", "none", "required"
-ENFORCED, DEFERRED = "enforced", "deferred"  # keys of tools in a ChatPrompt
+# Keys of tools in a ChatPrompt, and the name of the only argument of custom tools
+CUSTOM, DEFERRED, INPUT = "custom", "deferred", "input"
 LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allows 64
 
 
@@ -33,9 +34,10 @@ class ChatPrompt(Portable, frozen=True):
 
     messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`.
               Answers may have `tool_calls`, whose results follow as messages with the role "tool"
-    tools     definitions of the tools that the model may call, as in OpenAI's API, or None; `enforced`, beside
-              `function`, is a schema that the grammar enforces instead of the parameters, which the prompt shows;
-              the template does not list tools with `deferred`, because messages describe them
+    tools     definitions of the tools that the model may call, as in OpenAI's API, or None. Custom tools are functions
+              with the only argument `input`. Beside `function`, they have `custom`, which is the grammar of the input
+              (`syntax` and `definition`), or empty if the input may be any text. The template does not list tools with
+              `deferred`, because messages describe them
     tool_choice  "auto", "none", "required", or the name of the tool to call
     parallel_tool_calls  True if one answer may contain several calls
     add_generation_prompt  False only if the last message is an answer that the model should continue

@@ -68,8 +68,9 @@ def test_custom_tools_are_called_and_answered(server: Served) -> None:
     assert server.post("/v1/responses", **body)["output"][-1]["content"][0]["text"] == "It was cut off."
 
 
-def test_grammars_that_the_compiler_refuses_are_an_error(server: Served) -> None:
-    grammar = {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}
+@pytest.mark.parametrize(("syntax", "definition"), [("regex", "(?=a)b"), ("lark", "start: other")])
+def test_grammars_that_cannot_be_enforced_are_an_error(server: Served, syntax: str, definition: str) -> None:
+    grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
     tools = [{"type": "custom", "name": "add", "format": grammar}]
     status, _, body = server.call("POST", "/v1/responses", {"input": "Add?", "tools": tools})
     assert status == 400

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
 from llmrun.base.processes.frames import encoded
 from llmrun.base.processes.limits import INVALID_ANSWER, IsolatedProcess, ProcessFailed, ProcessLimits
-from llmrun.engine.requests import DEFERRED, ENFORCED
+from llmrun.engine.requests import CUSTOM, DEFERRED
 from llmrun.engine.templates.tool_format import TemplateAbilities, ThinkingTags, ToolAbilities
 
 if TYPE_CHECKING:
@@ -342,8 +342,8 @@ def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) ->
 
 
 def _shown(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's definition without the schema that only the grammar uses."""
-    return {key: value for key, value in tool.items() if key != ENFORCED}
+    """Return a tool's definition without the grammar of its input."""
+    return {key: value for key, value in tool.items() if key != CUSTOM}
 
 
 def _with_reasoning(messages: Sequence[Any]) -> list[Any]:

@@ -12,10 +12,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 _LONGEST: Final = 50_000  # characters of an expression, which llguidance compiles in 0.2 s
-_DEPTHS: Final = range(6, -1, -1)  # how often a rule may contain itself; the first that is not too long is used
+_MOST_ITEMS: Final = 5_000  # items of an expression, which are expanded in 0.1 s
+_DEEPEST: Final = 6  # how often a rule may contain itself
 _START: Final = "start"
 # The terminals of `%import common`
 _COMMON: Final[Mapping[str, str]] = {
@@ -56,18 +58,27 @@ _TOKENS: Final = re.compile(
 _WORDS: Final = {"newline": "the end of the line", "word": "a name", "string": "a string", "number": "a number"}
 
 
+@lru_cache(maxsize=64)
 def lark_regex(grammar: str) -> str:
     """Return a regular expression for a part of the language of a grammar. Raises ValueError, which names the problem.
 
     The expression has neither anchors nor newlines.
     """
-    reader = _Grammar(_tokens_of(grammar))
-    reader.read()
-    for depth in _DEPTHS:
-        found = _Expansion(reader, depth).whole()
-        if found is not None and len(found) <= _LONGEST:
-            return found
-    raise ValueError("the grammar is too large or matches nothing")
+    reader, found = _Grammar(_tokens_of(grammar)), None
+    try:
+        reader.read()
+        for depth in range(_DEEPEST + 1):
+            expansion = _Expansion(reader, depth)
+            found = expansion.whole() or found
+            if not expansion.is_cut:
+                break
+    except _TooLong:
+        pass  # the last expression that was not too long is used
+    except RecursionError:
+        raise ValueError("the grammar is nested too deeply") from None
+    if found is None:
+        raise ValueError("the grammar is too large or matches nothing")
+    return found
 
 
 def _tokens_of(grammar: str) -> list[tuple[str, str]]:
@@ -242,9 +253,10 @@ class _Grammar:
             least = self._expect("number")
             return _Repeated(item, f"{{{least},{self._expect('number')}}}" if self._takes("..") else f"{{{least}}}")
         if self._takes("{"):
-            times = ""
-            while not self._takes("}"):
-                times += self._next()
+            times = self._expect("number")
+            if self._takes(","):
+                times += "," + (self._next() if self._kind == "number" else "")
+            self._expect("sign", "}")
             return _Repeated(item, f"{{{times}}}")
         return item
 
@@ -290,27 +302,29 @@ def _own_regex(token: str) -> str:
 
 
 class _Expansion:
-    """Expands the rules of a grammar. `depth` is how often a rule may contain itself."""
+    """Expands the rules of a grammar. `is_cut` is True if a rule was nested too deeply."""
 
     def __init__(self, grammar: _Grammar, depth: int) -> None:
+        """Prepare for an expansion. `depth` is how often a rule may contain itself. Raises _TooLong."""
+        self.is_cut = False
         self._grammar, self._depth = grammar, depth
         self._open: dict[str, int] = {}  # how often each rule is being expanded
-        self._written = 0
+        self._items = 0
         self._ignored = ""
         ignored = [self._item(each, in_terminal=True) for each in grammar.ignored]
         if texts := [text for text in ignored if text is not None]:
             self._ignored = f"(?:{'|'.join(texts)})*"
 
     def whole(self) -> str | None:
-        """Return the expression for the start rule, or None if it is too long or matches nothing."""
-        try:
-            found = self._rule(_START, in_terminal=False)
-        except _TooLong:
-            return None
+        """Return the expression for the start rule, or None if the rule matches nothing. Raises _TooLong."""
+        found = self._rule(_START, in_terminal=False)
+        if found is not None and len(found) > _LONGEST:
+            raise _TooLong
         return None if found is None else self._ignored + found
 
     def _rule(self, name: str, *, in_terminal: bool) -> str | None:
         if self._open.get(name, 0) > self._depth:
+            self.is_cut = True
             return None
         self._open[name] = self._open.get(name, 0) + 1
         try:
@@ -347,15 +361,15 @@ class _Expansion:
         return "".join(texts)
 
     def _item(self, item: _Item, *, in_terminal: bool) -> str | None:
+        self._items += 1
+        if self._items > _MOST_ITEMS:
+            raise _TooLong
         if isinstance(item, _Options):
             return self._options(item.options, in_terminal)
         if isinstance(item, _Repeated):
             inner = self._item(item.item, in_terminal=in_terminal)
             return f"(?:{inner}){item.times}" if inner else "" if item.times in ("?", "*") else inner
         if isinstance(item, _Text):
-            self._written += len(item.regex)
-            if self._written > _LONGEST:
-                raise _TooLong
             return item.regex if in_terminal else item.regex + self._ignored
         is_terminal = item.name.lstrip("_").isupper()
         text = self._rule(item.name, in_terminal=in_terminal or is_terminal)
@@ -363,4 +377,4 @@ class _Expansion:
 
 
 class _TooLong(Exception):
-    """The expression exceeds _LONGEST."""
+    """The expression exceeds _LONGEST or _MOST_ITEMS."""

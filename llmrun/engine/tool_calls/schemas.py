@@ -16,8 +16,9 @@ from typing import Any
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.closing import closed
 from llmrun.engine.constraint.keywords import resolved, subschemas
-from llmrun.engine.requests import ENFORCED, LONGEST_TOOL_NAME
+from llmrun.engine.requests import CUSTOM, INPUT, LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
+from llmrun.engine.tool_calls.lark_regex import lark_regex
 
 # llguidance 1.9 refuses these keywords, or accepts them only in some combinations.
 _UNSUPPORTED = frozenset(
@@ -90,8 +91,8 @@ class Tool:
 def read_tools(definitions: Sequence[Any]) -> list[Tool]:
     """Read definitions in OpenAI's form: {"type": "function", "function": {"name", "parameters", ...}}.
 
-    A schema under `enforced`, beside `function`, replaces the parameters and is strict. Raises UsageError, which names
-    the tool, for definitions in another form, invalid names and duplicates.
+    Custom tools are strict. Raises UsageError, which names the tool, for definitions in another form, invalid names,
+    duplicates, and grammars of custom tools that cannot be enforced.
     """
     tools: dict[str, Tool] = {}
     for number, definition in enumerate(definitions, 1):
@@ -109,16 +110,37 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
             )
         if name in tools:
             raise UsageError(f"two tools have the same name: {name}", hint="give each tool its own name")
-        parameters = definition.get(ENFORCED, function.get("parameters"))
+        if CUSTOM in definition:
+            tools[name] = Tool(name, input_parameters(_input_schema(name, definition[CUSTOM])), strict=True)
+            continue
+        parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
             raise UsageError(f"invalid parameters of the tool {name}: not a JSON schema of an object")
         try:
-            strict = ENFORCED in definition or function.get("strict") is True
+            strict = function.get("strict") is True
             enforced = parameters and (closed(parameters) if strict else weakened(parameters))
         except RecursionError:
             raise UsageError(f"invalid parameters of the tool {name}: nested too deeply") from None
         tools[name] = Tool(name, enforced or {}, strict)
     return list(tools.values())
+
+
+def input_parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a custom tool whose input has the given schema."""
+    return {"type": "object", "properties": {INPUT: schema}, "required": [INPUT], "additionalProperties": False}
+
+
+def _input_schema(name: str, grammar: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the schema of a custom tool's input. Raises UsageError if the grammar cannot be enforced."""
+    if not grammar:
+        return {"type": "string"}
+    pattern = grammar["definition"]
+    if grammar["syntax"] == "lark":
+        try:
+            pattern = lark_regex(pattern)
+        except ValueError as error:
+            raise UsageError(f"tools: the grammar of {name} cannot be enforced: {error}") from None
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}
 
 
 def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:

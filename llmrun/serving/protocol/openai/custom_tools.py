@@ -10,12 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from llmrun.engine.requests import ENFORCED
-from llmrun.engine.tool_calls.lark_regex import lark_regex
-from llmrun.serving.protocol.errors import InvalidField
+from llmrun.engine.requests import CUSTOM, INPUT
+from llmrun.engine.tool_calls.schemas import input_parameters
 from llmrun.serving.protocol.openai.objects import CalledCustom, InputGrammar
 
-_INPUT: Final = "input"
 _BEGINNING: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Characters and escapes of a JSON string; the second half of a surrogate pair must have arrived
 _COMPLETE: Final = re.compile(
@@ -23,39 +21,23 @@ _COMPLETE: Final = re.compile(
 )
 
 
-def custom_definition(name: str, description: str | None, grammar: InputGrammar | None, path: str) -> Mapping[str, Any]:
-    """Return the definition of a custom tool, in the form of a ChatPrompt. Raises InvalidField for invalid grammars.
+def custom_definition(name: str, description: str | None, grammar: InputGrammar | None) -> Mapping[str, Any]:
+    """Return the definition of a custom tool, in the form of a ChatPrompt.
 
     grammar  the grammar of the input, or None if the input may be any text
-    path     the path of the grammar's definition
     """
-    shown, enforced = {"type": "string"}, {"type": "string"}
+    schema, custom = {"type": "string"}, dict[str, str]()
     if grammar is not None:
+        custom = {"syntax": grammar["syntax"], "definition": grammar["definition"]}
         kind = "regular expression" if grammar["syntax"] == "regex" else "Lark grammar"
-        shown["description"] = f"A text that matches this {kind}:\n{grammar['definition']}"
-        enforced["pattern"] = _pattern(grammar, path)
-    function = {"name": name, "description": description or "", "parameters": _parameters(shown)}
-    return {"type": "function", "function": function, ENFORCED: _parameters(enforced)}
-
-
-def _parameters(of_input: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = {_INPUT: of_input}
-    return {"type": "object", "properties": properties, "required": [_INPUT], "additionalProperties": False}
-
-
-def _pattern(grammar: InputGrammar, path: str) -> str:
-    definition = grammar["definition"]
-    if grammar["syntax"] == "lark":
-        try:
-            definition = lark_regex(definition)
-        except ValueError as error:
-            raise InvalidField(path, f"this grammar cannot be enforced: {error}") from None
-    return f"^(?:{definition})$"
+        schema["description"] = f"A text that matches this {kind}:\n{grammar['definition']}"
+    function = {"name": name, "description": description or "", "parameters": input_parameters(schema)}
+    return {"type": "function", "function": function, CUSTOM: custom}
 
 
 def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
     """Return the names of the custom tools among the tools of a ChatPrompt."""
-    return frozenset(tool["function"]["name"] for tool in tools or () if ENFORCED in tool)
+    return frozenset(tool["function"]["name"] for tool in tools or () if CUSTOM in tool)
 
 
 def custom_as_function(call: CalledCustom) -> dict[Literal["name", "arguments"], str]:
@@ -65,7 +47,7 @@ def custom_as_function(call: CalledCustom) -> dict[Literal["name", "arguments"],
 
 def custom_arguments(text: str) -> str:
     """Return the arguments of a call whose input is the given text."""
-    return json.dumps({_INPUT: text}, ensure_ascii=False)
+    return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 class InputReader:

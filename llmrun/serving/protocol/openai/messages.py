@@ -113,8 +113,7 @@ def _definition(tool: Tool | CustomTool, place: str) -> tuple[str, Mapping[str, 
     custom = tool["custom"]
     wanted = custom.get("format")
     grammar = wanted["grammar"] if wanted is not None and wanted["type"] == "grammar" else None
-    path = f"{place}.custom.format.grammar.definition"
-    return f"{place}.custom.name", custom_definition(custom["name"], custom.get("description"), grammar, path)
+    return f"{place}.custom.name", custom_definition(custom["name"], custom.get("description"), grammar)
 
 
 def function_definition(function: Function) -> Mapping[str, Any]:

@@ -217,7 +217,7 @@ def _definition(tool: OwnTool, namespace: str, place: str) -> tuple[str, Mapping
     if tool["type"] == "custom":
         wanted = tool.get("format")
         grammar = wanted if wanted is not None and wanted["type"] == "grammar" else None
-        return path, custom_definition(name, tool.get("description"), grammar, f"{place}.format.definition")
+        return path, custom_definition(name, tool.get("description"), grammar)
     function = {**tool, "name": name}
     del function["type"]
     return path, function_definition(cast("Function", function))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, ToolCallDelta
 from llmrun.engine.tool_calls.grammar import tool_grammar
@@ -80,13 +81,17 @@ def test_the_grammar_of_the_input_is_enforced(name: str) -> None:
 @pytest.mark.parametrize(
     ("tool", "param"),
     [
-        (with_grammar("start: other"), "tools[0].custom.format.grammar.definition"),
         (with_grammar("a", "ebnf"), "tools[0].custom.format.grammar.syntax"),
         ({"type": "custom", "custom": {"name": "a", "format": {"type": "json"}}}, "tools[0].custom.format.type"),
     ],
 )
-def test_grammars_that_cannot_be_enforced_are_refused(tool: Any, param: str) -> None:
+def test_invalid_formats_are_refused(tool: Any, param: str) -> None:
     refused(chat, param, tools=[tool])
+
+
+def test_grammars_that_cannot_be_enforced_are_refused() -> None:
+    with pytest.raises(UsageError, match="tools: the grammar of patch cannot be enforced: other is not defined"):
+        read_tools(prompt_of(tools=[with_grammar("start: other")]).tools or ())
 
 
 def test_names_are_unique_among_all_kinds_of_tools() -> None:

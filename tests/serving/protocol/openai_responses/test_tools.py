@@ -55,10 +55,7 @@ def test_items_may_contain_more_tools() -> None:
         ({"tools": [{**FILES, "tools": [FILES]}], "tool_choice": "required"}, "tool_choice"),
         ({"input": [{**MORE, "tools": [{"type": "custom"}]}]}, "input[0].tools[0].name"),
         ({"tools": [{**FILES, "name": f"n{each}", "tools": [PATCH] * 128} for each in range(9)]}, "tools"),
-        (
-            {"tools": [{**PATCH, "format": {**GRAMMAR, "definition": "x"}}]},
-            "tools[0].format.definition",
-        ),
+        ({"tools": [{**PATCH, "format": {**GRAMMAR, "syntax": "x"}}]}, "tools[0].format.syntax"),
     ],
 )
 def test_invalid_tools_are_refused_with_their_place(fields: dict[str, Any], param: str) -> None:
