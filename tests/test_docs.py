@@ -28,7 +28,7 @@ def _text(page: Path) -> str:
 
 def _shell_lines(page: Path) -> Iterator[str]:
     for block in re.findall(r"^```sh\n(.*?)^```", _text(page), re.DOTALL | re.MULTILINE):
-        yield from block.splitlines()
+        yield from block.replace("\\\n", "").splitlines()
 
 
 def _llmrun_commands(line: str) -> Iterator[list[str]]:
