@@ -71,6 +71,7 @@ wire_api = "responses"
 [mcp_servers.search]
 command = {json.dumps(sys.executable)}
 args = [{json.dumps(str(folder / "search.py"))}]
+startup_timeout_sec = {TIMEOUT_S}
 """)
     done = subprocess.run(
         [CODEX, "exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access", *flags, question],
