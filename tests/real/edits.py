@@ -10,16 +10,19 @@ from tests.real.groups import Task
 
 _TOKENS = 400
 _ORDER = """\
-You change files. Answer only with blocks that contain old lines, copied exactly from the file, and the new lines that
-replace them. For example, this block changes a limit from 10 to 20:
+You change files. Answer only with blocks of this form:
 
 <<<<<<< SEARCH
-limit = 10
+lines of the file, copied exactly
 =======
-limit = 20
+the lines that replace them
 >>>>>>> REPLACE
 
-Copy only the lines that change."""
+Copy only the lines that change, and a few lines around them."""
+_EXAMPLE = [
+    {"role": "user", "content": "The file:\n```python\nLIMIT = 10\nSTEP = 2\n```\n\nChange the limit to 20."},
+    {"role": "assistant", "content": "<<<<<<< SEARCH\nLIMIT = 10\n=======\nLIMIT = 20\n>>>>>>> REPLACE"},
+]
 _BLOCK = re.compile(r"<<<<<<< SEARCH\n(.*?)\n?=======\n(.*?)\n?>>>>>>> REPLACE", re.DOTALL)
 
 
@@ -30,6 +33,7 @@ def tasks() -> list[Task]:
 def _task(name: str, source: str, change: str, tests: str) -> Task:
     messages = [
         {"role": "system", "content": _ORDER},
+        *_EXAMPLE,
         {"role": "user", "content": f"The file:\n```python\n{source}```\n\n{change}"},
     ]
     body = {"messages": messages, "max_tokens": _TOKENS}
