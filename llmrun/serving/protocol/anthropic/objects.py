@@ -60,9 +60,10 @@ class _PastToolUse(_Block):
 Texts = Annotated[str | list[Annotated[_Text, _BLOCKS]], _CONTENT]
 
 
-class _ResultImage(_Block):
-    type: Literal["image"]
-    source: NotRequired[Annotated[Any, Usual(()), "The image is left out, and a note in the result says so."]]
+class _ResultFile(_Block):
+    """An image or a document, which is left out. A note in the result says so."""
+
+    type: Literal["image", "document"]
 
 
 class _ToolReference(_Block):
@@ -70,7 +71,7 @@ class _ToolReference(_Block):
     tool_name: str
 
 
-ResultBlock = Annotated[_Text | _ResultImage | _ToolReference, _BLOCKS]
+ResultBlock = Annotated[_Text | _ResultFile | _ToolReference, _BLOCKS]
 ResultContent = Annotated[str | list[ResultBlock], _CONTENT]
 
 

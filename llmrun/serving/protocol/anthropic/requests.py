@@ -34,7 +34,7 @@ from llmrun.serving.protocol.declarations import read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.openai.messages import (
     BETWEEN_PARTS,
-    IMAGE_LEFT_OUT,
+    FILE_LEFT_OUT,
     ToolOptions,
     chosen_tool,
     definitions_of,
@@ -259,8 +259,8 @@ def _part(block: ResultBlock, tools: Mapping[str, AnthropicTool]) -> str:
     """Return the text of a part of a result. A reference to a tool becomes the definition that Claude Code promises."""
     if block["type"] == "text":
         return block["text"]
-    if block["type"] == "image":
-        return IMAGE_LEFT_OUT
+    if block["type"] != "tool_reference":
+        return FILE_LEFT_OUT
     name = block["tool_name"]
     if name not in tools:
         return f"[The tool {name} is not available.]"

@@ -27,9 +27,9 @@ from llmrun.serving.protocol.openai.objects import (
 from llmrun.serving.protocol.parsed import left_out_paths
 
 BETWEEN_PARTS: Final = "\n"  # llama.cpp and vLLM use this separator
-# Agents send the images that their tools read. An error would end the conversation, because each later request would
-# contain the image again.
-IMAGE_LEFT_OUT: Final = "[The image was left out, because this model can only read text.]"
+# Agents send the images and documents that their tools read. An error would end the conversation, because each later
+# request would contain the file again.
+FILE_LEFT_OUT: Final = "[A file was left out, because this model can only read text.]"
 
 
 def call_ids(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:

@@ -110,15 +110,13 @@ class _CustomCallItem(_AnyCallItem):
     input: str
 
 
-class _ResultImage(TypedDict):
-    type: Literal["input_image"]
-    image_url: NotRequired[Annotated[Any, Usual(()), "The image is left out, and a note in the result says so."]]
-    detail: NotRequired[Any]
+class _ResultFile(TypedDict):
+    """An image or a file, which is left out. A note in the result says so."""
+
+    type: Literal["input_image", "input_file"]
 
 
-ResultContent = Annotated[
-    str | list[Annotated[TextPart | _ResultImage, PARTS]], Expected("a string or a list of parts")
-]
+ResultContent = Annotated[str | list[Annotated[TextPart | _ResultFile, PARTS]], Expected("a string or a list of parts")]
 
 
 class _ResultItem(_Item):

@@ -17,7 +17,7 @@ from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.openai.custom_tools import custom_arguments, custom_definition
 from llmrun.serving.protocol.openai.messages import (
     BETWEEN_PARTS,
-    IMAGE_LEFT_OUT,
+    FILE_LEFT_OUT,
     ToolOptions,
     allowed_tools,
     chosen_tool,
@@ -90,7 +90,7 @@ def _is_own_item(item: Mapping[str, object]) -> TypeGuard[OwnItem]:
 def _result(content: ResultContent) -> str:
     if isinstance(content, str):
         return content
-    return BETWEEN_PARTS.join(IMAGE_LEFT_OUT if part["type"] == "input_image" else part["text"] for part in content)
+    return BETWEEN_PARTS.join(part.get("text", FILE_LEFT_OUT) for part in content)
 
 
 class _Conversation:

@@ -88,7 +88,7 @@ def test_images_in_results_become_notes() -> None:
     """Agents send what their tools read, and cannot take it back."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
     messages = [USER, said("assistant", CALL), said("user", {**RESULT, "content": [text("dot.png"), image]})]
-    note = "[The image was left out, because this model can only read text.]"
+    note = "[A file was left out, because this model can only read text.]"
     assert read(*messages)[-1]["content"] == f"dot.png\n{note}"
     assert message(messages=messages).ignored == ("messages[].content[].content[].source",)
 
@@ -148,7 +148,7 @@ def test_an_answer_at_the_end_is_continued() -> None:
         ([said("user", {"type": "document", "source": {}})], "messages[0].content[0]"),
         ([said("user", {**RESULT, "tool_use_id": 5})], "messages[0].content[0].tool_use_id"),
         ([USER, said("assistant", {**CALL, "id": 5})], "messages[1].content[0].id"),
-        ([said("user", {**RESULT, "content": [{"type": "document"}]})], "messages[0].content[0].content[0]"),
+        ([said("user", {**RESULT, "content": [{"type": "audio"}]})], "messages[0].content[0].content[0]"),
         ([USER, said("assistant", {**CALL, "name": ""})], "messages[1].content[0].name"),
         ([USER, said("assistant", {**CALL, "input": None})], "messages[1].content[0].input"),
         ([USER, said("assistant", {**CALL, "input": "{}"})], "messages[1].content[0].input"),

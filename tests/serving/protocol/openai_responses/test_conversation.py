@@ -117,9 +117,14 @@ def test_an_answer_can_be_sent_back_as_it_was_received() -> None:
 def test_images_in_results_become_notes() -> None:
     """Agents send what their tools read, and cannot take it back."""
     image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "high"}
-    given = [USER, CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "dot.png"}, image]}]
-    note = "[The image was left out, because this model can only read text.]"
-    assert messages(input=given)[-1] == {"role": "tool", "tool_call_id": "call_a", "content": f"dot.png\n{note}"}
+    file = {"type": "input_file", "file_id": "file_1"}
+    given = [USER, CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "dot.png"}, image, file]}]
+    note = "[A file was left out, because this model can only read text.]"
+    assert messages(input=given)[-1] == {
+        "role": "tool",
+        "tool_call_id": "call_a",
+        "content": f"dot.png\n{note}\n{note}",
+    }
     assert response(input=given).ignored == ("input[].output[].image_url",)
 
 
@@ -151,7 +156,7 @@ def test_items_of_other_servers_are_named_as_ignored() -> None:
         ([{**OUTPUT, "output": None}], "input[0].output"),
         ([{**OUTPUT, "output": 5}], "input[0].output"),
         ([{**OUTPUT, "call_id": 5}], "input[0].call_id"),
-        ([{**OUTPUT, "output": [{"type": "input_file"}]}], "input[0].output[0]"),
+        ([{**OUTPUT, "output": [{"type": "input_audio"}]}], "input[0].output[0]"),
     ],
 )
 def test_invalid_input_is_refused_with_its_place(given: Any, param: str) -> None:
