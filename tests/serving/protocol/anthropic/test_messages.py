@@ -84,7 +84,7 @@ def test_results_become_text(fields: dict[str, Any], expected: str) -> None:
     assert read(USER, said("assistant", CALL), said("user", result))[-1]["content"] == expected
 
 
-def test_images_in_results_become_notes() -> None:
+def test_files_in_results_become_notes() -> None:
     """Agents send what their tools read, and cannot take it back."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
     messages = [USER, said("assistant", CALL), said("user", {**RESULT, "content": [text("dot.png"), image]})]
