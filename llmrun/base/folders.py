@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 O_BINARY: int = getattr(os, "O_BINARY", 0)
 O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
-UTF_16 = (
-    codecs.BOM_UTF16_LE,
-    codecs.BOM_UTF16_BE,
-)  # the first bytes of UTF-16 text; the redirects of PowerShell write it
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # byte order marks; `>` in Windows PowerShell writes UTF-16
 _LARGEST = 1 << 20  # the maximum number of bytes in a file that a user wrote
 
 
@@ -81,9 +78,9 @@ def read_user_file(path: Path, kind: str) -> bytes:
 
 
 def decoded_text(data: bytes, where: str) -> str:
-    """Decode a text that a user wrote, without its byte order mark.
+    """Decode a user's text and remove its byte order mark. Raises UsageError if the text is not UTF-8.
 
-    Raises UsageError if the text is not UTF-8. The message begins with `where`.
+    where  the beginning of the error message
     """
     refuse_utf_16(data, where)
     try:
@@ -96,7 +93,10 @@ def decoded_text(data: bytes, where: str) -> str:
 
 
 def refuse_utf_16(data: bytes, where: str) -> None:
-    """Raise UsageError if a text begins with a byte order mark of UTF-16. The message begins with `where`."""
+    """Raise UsageError if a text begins with a byte order mark of UTF-16.
+
+    where  the beginning of the error message
+    """
     if data.startswith(UTF_16):
         hint = "save it as UTF-8; in PowerShell, use | Out-File -Encoding utf8 FILE instead of > FILE"
         raise UsageError(f"{where}: not UTF-8, but UTF-16", hint=hint)

@@ -85,7 +85,7 @@ class Answer:
     accepted_tokens  how many of the drafted tokens were right
     forced_tokens    forced tokens without a step of their own: another token's step ran them, or they end the answer
     drawn_in_a_row   tokens since the last forced one, or since the prompt
-    described        how many of the prompt's first tokens have log-probabilities, or need none
+    described        how many of the prompt's first tokens have log-probabilities already, or need none
     over             True once the last event has been returned
     ended_by         why the answer ended; None for a request that has failed or is not over
     """
@@ -126,7 +126,7 @@ class Answer:
     described: int = field(init=False)
     over: bool = False
     ended_by: FinishReason | None = None
-    _unsent: list[TokenLogprobs] = field(default_factory=list, init=False)  # of the prompt, until a piece is complete
+    _unsent: list[TokenLogprobs] = field(default_factory=list, init=False)  # the beginning of the prompt's next piece
     _echoed: bool = False  # True after the first PromptDelta
     _marked: list[int] = field(default_factory=list, init=False)  # the first tokens, as in `cached_as`
     _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised by the next draw
@@ -151,9 +151,10 @@ class Answer:
 
     @property
     def reusable(self) -> list[int]:
-        """The tokens, as in `cached_as`, whose cached prefix the request can use.
+        """The tokens, as in `cached_as`, that the request may take from a cached prefix.
 
-        The log-probabilities of a prompt require the logits of all its rows, so no row can be left out.
+        The log-probabilities of a prompt require the logits of all its rows, so none of the tokens that still need
+        log-probabilities can be taken from the cache.
         """
         return self.cached_as if self.described >= self.prompt_tokens else self.cached_as[:1]
 
@@ -225,8 +226,8 @@ class Answer:
     def echo(self, logits: NDArray[np.float32]) -> list[Event]:
         """Return the next pieces of the prompt, if the request asks for them, or Failed if a row is not finite.
 
-        logits  float32[rows, vocabulary], the rows of the step from which the next undescribed tokens of the prompt
-                follow, as counted by `rows_to_describe`
+        logits  float32[rows, vocabulary], the rows of the step that predict the next tokens of the prompt whose
+                log-probabilities are missing; `rows_to_describe` returns their number
         """
         if not self.describes_prompt:
             return [] if self._echoed or not self.request.echo else [self._prompt_delta(())]
@@ -255,9 +256,10 @@ class Answer:
         return PromptDelta(self.request_id, text, tuple(logprobs))
 
     def rows_to_describe(self, start: int, end: int) -> int:
-        """Return how many rows at positions from `start` to `end` precede undescribed tokens of the prompt.
+        """Return how many rows of a step predict tokens of the prompt whose log-probabilities are missing.
 
-        These rows are the last ones, or the last ones except the row of the prompt's last token.
+        The step has rows for the positions from `start` to `end`. The counted rows are the last ones, not including the
+        row of the prompt's last token.
         """
         return max(0, min(end, self.prompt_tokens - 1) - max(start, self.described - 1))
 

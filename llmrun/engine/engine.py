@@ -72,7 +72,7 @@ class Engine:
                        prefixes. None for one request per sequence
         overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
         share_prefixes let tenants share cached prefixes, which allows a tenant to discover the prompts of others
-        text_calls     treat an answer that is nothing but a tool call, written as text, as this call (text_calls.py)
+        text_calls     treat an answer that consists only of a tool call in plain JSON as a call (text_calls.py)
         on_begin       called before a step with the ids of the requests that run for the first time
         """
         self._backend = backend
@@ -351,7 +351,7 @@ class Engine:
     def _end_cancelled(self) -> list[Event]:
         wishes = self._cancel_wishes.copy()
         events = self._requests.end_cancelled(set(wishes), self._last_cancel)
-        for _ in wishes:  # only now, because `predicted_wait` must not count these requests in the meantime
+        for _ in wishes:  # not earlier, because `predicted_wait` must not count these requests until they have ended
             self._cancel_wishes.popleft()
         return events
 

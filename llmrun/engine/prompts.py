@@ -321,8 +321,8 @@ class PromptReader:
     def _rendered(self, prompt: ChatPrompt, template: ChatTemplate) -> str:
         """Render a conversation. Raises TemplateRefused.
 
-        Some templates refuse system messages after the beginning, or two user messages in a row, both of which agents
-        send. These templates get the conversation as `alternating` returns it.
+        Agents send two user messages in a row, and system messages in the middle of a conversation. Some templates
+        refuse both, and get the conversation as `alternating` returns it.
         """
         try:
             return template.render(prompt, self._tokenizer, self._templates)
@@ -353,8 +353,10 @@ class PromptReader:
     def _text_prompt(self, request: Request, tokens: list[int], begun: str = "") -> ReadPrompt:
         """Return a prompt whose answer contains neither thinking nor tool calls.
 
-        begun  the beginning of the answer, which is part of the prompt. A response format applies to the whole answer,
-               so UsageError is raised if no answer in this format can begin or continue in this way
+        begun  the beginning of the answer, which is part of the prompt
+
+        A response format applies to the whole answer, including `begun`. Raises UsageError if `begun` is not the
+        beginning of an answer in this format, or is already a complete answer.
         """
         decoder, wanted = ThinkingDecoder(request.stop), request.response_format
         constraint = self._constraint(wanted, decoder)

@@ -20,7 +20,7 @@ from llmrun.options.settings import RULES
 
 # The values of `tool_choice` that are not names of tools.
 AUTO, NONE, REQUIRED = "auto", "none", "required"
-# Keys of tools in a ChatPrompt, and the name of the only argument of custom tools
+# Keys of the tools in a ChatPrompt, and the name of a custom tool's only argument
 CUSTOM, DEFERRED, INPUT = "custom", "deferred", "input"
 LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's API allows 64
 
@@ -34,10 +34,10 @@ class ChatPrompt(Portable, frozen=True):
 
     messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`.
               Answers may have `tool_calls`, whose results follow as messages with the role "tool"
-    tools     definitions of the tools that the model may call, as in OpenAI's API, or None. Custom tools are functions
-              with the only argument `input`. Beside `function`, they have `custom`, which is the grammar of the input
-              (`syntax` and `definition`), or empty if the input may be any text. The template does not list tools with
-              `deferred`, because messages describe them
+    tools     definitions of the tools that the model may call, as in OpenAI's API, or None. A custom tool is a function
+              whose only argument is `input`, with an additional key `custom`: the grammar of the input (`syntax` and
+              `definition`), or {} if the input may be any text. Tools with the key `deferred` are described in messages
+              and left out of the template's list of tools
     tool_choice  "auto", "none", "required", or the name of the tool to call
     parallel_tool_calls  True if one answer may contain several calls
     add_generation_prompt  False only if the last message is an answer that the model should continue
@@ -167,12 +167,12 @@ class PrefillProgress(Portable, frozen=True):
 class PromptDelta(Portable, frozen=True):
     """A piece of the prompt, if the request asked for `echo`. All pieces precede the first TextDelta.
 
-    text      the whole prompt in the first piece, and empty in later pieces. Prompts that are not text are decoded, and
-              their control tokens appear as in the vocabulary
-    logprobs  one entry for each of the next tokens if the request asked for log-probabilities, otherwise empty. Nothing
-              precedes the prompt's first token, so its log-probability is 0, and it has no likeliest tokens
+    text      the whole prompt in the first piece; empty in later pieces. Prompts of token IDs are decoded, and their
+              control tokens appear as in the vocabulary
+    logprobs  one entry for each of the next tokens if the request asked for log-probabilities, otherwise empty. In the
+              entry of the prompt's first token, the log-probability is 0, and there are no likeliest tokens
 
-    Replays repeat the same pieces, because the number of tokens in a piece does not depend on the steps of the engine.
+    A repeated request gets the same pieces, because their sizes do not depend on the steps of the engine.
     """
 
     request_id: int

@@ -532,7 +532,7 @@ class ThinkingDecoder:
     def finish(self) -> Split:
         """End an answer that the model has completed, and return the buffered text, up to a stop string in it.
 
-        If the whole answer is a tool call that the model has written as text, return the call instead of the text.
+        If the whole answer is a tool call in plain JSON, return the call instead of the text.
         """
         rest = self._rest()
         if self._reader and self._text_call and self.stopped_by is None and (call := self._text_call.finish()):
@@ -544,14 +544,14 @@ class ThinkingDecoder:
         return self._with_held_text(self._rest())
 
     def _without_possible_call(self, split: Split) -> Split:
-        """Hold the answer back while it may be a tool call that the model writes as text."""
+        """Hold the answer back while it may be a tool call in plain JSON."""
         if self._text_call is None:
             return split
         split = replace(split, answer=self._text_call.feed(split.answer))
         return self._with_held_text(split) if split.calls or self.stopped_by is not None else split
 
     def _with_held_text(self, split: Split) -> Split:
-        """Add the text that was held back, which is no call."""
+        """Add the text that was held back, because the text is not a call."""
         text_call = self._text_call
         return split if text_call is None else replace(split, answer=split.answer + text_call.release())
 

@@ -190,7 +190,7 @@ class Settings:
     think: bool | None = _setting(None, bool)  # None selects the model's default
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
-    tool_text: str = _setting("auto", str, choices=("auto", "off"))  # whether a call that is written as text is a call
+    tool_text: str = _setting("auto", str, choices=("auto", "off"))  # "off" does not treat plain JSON as tool calls
     save_state: bool = _setting(True, bool)  # whether chats save their state
     state_gb: float = _setting(4.0, float, minimum=0, maximum=1e6)  # the maximum size of all saved states
     on_full: str = _setting("stop", str, choices=("stop", "forget"))  # the action when the context is full
@@ -209,7 +209,7 @@ class Settings:
 
     @property
     def text_calls(self) -> bool:
-        """True if an answer that is nothing but a tool call, written as text, is a call."""
+        """True if an answer that consists only of a tool call in plain JSON is treated as a call."""
         return self.tool_text != "off"
 
     @property

@@ -256,7 +256,7 @@ def _url(host: str, bound: tuple[Any, ...], is_tls: bool) -> str:
     """Return the URL that a client on this machine can use.
 
     host   the address or name that the user gave
-    bound  the name of the socket: its address and its port, and more for IPv6
+    bound  the socket's address and port, as returned by `getsockname`
     """
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound[0], host)
     return f"{'https' if is_tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}/v1"

@@ -20,7 +20,7 @@ from llmrun.cli.arguments.options import CHOICE, GRAMMAR, JSON_OBJECT, JSON_SCHE
 from llmrun.cli.arguments.prompts import Prompts
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import hide_control_echo
-from llmrun.engine.constraint.closing import described
+from llmrun.engine.constraint.closing import openai_json_schema
 from llmrun.engine.constraint.matcher import schema_of
 from llmrun.jobs.batching.requests import CallOptions, Default
 from llmrun.jobs.batching.run import Outcome, run_batch
@@ -90,7 +90,7 @@ def _format(wanted: ResponseFormat) -> Default:
     if kind == JSON_OBJECT:
         return Default(_FORMATS, {"type": "json_object"})
     if kind == JSON_SCHEMA:
-        return Default(_FORMATS, {"type": "json_schema", "json_schema": described(schema_of(wanted))})
+        return Default(_FORMATS, {"type": "json_schema", "json_schema": openai_json_schema(schema_of(wanted))})
     value = {REGEX: wanted.text, GRAMMAR: wanted.text, CHOICE: [*wanted.choices]}[kind]
     first, second, *others = _FORMATS
     return Default((second, first, *others), {kind: value})

@@ -35,7 +35,8 @@ def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
     """Return a fingerprint of 16 hexadecimal digits after "fp_".
 
     digest     identifies the contents of the model file; if empty, its `sampled_digest`
-    answering  the chat template and thinking tags that replace the model's own, and `text_calls`, as JSON
+    answering  other settings that change answers, as JSON: the chat template and the thinking tags that replace the
+               model's own, and `text_calls`
     """
     decisive: dict[str, Any] = {
         "version": __version__,

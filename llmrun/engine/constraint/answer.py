@@ -101,7 +101,7 @@ class AnswerConstraint:
         self._n_ending = 0  # number of tokens left in the stage ENDING
 
     def begin(self, text: str) -> bool:
-        """Advance past the beginning of the answer, and return whether the answer can continue from there."""
+        """Accept a given beginning of the answer. Returns False if no answer in the format continues this beginning."""
         tokens = self._tokenizer.encode_continuation(text).tolist()
         if self._constraint.n_allowed(tokens) < len(tokens):
             return False

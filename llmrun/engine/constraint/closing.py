@@ -9,7 +9,7 @@ from typing import Any, Final
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.keywords import resolved, subschemas
 
-_ALTERNATIVES: Final = (("anyOf",), ("oneOf",), ("if", "then", "else"))  # in each group, not all schemas need to apply
+_ALTERNATIVES: Final = (("anyOf",), ("oneOf",), ("if", "then", "else"))  # not all schemas of a group need to match
 _OPEN: Final = frozenset(  # keywords that allow other properties, or whose properties depend on the value
     (
         *("$dynamicRef", "additionalProperties", "dependentSchemas", "patternProperties", "unevaluatedProperties"),
@@ -23,9 +23,9 @@ _MOST_PARTS: Final = 100
 def closed(schema: Any) -> Any:
     """Return a copy of a schema whose objects allow only declared properties.
 
-    Objects without declared properties stay as they are, and so do objects that say what else they allow. Of several
-    schemas that describe one object together, the outermost is closed, unless the properties depend on the value.
-    Raises UsageError if too many schemas are composed.
+    Schemas that declare no properties are not changed, and neither are schemas with "additionalProperties" or
+    "unevaluatedProperties". If several schemas describe one object together, as in "allOf", only the outermost schema
+    is closed, unless the properties depend on the value. Raises UsageError if too many schemas are composed.
     """
     root = _copied(schema)
     composition = _Composition(root)
@@ -42,22 +42,22 @@ def closed(schema: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Copy a JSON value. Unlike in a deep copy, no object of the result occurs at two places."""
+    """Copy a JSON value. Unlike copy.deepcopy, this function never returns one object at two places."""
     if isinstance(value, Mapping):
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
-def described(schema: Any) -> dict[str, Any]:
-    """Return the object of OpenAI's API that describes a schema.
+def openai_json_schema(schema: Any) -> dict[str, Any]:
+    """Return the value of `json_schema` in a `response_format` of OpenAI's API.
 
-    With `strict`, servers would close the schema's objects, or refuse the schema if its objects are not closed.
+    `strict` is true only if all objects are closed. Otherwise, a server would close the objects or refuse the schema.
     """
     return {"name": "answer", "schema": schema, "strict": closed(schema) == schema}
 
 
 def declare_all(found: dict[str, Any], root: Mapping[str, Any]) -> bool:
-    """Allow only the properties that a schema and the parts of its `allOf` and `$ref` declare.
+    """Close a schema, in place: allow only the properties that the schema, its `allOf` and its `$ref` declare.
 
     Returns False, and changes nothing, if a part allows other properties or if its properties depend on the value.
     """
@@ -91,7 +91,7 @@ class _Composition:
         self._steps = 0
 
     def parts(self, found: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        """Return the parts of a schema if more than one of them declares properties of the same object."""
+        """Return the schemas that describe one object together, or [] unless several declare properties."""
         groups = [[option for key in keys for option in _listed(found, key)] for keys in _ALTERNATIVES]
         groups += [[part] for part in _listed(found, "allOf")]
         groups.append(self._target(found))
@@ -99,7 +99,7 @@ class _Composition:
         return self._applied([found]) if declaring + ("properties" in found) > 1 else []
 
     def _applied(self, schemas: list[Any]) -> list[dict[str, Any]]:
-        """Return the schemas that apply to the same value as the given ones, directly or through references."""
+        """Return the given schemas and the schemas inside them that apply to the same value, also by reference."""
         found: dict[int, dict[str, Any]] = {}
         waiting = [*schemas]
         while waiting:

@@ -26,7 +26,7 @@ PATTERNS: Final = {
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(0|[1-9][0-9]*)(#|{_POINTER})$",
 }
-# Formats that JSON Schema defines and that neither llguidance nor a pattern here enforces
+# Formats of JSON Schema that neither llguidance nor a pattern here enforces
 _NOT_ENFORCED = ("idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-reference", "uri-template")
 _ENFORCED = ("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 

@@ -1,7 +1,7 @@
-"""Proves that the options of a `oneOf` exclude each other, so that `anyOf` allows the same answers.
+"""Proves that the options of a `oneOf` are disjoint, so that `anyOf` allows the same answers.
 
-llguidance proves this only for options without references. A proof may fail although the options exclude each other,
-but a proof is never wrong. The work is limited, because schemas come from anywhere.
+llguidance proves this only for options without references. Some disjoint options are not recognized, but options that
+overlap are never called disjoint. The number of steps is limited, because schemas are untrusted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MOST_CONJUNCTS: Final = 20
 
 
 class Exclusion:
-    """Compares the subschemas of one schema, the root, which resolves the references."""
+    """Compares subschemas of one root schema, in which references are resolved."""
 
     def __init__(self, root: Mapping[str, Any], schemas: Iterable[Mapping[str, Any]]) -> None:
         """`schemas` are the root and all its subschemas."""
         self._root = root
         self._siblings_count = draft_of(root) >= REFERENCES_WITH_SIBLINGS
-        # With an "$id" of its own, a subschema resolves references in itself.
+        # References inside a subschema with an "$id" of its own are relative to this subschema.
         self._provable = not any(found.keys() & {"$id", "id"} for found in schemas if found is not root)
         self._steps = 0
 
@@ -41,9 +41,9 @@ class Exclusion:
         if not isinstance(options, list) or not self._provable:
             return False
         around = {"type": found["type"]} if "type" in found else {}
-        return all(self._apart(first, second, around, 0) for first, second in combinations(options, 2))
+        return all(self._are_disjoint(first, second, around, 0) for first, second in combinations(options, 2))
 
-    def _apart(self, first: Any, second: Any, around: Mapping[str, Any], depth: int) -> bool:
+    def _are_disjoint(self, first: Any, second: Any, around: Mapping[str, Any], depth: int) -> bool:
         """Return True if no value can match both schemas and `around`."""
         self._steps += 1
         if depth > _DEEPEST or self._steps > _MOST_STEPS:
@@ -56,15 +56,15 @@ class Exclusion:
         kinds = frozenset.intersection(*map(_types, parts))
         return (
             not kinds
-            or self._values_are_apart(parts)
-            or (len(kinds) == 1 and _limits_are_apart(parts, *kinds))
-            or (kinds == {"object"} and self._properties_are_apart(left, right, depth))
-            or self._options_are_apart(left, second, around, depth)
-            or self._options_are_apart(right, first, around, depth)
+            or self._values_are_disjoint(parts)
+            or (len(kinds) == 1 and _limits_are_disjoint(parts, *kinds))
+            or (kinds == {"object"} and self._properties_are_disjoint(left, right, depth))
+            or self._options_are_disjoint(left, second, around, depth)
+            or self._options_are_disjoint(right, first, around, depth)
         )
 
     def _conjuncts(self, schema: Any) -> list[Any]:
-        """Return schemas that every value of the given schema matches."""
+        """Return the parts of a schema, by `allOf` and `$ref`, all of which its values match."""
         found: list[Any] = []
         waiting = [schema]
         while waiting and len(found) < _MOST_CONJUNCTS:
@@ -80,27 +80,27 @@ class Exclusion:
                 waiting += _list(part, "allOf")
         return found
 
-    def _values_are_apart(self, parts: Sequence[Mapping[str, Any]]) -> bool:
+    def _values_are_disjoint(self, parts: Sequence[Mapping[str, Any]]) -> bool:
         listed = [values for part in parts if (values := _values(part)) is not None]
         self._steps += sum(map(len, listed))
         return len(listed) > 1 and not frozenset.intersection(*listed)
 
-    def _properties_are_apart(self, left: Sequence[Any], right: Sequence[Any], depth: int) -> bool:
-        """Return True if a required property has schemas that exclude each other."""
+    def _properties_are_disjoint(self, left: Sequence[Any], right: Sequence[Any], depth: int) -> bool:
+        """Return True if the schemas of a required property are disjoint."""
         names = dict.fromkeys(
             name for part in (*left, *right) for name in _list(part, "required") if isinstance(name, str)
         )
         return any(
-            self._apart(_property(one, name), _property(other, name), {}, depth + 1)
+            self._are_disjoint(_property(one, name), _property(other, name), {}, depth + 1)
             for name in names
             for one, other in product(left, right)
             if _declares(one) or _declares(other)
         )
 
-    def _options_are_apart(self, parts: Sequence[Any], other: Any, around: Mapping[str, Any], depth: int) -> bool:
-        """Return True if one of the schemas has only options that exclude the other schema."""
+    def _options_are_disjoint(self, parts: Sequence[Any], other: Any, around: Mapping[str, Any], depth: int) -> bool:
+        """Return True if one of the parts has only options that are disjoint from the other schema."""
         return any(
-            all(self._apart(option, other, around, depth + 1) for option in options)
+            all(self._are_disjoint(option, other, around, depth + 1) for option in options)
             for part in parts
             for keyword in ("anyOf", "oneOf")
             if (options := _list(part, keyword))
@@ -117,7 +117,7 @@ def _declares(part: Any) -> bool:
 
 
 def _property(part: Any, name: str) -> Any:
-    """Return the schema of a property, as far as this part of the object's schema determines it."""
+    """Return the schema that a part of an object's schema sets for a property, or True if the schema is unknown."""
     if not isinstance(part, Mapping):
         return part
     properties = part.get("properties")
@@ -144,14 +144,14 @@ def _type_of(value: Any) -> str:
 
 
 def _values(part: Mapping[str, Any]) -> frozenset[tuple[str, Any]] | None:
-    """Return the values that a schema lists, as (type, value), or None if any of them has parts or none are listed."""
+    """Return the (type, value) of each value that a schema lists. Returns None without a list of simple values."""
     values = [part["const"]] if "const" in part else part.get("enum")
     if not isinstance(values, list) or any(isinstance(each, list | dict) for each in values):
         return None
     return frozenset((_type_of(each), each) for each in values)
 
 
-def _limits_are_apart(parts: Sequence[Mapping[str, Any]], kind: str) -> bool:
+def _limits_are_disjoint(parts: Sequence[Mapping[str, Any]], kind: str) -> bool:
     if kind not in _LIMITS:
         return False
     low, high = _LIMITS[kind]

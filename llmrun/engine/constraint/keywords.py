@@ -82,7 +82,7 @@ def place_of(schema: Any, keyword: str, value: object = ...) -> str | None:
 
 
 def draft_of(schema: Mapping[str, Any]) -> int:
-    """Return the number of the draft that "$schema" declares. Drafts are numbered by age; the default is the latest."""
+    """Return the index in _DRAFTS of the draft that "$schema" declares; the default is the latest draft."""
     declared = str(schema.get("$schema", ""))
     return next((number for number, name in enumerate(_DRAFTS) if name in declared), LATEST)
 
@@ -96,8 +96,8 @@ _DIALECTS = {  # the names of dialects that llguidance and jsonschema know
 def modernize(schema: dict[str, Any]) -> None:
     """Change a schema to the usual spelling of its dialect, in place.
 
-    llguidance would try to fetch the description of an unknown dialect. Schemas without a known "$schema" may have the
-    lists of `items` of draft-07, and the boolean limits of draft-04 and OpenAPI 3.0.
+    Unknown dialects are removed, because llguidance would try to fetch their descriptions. Schemas without a known
+    "$schema" may use draft-07's lists in `items`, and the boolean limits of draft-04 and OpenAPI 3.0.
     """
     if any(name in str(schema.get("$schema")) for name in _DRAFTS[_OLDEST:]):
         schema["$schema"] = _DIALECTS[draft_of(schema)]

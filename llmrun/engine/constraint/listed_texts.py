@@ -21,7 +21,8 @@ class _NotListed(Exception):
 def listed_texts(pattern: str) -> list[str] | None:
     """Return the texts that a pattern matches, in order and without duplicates.
 
-    Returns None if there are more than 100, or if the pattern is not made of letters, classes, groups and alternatives.
+    Returns None if there are more than 100, or if the pattern contains anything except letters, classes, groups,
+    alternatives and the anchors around them.
     """
     texts: list[str] = []
     if len(pattern) > _LONGEST:
@@ -40,7 +41,7 @@ def listed_texts(pattern: str) -> list[str] | None:
 
 
 class _Parser:
-    """Reads an expression from the front. `rest` is a reversed list of its remaining tokens."""
+    """Parses an expression. `rest` contains the expression's remaining tokens in reverse order."""
 
     def __init__(self, text: str) -> None:
         found = [*_TOKEN.finditer(text)]

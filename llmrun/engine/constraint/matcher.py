@@ -208,7 +208,7 @@ class Constraint:
     """The allowed continuations of one answer, as tokens. All methods raise LlmrunError if a limit is exceeded."""
 
     def __init__(self, matcher: LLMatcher, keys: RepeatedKeys | None = None) -> None:
-        """`keys` is None unless the answer is JSON."""
+        """Create a constraint. `keys` is None unless the answer is JSON."""
         self._matcher = matcher
         self._keys = keys
 

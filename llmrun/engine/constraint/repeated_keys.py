@@ -1,8 +1,8 @@
 """Keeps JSON answers from repeating a key in one object.
 
-llguidance gives each declared property its place, but any name of an undeclared property may be used again. A second
-closing quote after such a name is therefore removed from the masks. Where no other token is left, as after "ab" with
-names of the pattern ^[a-c]{2}$, the key may be repeated, and the last value counts, as in most parsers.
+llguidance allows each declared property only once, but it allows an undeclared property to have a name that the object
+already contains. Tokens that would complete such a name are therefore removed from the masks. If no other token is
+left, as after "ab" if names match ^[a-c]{2}$, the key may be repeated, and the last value counts, as in most parsers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MOST_BACK: Final = 1024  # number of tokens that can be taken back; drafts and tags are shorter
+_MOST_BACK: Final = 1024  # the number of tokens that `back` can remove; drafts and tags are shorter
 
 
 class QuotedTokens:
-    """The tokens of a vocabulary that contain quotation marks: 1,300 of 152,000 in Qwen's."""
+    """The tokens of a vocabulary that contain quotation marks, such as 1,300 of Qwen's 152,000 tokens."""
 
     def __init__(self, texts: Sequence[bytes], bytes_of: Callable[[int], bytes]) -> None:
         """Find the tokens. `texts` are the bytes of all tokens, and `bytes_of` returns the bytes of a token."""
@@ -39,7 +39,13 @@ class _Place(Enum):
 
 
 class _State(NamedTuple):
-    """Where the text ends: the keys of each open object (None for lists), and the current key as far as written."""
+    """The state of the JSON text at its end.
+
+    open     the keys of each open object, or None for each open list, from the outermost
+    place    what the end of the text belongs to, or what comes next
+    key      the beginning of the current key, as far as written
+    escaped  True after a backslash in a string
+    """
 
     open: tuple[frozenset[bytes] | None, ...] = ()
     place: _Place = _Place.VALUE
@@ -64,7 +70,7 @@ class RepeatedKeys:
             self._states.pop()
 
     def forbid(self, mask: NDArray[np.uint32]) -> None:
-        """Remove the tokens that would repeat a key from a mask, unless no token would be left."""
+        """Remove the tokens that would repeat a key from a mask, uint32[mask_words], unless no token would be left."""
         state = self._states[-1]
         if not any(state.open):
             return
@@ -93,7 +99,7 @@ class RepeatedKeys:
 
 
 def _advanced(state: _State, text: bytes) -> tuple[_State, bool]:
-    """Return the state after more text, and True if the text completes a key that its object has already."""
+    """Return the state after more text, and whether the text repeats a key."""
     opened, place, key, escaped = state
     repeated = False
     for byte in text:

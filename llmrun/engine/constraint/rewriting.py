@@ -1,9 +1,9 @@
-"""Rewrites JSON Schemas for llguidance: the same answers, described by keywords that llguidance enforces.
+"""Rewrites JSON Schemas with keywords that llguidance enforces, so that they allow the same answers.
 
-Generators write keywords that have no effect (`"uniqueItems": false`), `oneOf` over references, and maps whose keys are
-listed (`propertyNames` with an `enum`). llguidance refuses all of these. Where a schema cannot be rewritten exactly,
-its keyword remains, and llguidance refuses the schema. The values of keywords may be malformed, because the schema is
-compared with its metaschema later, in the isolated process.
+Schema generators write keywords that have no effect (`"uniqueItems": false`), `oneOf` over references, and maps with
+a list of keys (`propertyNames` with an `enum`). llguidance refuses all of these. A keyword that cannot be replaced
+exactly remains, and llguidance refuses the schema. The values of keywords may be malformed here, because the isolated
+process validates the schema against its metaschema later.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from llmrun.engine.constraint.listed_texts import listed_texts
 
 _COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
 _NUMBERS = frozenset((*_COUNTS, "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"))
-_TYPES = {  # the type of the values that a keyword restricts, for keywords that llguidance refuses
+_TYPES = {  # maps keywords that llguidance refuses to the type of the values that they restrict
     **dict.fromkeys(("contains", "maxContains", "minContains", "unevaluatedItems", "uniqueItems"), "array"),
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas", "maxProperties"), "object"),
     **dict.fromkeys(("minProperties", "propertyNames", "unevaluatedProperties"), "object"),
 }
 _LONGEST_POINTER: Final = 200  # steps; a schema has at most 100 levels, of up to two steps each
-_EMPTY: Final[tuple[Any, ...]] = ({}, [], True)  # conditions of `dependencies` and similar keywords that always hold
-# The largest double below 2**63. llguidance refuses larger bounds of numbers, and lower bounds of -2**63.
+_EMPTY: Final[tuple[Any, ...]] = ({}, [], True)  # values in `dependencies` and similar keywords that require nothing
+# The largest double below 2**63. llguidance refuses larger bounds of numbers, and -2**63 as a lower bound.
 _LARGEST: Final = (1 << 63) - 1024
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a schema that allows the same answers, in a form that llguidance supports if possible.
+    """Return a copy of a schema that allows the same answers, and that llguidance supports if possible.
 
     Some answers are left out: leap seconds, and the largest numbers if the schema has bounds beyond 2**63. Raises
     ValueError, TypeError or RecursionError if the schema is not JSON.
@@ -67,7 +67,7 @@ def _replace_entry(found: dict[str, Any], old: str, new: str, value: Any) -> Non
 
 
 def _renamed_reference(reference: str, root: dict[str, Any]) -> str:
-    """Return a reference that passes through `anyOf` where there is no `oneOf` any more."""
+    """Return a reference with `anyOf` in place of each `oneOf` that was renamed."""
     steps = reference.split("/")
     if len(steps) > _LONGEST_POINTER:
         return reference
@@ -130,7 +130,7 @@ def _allows_all_names(schema: Any) -> bool:
 
 
 def _is_harmless_limit(most: Any, found: Mapping[str, Any]) -> bool:
-    """Return True if an object has no more declared properties than "maxProperties" and allows no others."""
+    """Return True if an object declares at most `most` properties ("maxProperties") and allows no others."""
     declared = found.get("properties", {})
     others = found.get("additionalProperties") is not False or found.get("patternProperties")
     return isinstance(declared, dict) and isinstance(most, int) and not others and len(declared) <= most
@@ -140,7 +140,7 @@ def _is_harmless_limit(most: Any, found: Mapping[str, Any]) -> bool:
 
 
 def _replace_numbers(found: dict[str, Any]) -> None:
-    """Write counts as integers, and lower the bounds of numbers that llguidance cannot represent."""
+    """Write counts as integers, and replace bounds of numbers that llguidance cannot represent."""
     if found.keys().isdisjoint(_NUMBERS):
         return
     for keyword in _COUNTS:
@@ -165,7 +165,7 @@ _APPLICATORS: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "depen
 
 
 def _close(found: dict[str, Any], root: Mapping[str, Any]) -> None:
-    """Replace "unevaluatedItems" and "unevaluatedProperties", unless what is evaluated depends on the value."""
+    """Replace "unevaluatedItems" and "unevaluatedProperties", unless their effect depends on the value."""
     if found.get("unevaluatedItems") is False and not found.keys() & {*_APPLICATORS, "contains"}:
         del found["unevaluatedItems"]
         found.setdefault("additionalItems" if isinstance(found.get("items"), list) else "items", False)
@@ -174,7 +174,7 @@ def _close(found: dict[str, Any], root: Mapping[str, Any]) -> None:
 
 
 def _list_names(found: dict[str, Any], root: Mapping[str, Any]) -> None:
-    """Replace "propertyNames" by declared properties, or by the pattern of a map."""
+    """Replace "propertyNames" with declared properties, or with "patternProperties"."""
     if "propertyNames" not in found:
         return
     names = resolved(found["propertyNames"], root)
@@ -209,7 +209,7 @@ def _pattern_of(names: Mapping[str, Any]) -> str | None:
 
 
 def _declare(found: dict[str, Any], names: list[str]) -> None:
-    """Allow exactly the given names of properties."""
+    """Replace "propertyNames" with declared properties, and allow only the given names."""
     declared = found.get("properties", {})
     if "patternProperties" in found or not isinstance(declared, dict):
         return
@@ -225,9 +225,9 @@ _MOST_NAMES: Final = 300
 
 
 def _list_patterns(found: dict[str, Any]) -> None:
-    """Declare the properties that match patterns of few names, such as ^(asc|desc)$.
+    """Declare the properties whose names match a pattern that matches only a few names, such as ^(asc|desc)$.
 
-    After a comma, llguidance 1.9.1 would wait for another name even if all names of a pattern are declared.
+    If all names of a pattern are declared, llguidance 1.9.1 still allows a comma and then waits for another name.
     """
     patterns = found.get("patternProperties")
     declared = found.get("properties", {})

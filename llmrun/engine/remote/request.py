@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.closing import described
+from llmrun.engine.constraint.closing import openai_json_schema
 from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.requests import (
     AUTO,
@@ -48,12 +48,13 @@ class Endpoint:
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 _ADDRESS = r"(?:localhost|\d+(?:\.\d+){3}|\[[\da-f:.]+\])(?::\d+)?"
-# The port of a name has at least 4 digits and is no date, because the tags of models are sizes or dates, such as 2507.
+# After a host name, the port needs at least 4 digits and must not be a date, because NAME:TAG is a model: its tag is a
+# size, or a date such as 2507.
 _DATE = r"(?:0\d\d\d|1[0-2](?:[0-2]\d|3[01])|2[3-6]\d\d)(?!\d)"
 _NAME = rf"[a-z\d](?:[a-z\d.-]*[a-z\d])?:(?!{_DATE})\d{{4,5}}"
 _BARE = re.compile(rf"(?:{_ADDRESS}|{_NAME})(?![^/#])", re.IGNORECASE)
 _FILE = re.compile(r"https?://(?:(?:www\.)?(?:huggingface\.co|hf\.co)/|[^?#]*\.gguf(?![^?#]))", re.IGNORECASE)
-# The routes whose URLs people copy from the documentation of servers.
+# The routes whose URLs people copy from the documentation of servers
 _ROUTE = re.compile(r"/(?:(?:chat/)?completions|responses|messages|embeddings|models|api/(?:chat|generate|tags))\Z")
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # servers listen on these addresses, but Windows cannot connect
 
@@ -61,7 +62,7 @@ _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # servers listen on these 
 def is_endpoint(name: str) -> bool:
     """Return whether a name is the address of a server, such as http://HOST:PORT/v1#MODEL, HOST:PORT or [::1]:PORT.
 
-    URLs of .gguf files and of pages of the Hugging Face Hub are the names of models to download.
+    URLs of .gguf files and of pages of the Hugging Face Hub are not: they name models to download.
     """
     return bool((_SCHEME.match(name) and not _FILE.match(name)) or _BARE.match(name))
 
@@ -108,7 +109,7 @@ def parse_endpoint(name: str) -> Endpoint:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a host, which is a name or an address without brackets."""
+    """Return whether only this machine can reach a host. IPv6 addresses have no brackets."""
     import ipaddress  # This import takes 2 ms, and most commands do not need it.
 
     if host == "localhost" or host.endswith(".localhost"):
@@ -205,7 +206,7 @@ def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
             f"{wanted.origin}: not supported for models on a server",
             hint="OpenAI's API has only JSON schemas and JSON objects",
         )
-    return {"type": "json_schema", "json_schema": described(schema_of(wanted))}
+    return {"type": "json_schema", "json_schema": openai_json_schema(schema_of(wanted))}
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:

@@ -188,7 +188,7 @@ class Admission(Neighbours):
             self._generated_tokens += answer.generated_tokens
             self._outlook.observe(answer)
             slot = self.running.pop(answer)
-            if answer.in_prefill:  # the repetition of a cancelled request would pay again for the rest of its prompt
+            if answer.in_prefill:  # the tenant does not pay for the part of the prompt that was not processed
                 self.charge(answer, len(slot.tokens) - answer.prompt_tokens)
             self._slots.release(slot)
             self._is_paused = False

@@ -100,8 +100,8 @@ class Work:
     def wanted(self) -> int:
         """The number of rows at the end whose logits are needed.
 
-        The last rows are the `described_prompt` rows and, in a step that yields a token, the `described` rows, the row
-        of the last certain token, and the rows of the draft.
+        These rows are the `described_prompt` rows and, in a step that yields a token, the `described` rows, the row of
+        the last certain token, and the rows of the draft.
         """
         return self.described_prompt + (self.described + 1 + len(self.draft.tokens) if self.is_last else 0)
 
@@ -155,7 +155,7 @@ def take_results(
 
 
 def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
-    """Update a request and its slot with the tokens of its rows and return the request's events.
+    """Update a request and its slot with the tokens of its rows, and return the request's events.
 
     logits  float32[part.described_prompt + part.described, vocabulary]
     """
@@ -431,8 +431,8 @@ class Room:
 _SECONDS_BESIDE_ANSWERS: Final = 0.1
 _STEPS_BESIDE_ANSWERS: Final = 2.5
 _SECONDS_WITHOUT_ANSWERS: Final = 1.0  # bounds how long a short prompt waits for the step of a long one
-# The most rows in a step that describe prompts: 39 MB of logits with a vocabulary of 151,936 tokens. llama.cpp returns
-# at most this many rows from a pass.
+# The maximum number of rows in a step that are needed for log-probabilities of prompts. With a vocabulary of 151,936
+# tokens, their logits take 39 MB. llama.cpp returns at most this many rows from a forward pass.
 _MOST_DESCRIBED: Final = 64
 
 

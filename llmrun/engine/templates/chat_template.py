@@ -302,9 +302,9 @@ class ChatTemplate:
 
 
 def alternating(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages with one system message at most, at the beginning, and without two user messages in a row.
+    """Return messages with at most one system message, at the beginning, and without two user messages in a row.
 
-    Later system messages become user messages.
+    Later system messages become user messages, and user messages in a row are joined.
     """
     found: list[Mapping[str, Any]] = []
     for message in messages:
@@ -320,7 +320,7 @@ def alternating(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def reminder(text: Any) -> str:
-    """Return the text of a system message as a part of a user message, in the tags that Claude Code uses."""
+    """Return the text of a system message for a user message, between the tags that Claude Code uses."""
     return f"<system-reminder>\n{text}\n</system-reminder>"
 
 

@@ -157,7 +157,7 @@ def written_value(form: ArgumentFormat, value: Any) -> str:
 def call_objects(calls: Iterable[tuple[str, str, Mapping[str, Any] | str]], *, as_text: bool) -> list[dict[str, Any]]:
     """Return calls, each an (id, name, arguments), in OpenAI's form.
 
-    as_text  True if the arguments of all calls become JSON text; arguments that are text already are not changed
+    as_text  True to convert the arguments of all calls to JSON text; arguments that are already text stay the same
     """
     return [
         {

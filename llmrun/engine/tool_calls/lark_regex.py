@@ -1,9 +1,9 @@
 """Converts Lark grammars of custom tools into regular expressions.
 
-The input of a custom tool is a string inside the arguments of a call, where most formats of calls escape some
-characters. llguidance enforces a regular expression in any such notation, but not a grammar. Rules that begin or end
-with themselves become repetitions. Other recursive rules are expanded to a limited depth, so that the expression
-matches a part of the grammar's language.
+The input of a custom tool is a string in the arguments of a call, and most call formats escape some characters of
+strings. llguidance can enforce a regular expression in spite of the escapes, but not a grammar. Rules that begin or end
+with themselves become repetitions. Other recursive rules are expanded to a limited depth, so the expression may match
+only a part of the grammar's language.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-_LONGEST: Final = 50_000  # characters of an expression, which llguidance compiles in 0.2 s
-_MOST_ITEMS: Final = 5_000  # items of an expression, which are expanded in 0.1 s
+_LONGEST: Final = 50_000  # characters of an expression; llguidance compiles so many in 0.2 s
+_MOST_ITEMS: Final = 5_000  # items of an expression; expanding so many takes 0.1 s
 _DEEPEST: Final = 6  # how often a rule may contain itself
 _START: Final = "start"
 # The terminals of `%import common`
@@ -60,9 +60,9 @@ _WORDS: Final = {"newline": "the end of the line", "word": "a name", "string": "
 
 @lru_cache(maxsize=64)
 def lark_regex(grammar: str) -> str:
-    """Return a regular expression for a part of the language of a grammar. Raises ValueError, which names the problem.
+    """Return a regular expression for a grammar's language, or for a part of it if rules are recursive.
 
-    The expression has neither anchors nor newlines.
+    The expression has neither anchors nor newlines. Raises ValueError, whose message names the problem.
     """
     reader, found = _Grammar(_tokens_of(grammar)), None
     try:
@@ -73,7 +73,7 @@ def lark_regex(grammar: str) -> str:
             if not expansion.is_cut:
                 break
     except _TooLong:
-        pass  # the last expression that was not too long is used
+        pass  # the expression of the previous depth was not too long
     except RecursionError:
         raise ValueError("the grammar is nested too deeply") from None
     if found is None:
@@ -159,7 +159,7 @@ class _Grammar:
         return self.tokens[self._at - 1][1]
 
     def _takes(self, sign: str) -> bool:
-        """Read a sign if it comes next, and return whether it did."""
+        """Skip the next token if it is the given sign. Returns whether it was."""
         if self._kind != "sign" or self._text != sign:
             return False
         self._at += 1
@@ -302,13 +302,13 @@ def _own_regex(token: str) -> str:
 
 
 class _Expansion:
-    """Expands the rules of a grammar. `is_cut` is True if a rule was nested too deeply."""
+    """Expands the rules of a grammar. `is_cut` is True if any recursion was cut off at the maximum depth."""
 
     def __init__(self, grammar: _Grammar, depth: int) -> None:
-        """Prepare for an expansion. `depth` is how often a rule may contain itself. Raises _TooLong."""
+        """Expand the ignored terminals. `depth` is how often a rule may contain itself. Raises _TooLong."""
         self.is_cut = False
         self._grammar, self._depth = grammar, depth
-        self._open: dict[str, int] = {}  # how often each rule is being expanded
+        self._open: dict[str, int] = {}  # the number of unfinished expansions of each rule
         self._items = 0
         self._ignored = ""
         ignored = [self._item(each, in_terminal=True) for each in grammar.ignored]

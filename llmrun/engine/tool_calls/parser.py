@@ -29,7 +29,7 @@ class CallDecoder:
 
     placeholders  maps the ids of control tokens to the characters that stand for them in the text
     complete      the number of complete calls
-    text_call     finds a call that is the whole text of the answer, or None if such calls are not wanted
+    text_call     recognizes an answer that consists only of a call in plain JSON, or None if such an answer is text
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class CallDecoder:
         return self._advance()
 
     def add(self, name: str, arguments: str) -> tuple[ToolCallDelta, ...]:
-        """Add a complete call that the model has written as text. Returns the pieces of the call."""
-        begun = self._begun(name, self._format.id_of(name, str(self._format.first_index)))
+        """Add a complete call that the model has written in plain JSON. Returns the pieces of the call."""
+        begun = self._first_piece(name, self._format.id_of(name, str(self._format.first_index)))
         self.complete += 1
         return begun, ToolCallDelta(begun.index, arguments=arguments)
 
@@ -204,9 +204,9 @@ class CallDecoder:
         self._call.reset()
 
     def _start_call(self, name: str, call_id: str) -> None:
-        self._found.append(self._begun(name, call_id))
+        self._found.append(self._first_piece(name, call_id))
 
-    def _begun(self, name: str, call_id: str) -> ToolCallDelta:
+    def _first_piece(self, name: str, call_id: str) -> ToolCallDelta:
         """Return the first piece of the next call."""
         begun = ToolCallDelta(self._calls, call_id or self._made_id(name), name)
         self._calls += 1

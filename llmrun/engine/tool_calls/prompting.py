@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SHORT = re.compile(r"[a-zA-Z0-9]{9}")
 _ANY = ("", "")  # the queue of all calls
-_VALIDATION_S = 1.0  # CPU time to validate the arguments of a call that is written as text
+_VALIDATION_S = 1.0  # limit of the CPU time for validating the arguments of a call in plain JSON
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _NO_TOOLS = "this model's chat template does not support tools"
 _HINT = "use a model that was trained for tool calls, or a chat template for tools"
@@ -66,9 +66,9 @@ def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list
 
     The arguments of calls become objects (or texts, if the template requires texts), results receive the name of their
     tool, and missing content becomes "" or None. Calls and results without ids are matched in order, and ids that the
-    template would refuse are replaced. Texts that are not a JSON object, such as the arguments of a call that was cut
-    off, are kept. Raises UsageError for invalid calls and results, and for all calls and results if the template does
-    not support tools.
+    template would refuse are replaced. Arguments that are not a JSON object, because the call was cut off, for example,
+    stay text, or become an object with the key `arguments` if the template requires objects. Raises UsageError for
+    invalid calls and results, and for all calls and results if the template does not support tools.
     """
     ids, past = _Ids(), _Past(abilities)
     messages = [ids.completed(message) if isinstance(message, Mapping) else message for message in messages]
@@ -99,9 +99,9 @@ def _one_call_each(messages: Sequence[Any]) -> list[Any]:
 
 
 class _Ids:
-    """Gives every call of a conversation an id of its own, and every result the id of its call.
+    """Gives each call in a conversation a unique id, and each result the id of its call.
 
-    Some clients leave ids out, send empty ids, or give several calls the same id.
+    Some clients omit ids, send empty ids, or give several calls the same id.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,8 @@ class _Ids:
     def _of_result(self, message: Mapping[str, Any]) -> str:
         """Return the id of the call to which a result belongs, or the result's own id if there is no such call.
 
-        A result whose id is missing or unknown belongs to the first open call that has its name or no id.
+        A result without an id belongs to the first open call with the same name, or else to the first open call. A
+        result with an unknown id belongs to the first open call that the client sent without an id.
         """
         given = str(message.get("tool_call_id") or "")
         keys = [("id", given)] if given else [("name", str(message.get("name"))), _ANY]
@@ -243,7 +244,7 @@ def _parsed(text: str) -> Mapping[str, Any] | str:
 
 
 def _as_object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    """Return arguments for templates that require objects. A text that is not an object becomes the only argument.
+    """Return arguments as an object. A text becomes the value of the key `arguments`.
 
     Many templates iterate over the arguments, and fail if the arguments are a text.
     """
@@ -268,7 +269,7 @@ class ModelTools:
     def __init__(
         self, template: ChatTemplate | None, tokenizer: Tokenizer, process: TemplateProcess, *, text_calls: bool = True
     ) -> None:
-        """Store the parameters. Unless `text_calls` is set, calls that are written as text stay text."""
+        """Store the parameters. `text_calls` is True if answers that are calls in plain JSON are treated as calls."""
         self._template = template
         self._tokenizer = tokenizer
         self._process = process
@@ -321,7 +322,7 @@ class ModelTools:
             self._validation.close()
 
     def _text_call(self, prompt: ChatPrompt) -> TextCallDecoder | None:
-        """Return the decoder for an answer that is a call written as text, or None if no answer is to become one."""
+        """Return the decoder that recognizes a call in plain JSON, or None if such an answer is text."""
         if not self._text_calls or prompt.tool_choice != AUTO:
             return None
         from llmrun.engine.tool_calls.text_calls import TextCallDecoder
@@ -332,8 +333,8 @@ class ModelTools:
     def _is_valid(self, arguments: str, schema: object) -> bool:
         """Return True if arguments match the whole schema of a tool.
 
-        The schema is untrusted, and all requests wait for the verdict. The process is not the one that compiles
-        grammars, for which other threads may wait longer.
+        The schema is untrusted, so a separate process validates the arguments. All requests wait for the verdict, so
+        the process that compiles grammars, which may be busy for longer, is not used.
         """
         from llmrun.engine.constraint.process import ConstraintProcess, validate
 

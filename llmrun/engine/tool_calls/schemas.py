@@ -92,7 +92,7 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
     """Read definitions in OpenAI's form: {"type": "function", "function": {"name", "parameters", ...}}.
 
     Custom tools are strict. Raises UsageError, which names the tool, for definitions in another form, invalid names,
-    duplicates, and grammars of custom tools that cannot be enforced.
+    duplicates, and custom tools with a grammar that cannot be enforced.
     """
     tools: dict[str, Tool] = {}
     for number, definition in enumerate(definitions, 1):

@@ -1,9 +1,9 @@
-"""Finds answers that are nothing but one tool call, written as plain JSON instead of in the model's own format.
+"""Recognizes answers that consist only of one tool call, in plain JSON instead of the model's own format.
 
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
 
-The object may be inside a code fence. Some models, such as Qwen2.5-Coder, write their calls in this form, although
-their chat templates describe another one.
+The object may be inside a code fence. Some models, such as Qwen2.5-Coder, write calls in this form although their chat
+templates describe another form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCALAR = re.compile(
 
 
 class TextCallDecoder:
-    """Holds an answer back while the answer may still become a call that is written as text.
+    """Holds an answer back while the answer may still become a call in plain JSON.
 
     The calls that `finish` returns do not depend on how the text is split into chunks.
     """
@@ -54,19 +54,19 @@ class TextCallDecoder:
         return "" if self._advance() else self.release()
 
     def release(self) -> str:
-        """Return the text that is held back, which is no call."""
+        """Return the text that is held back, and stop looking for a call."""
         held, self._reader.text = self._reader.text, ""
         self._may_be_call = False
         return held
 
     def finish(self) -> tuple[str, str] | None:
-        """End a complete answer. Returns the name of the tool and the JSON text of the arguments if it is a call."""
+        """End a complete answer. Returns the tool's name and the arguments as JSON text, or None without a call."""
         self._reader.ended = True
         if not self._may_be_call or not self._advance() or self._call is None:
             return None
         name, arguments = self._call
         try:
-            parse_unique(arguments)  # readers of JSON differ in which of two equal keys they use
+            parse_unique(arguments)  # if a key occurs twice, JSON parsers disagree about its value
         except ValueError:
             return None
         return self._call if self._is_valid(arguments, self._schemas[name]) else None
@@ -116,7 +116,7 @@ class TextCallDecoder:
         return found[_NAME], found[_ARGUMENTS]
 
     def _one_of(self, words: Iterable[str]) -> Reading[str]:
-        """Read a string that contains one of the given words, without escapes."""
+        """Read a string that is one of the given words, without escapes."""
         yield from self._reader.skip_space()
         for word in words:
             if (yield from self._reader.begins(f'"{word}"')):

@@ -89,7 +89,7 @@ def decode_spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
     pieces = [spelled(tokenizer, token) for token in ids]
     first = next((index for index, token in enumerate(ids) if tokenizer.token_bytes(token)), None)
     if first is not None:
-        pieces[first] = tokenizer.decode([ids[first]])  # without the leading space that some tokenizers add
+        pieces[first] = tokenizer.decode([ids[first]])  # `decode` removes the leading space that some tokenizers add
     return b"".join(pieces)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.constraint.closing import closed, described
+from llmrun.engine.constraint.closing import closed, openai_json_schema
 from llmrun.engine.constraint.exclusion import Exclusion
 from llmrun.engine.constraint.listed_texts import listed_texts
 from llmrun.engine.constraint.rewriting import enforceable
@@ -222,5 +222,5 @@ def test_objects_are_closed(schema: Any, expected: Any) -> None:
     before = str(schema)
     assert closed(schema) == expected
     assert str(schema) == before
-    assert described(schema)["strict"] is (schema == expected)
+    assert openai_json_schema(schema)["strict"] is (schema == expected)
     assert closed(expected) == expected
