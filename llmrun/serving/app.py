@@ -66,7 +66,7 @@ def make_app(
     router = Router([*routes, *missing], redirect_slashes=False)
     # Starlette's own application class is not used, because its outermost layer would answer every other exception,
     # even ClientGone, before the exception reaches `Exchanges`.
-    handlers = {HTTPException: _http_error, LlmrunError: _error, Overloaded: _raise}
+    handlers = {HTTPException: _http_error, LlmrunError: _error, Overloaded: _reraise}
     inner = SecondChances(ExceptionMiddleware(router, handlers=handlers))
     return Exchanges(Gate(inner, service.options, host_names), service.metrics, log, trace)
 
@@ -130,16 +130,16 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     if error.status_code == 404:
-        words = f"no such path: {path!r}; {_meant(path)}see GET /openapi.json"
+        words = f"no such path: {path!r}; {_suggestion(path)}see GET /openapi.json"
         return await _error(request, Refused(404, words, code="not_found"))
     words = f"{request.method} is not allowed for {path!r}"
     return await _error(request, Refused(error.status_code, words, code="method_not_allowed", headers=error.headers))
 
 
-def _meant(path: str) -> str:
-    """Return a suggestion for an unknown path, or "" without one.
+def _suggestion(path: str) -> str:
+    """Return a suggestion for an unknown path, or "" if no route has a similar path.
 
-    Most of these paths come from a base URL with a wrong ending, such as /v1 for the API of Ollama or Anthropic.
+    Most unknown paths come from a base URL with a wrong ending, such as /v1 for the API of Ollama or Anthropic.
     """
     known = {route.path for route in ROUTES} | {"/v1/models"}
     endings = [path[start:] for start, letter in enumerate(path) if letter == "/"]
@@ -147,8 +147,8 @@ def _meant(path: str) -> str:
     return f"use {found[0]}, and check the base URL; " if found else ""
 
 
-async def _raise(request: HttpRequest, error: Exception) -> Response:
-    """Leave the error to `SecondChances`."""
+async def _reraise(request: HttpRequest, error: Exception) -> Response:
+    """Raise the error again, for `SecondChances`."""
     raise error
 
 

@@ -38,14 +38,14 @@ _PREFIXES: Final[Mapping[str, WireFormat]] = {
 }
 
 
-_ABSOLUTE: Final = re.compile(rb"https?://[^/]*", re.IGNORECASE)  # the beginning of a target such as a proxy receives
+_ABSOLUTE: Final = re.compile(rb"https?://[^/]*", re.IGNORECASE)  # begins targets in absolute form, as sent to proxies
 _SLASHES: Final = re.compile(rb"/+")
 
 
 def normalized(target: bytes) -> str:
-    """Return the path in a request's target without scheme and host, repeated slashes or a slash at the end.
+    """Return the path of a request's target, without scheme, host, repeated slashes and the slash at the end.
 
-    Clients join base URLs and paths carelessly. Slashes that are percent-encoded belong to names and are kept.
+    Clients often join base URLs and paths carelessly. Percent-encoded slashes are part of a name and remain.
     """
     path = _SLASHES.sub(b"/", _ABSOLUTE.sub(b"", target, count=1))
     return unquote(path.removesuffix(b"/").decode("ascii")) or "/"
@@ -101,20 +101,20 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-_PAUSES_S: Final = (0.01, 0.03, 0.06, 0.15)  # a quarter of a second
+_PAUSES_S: Final = (0.01, 0.03, 0.06, 0.15)  # together a quarter of a second
 
 
 class SecondChances:
-    """ASGI middleware that runs a request again if the server was too busy and another client leaves a moment later.
+    """ASGI middleware that retries a request that the server was too busy for, if a client disconnects a moment later.
 
-    A client that cancels a request and repeats the request at once must not be refused because of the first request.
-    The server may notice the first request's closed connection only after the second request has arrived, particularly
-    behind a proxy.
+    If a client cancels a request and repeats it immediately, the first request must not cause the refusal of the
+    second. Particularly behind a proxy, the second request may arrive before the server notices that the connection of
+    the first is closed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._n_left = 0  # the number of clients that have left before the end of their responses
+        self._n_left = 0  # the number of clients that disconnected before the end of their responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pauses = iter(_PAUSES_S)
@@ -133,7 +133,7 @@ class SecondChances:
                 return
 
     async def _another_leaves(self, n_left: int, pauses: Iterator[float]) -> bool:
-        """Wait until `n_left` is no longer the number of clients that have left. Return False after the last pause."""
+        """Wait until more than `n_left` clients have disconnected. Returns False if that takes too long."""
         for pause_s in pauses:
             await asyncio.sleep(pause_s)
             if self._n_left != n_left:

@@ -57,7 +57,7 @@ class Connection(H11Protocol):
         self._refused = False  # True if the client received an error and is expected to close the connection
         self._unread = 0  # bytes that the client had not read at the last check
         self._unread_since = loop.time()
-        self._early = b""  # data of the next request, which arrived during the response
+        self._early = b""  # data of the next request that arrived before the end of the response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -130,9 +130,9 @@ class Connection(H11Protocol):
         return len(data) > limit and not _HEADER_END.search(data, 0, limit)
 
     def _is_early(self, data: bytes) -> bool:
-        """Return whether `data` must wait for the end of the response in progress.
+        """Return whether `data` belongs to the next request, which must wait for the end of the current response.
 
-        uvicorn stops reading if the next request arrives early, and would not notice that the client leaves.
+        If uvicorn received this data, it would stop reading, and would not notice that the client disconnects.
         """
         fits = len(self._early) + len(data) <= self._limits.header_bytes
         return fits and not self.is_idle and self.conn.their_state is h11.DONE

@@ -133,7 +133,7 @@ class Choices:
     def __init__(self, model: ServedModel, requests: Sequence[Request], metrics: Metrics) -> None:
         self._model, self._requests, self._metrics = model, requests, metrics
         self._asked_at = time.perf_counter()
-        self._n_described = 0  # tokens of prompts with log-probabilities
+        self._n_described = 0  # the number of prompt tokens with log-probabilities
         self._served: list[ServedRequest] = []
         self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
         self._last_tokens = [0.0] * len(requests)  # when each choice's last token arrived; 0 before the first token
@@ -146,7 +146,7 @@ class Choices:
 
     @property
     def generated_tokens(self) -> int:
-        """The number of tokens that all choices have generated so far, also if they are cancelled."""
+        """The number of tokens that all choices have generated so far, including cancelled choices."""
         return sum(self._generated)
 
     @property

@@ -34,11 +34,11 @@ from llmrun.engine.requests import ModelFacts
 from llmrun.serving.processes.served_model import State
 
 MIB = 1 << 20
-_LEAST_LEAVING: Final = 8  # the number of cancelled messages that a tenant can have in the shortest queue
+_LEAST_LEAVING: Final = 8  # the number of cancelled messages that a tenant may always have, however short the queue is
 
 
 class Waiting(NamedTuple):
-    """A message that waits in the process, or that the client has cancelled and the process has not dropped yet."""
+    """A message that waits in the process, or a cancelled message that the process has not dropped yet."""
 
     tenant: str
     n_bytes: int
@@ -71,9 +71,9 @@ class ServingLimits:
     def check_room(self, sent: Sequence[Waiting], tenant: str, n_bytes: int, retry_after: float) -> None:
         """Raise Overloaded if a tenant may not send another message of this size.
 
-        A client that cancels a request and repeats the request at once needs the place of the first request, so
-        cancelled messages have a limit of their own. Without this limit, clients that leave at once could fill the
-        memory of the process.
+        Cancelled messages do not count as waiting, so that a client can cancel a request and repeat it immediately.
+        They have a limit of their own. Without this limit, clients that disconnect immediately could fill the memory of
+        the process.
         """
         waiting = [message for message in sent if not message.is_cancelled]
         own = [message.n_bytes for message in waiting if message.tenant == tenant]

@@ -104,7 +104,7 @@ class Refused(NamedTuple):
 class Tagged(NamedTuple):
     """A union of objects that differ in the values of the field `name`.
 
-    If this field is any string in one of the objects, values that belong to no other object belong to this object.
+    One of the objects may allow any string in this field. It then describes all values that no other object has.
 
     default  the value that `read` sets if the field is missing, or "" if the field is required
     unknown  the message for other values, with {} for the value; by default, the message lists the possible values
@@ -378,7 +378,7 @@ def _tagged(named: Mapping[str, Kind], tag: Tagged, value: Mapping[str, Any], pl
     """Return the kind of an object in a union, by the object's tag. Raises InvalidField for unknown tags.
 
     named   maps the values of the tag to kinds
-    others  the kind of objects with other values, or None
+    others  the kind of objects whose tag has another value, or None
     """
     path, given = _path(place, tag.name), value.get(tag.name)
     if given is None:

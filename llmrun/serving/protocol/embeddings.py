@@ -69,7 +69,7 @@ class OllamaEmbedRequest(Loading, total=False):
     input: Annotated[
         str | Annotated[list[str | Tokens], Limits(0, MOST_INPUTS, "text")] | Tokens,
         Expected("a string, a list of strings, a list of token IDs, or a list of such lists"),
-        "One or more texts, or one or more lists of token IDs. Without any, the model is only loaded.",
+        "One or more texts, or one or more lists of token IDs. Without input, the model is only loaded.",
     ]
     options: OllamaEmbeddingOptions
     truncate: Annotated[bool, "Cut off the end of inputs that are too long. The default is true."]
@@ -237,7 +237,7 @@ def ollama_embed_body(call: EmbeddingCall, found: Embedded, model: str, seconds:
 
 
 def ollama_embeddings_body(call: EmbeddingCall, found: Embedded, model: str, seconds: float) -> OllamaEmbedding:
-    """Return the answer of Ollama's older /api/embeddings, which is an empty vector without a text."""
+    """Return the answer of Ollama's older /api/embeddings. The vector is empty if there was no text."""
     return {"embedding": [value for vector in _rows(found) for value in vector]}
 
 

@@ -43,12 +43,12 @@ _LEFT_OUT: Final = "tools."
 
 
 def left_out_paths(types: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, among the ignored fields, of tools of types that only other servers can run."""
+    """Return the names under which tools of these types are listed as ignored fields."""
     return tuple(f"{_LEFT_OUT}{each}" for each in dict.fromkeys(types))
 
 
 def left_out_tools(ignored: Sequence[str]) -> tuple[str, ...]:
-    """Return the types of the tools among the ignored fields."""
+    """Return the types of the tools in a list of ignored fields."""
     return tuple(name.removeprefix(_LEFT_OUT) for name in ignored if name.startswith(_LEFT_OUT))
 
 
@@ -93,7 +93,7 @@ class FailingAnswer(ApiAnswer, Protocol):
 
 
 def checked(event: Event) -> PrefillProgress | TextDelta | Finished:
-    """Return the event of a request without `echo`, unless the event is a failure or a cancellation.
+    """Return an event, unless it is a failure or a cancellation. The request must not have set `echo`.
 
     Raises the error in a Failed event, and Unavailable if the request was cancelled. While the client is connected,
     requests are cancelled only at shutdown.

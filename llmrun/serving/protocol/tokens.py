@@ -54,7 +54,7 @@ class Text(TypedDict):
 
 
 class TokenizerInfo(TypedDict):
-    """The texts of special tokens and the chat template, as in vLLM. Values that the model lacks are null."""
+    """The texts of BOS and EOS and the chat template, as in vLLM. A value is null if the model has none."""
 
     bos_token: str | None
     eos_token: str | None

@@ -61,7 +61,7 @@ Texts = Annotated[str | list[Annotated[_Text, _BLOCKS]], _CONTENT]
 
 
 class _ResultFile(_Block):
-    """An image or a document, which is left out. A note in the result says so."""
+    """An image or a document, which is replaced by a note."""
 
     type: Literal["image", "document"]
 
@@ -125,7 +125,7 @@ class _FunctionTool(TypedDict):
 
 
 class AnthropicOtherTool(TypedDict):
-    """A tool of Anthropic's own. The tool is left out, and `x-llmrun-ignored` names the type."""
+    """A tool that Anthropic defines. The tool is left out, and `x-llmrun-ignored` names the type."""
 
     type: Annotated[str, Keywords({"not": {"enum": ["custom", "function"]}})]
 

@@ -56,7 +56,7 @@ from llmrun.serving.protocol.parsed import Parsed, left_out_paths
 # Maps the fields of chat completions to the names of Anthropic's API
 _NAMES: Final = {"enable_thinking": "thinking", "thinking_budget_tokens": "thinking.budget_tokens"}
 
-_OWN_SEARCH: Final = "tool_search_tool"  # begins the types of Anthropic's searches for tools
+_SEARCH_TYPE: Final = "tool_search_tool"  # the types of Anthropic's tools that search for tools begin with this text
 
 _NO_THINKING: Final[ThinkingConfig] = {"type": "disabled"}
 
@@ -94,21 +94,21 @@ def _tools(given: MessageCountRequest, facts: ModelFacts) -> ToolOptions:
     listed = given.get("tools", ())
     deferred = _deferred(listed)
     hidden = deferred - {*_references(given["messages"])}
-    own = [(number, tool) for number, tool in enumerate(listed) if _is_own(tool) and tool["name"] not in hidden]
+    own = [(number, tool) for number, tool in enumerate(listed) if _is_supported(tool) and tool["name"] not in hidden]
     defined = [(f"tools[{number}].name", _definition(tool, deferred)) for number, tool in own]
     tools = definitions_of(defined, facts)
-    left_out = left_out_paths(tool["type"] for tool in listed if not _is_own(tool))
+    left_out = left_out_paths(tool["type"] for tool in listed if not _is_supported(tool))
     return replace(_chosen(given, tools), left_out=left_out)
 
 
 def _deferred(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
-    """Return the names of the tools that only results describe, so that a new tool does not change the prompt before.
+    """Return the names of the tools that only results describe. A new tool then leaves the earlier prompt unchanged.
 
-    No tool is deferred if the model could never find it: if the search is a tool of Anthropic's own, or if no tool is
-    left.
+    No tool is deferred if the model could not search for tools: if the search is a tool that only Anthropic can run, or
+    if all tools are deferred.
     """
-    deferred = frozenset(tool["name"] for tool in tools if _is_own(tool) and tool.get("defer_loading"))
-    can_search = not any(str(tool["type"]).startswith(_OWN_SEARCH) for tool in tools)
+    deferred = frozenset(tool["name"] for tool in tools if _is_supported(tool) and tool.get("defer_loading"))
+    can_search = not any(str(tool["type"]).startswith(_SEARCH_TYPE) for tool in tools)
     return deferred if can_search and len(deferred) < len(tools) else frozenset()
 
 
@@ -128,7 +128,7 @@ def _definition(tool: AnthropicTool, deferred: Container[str]) -> Mapping[str, A
     return {**definition, DEFERRED: True} if tool["name"] in deferred else definition
 
 
-def _is_own(tool: Mapping[str, object]) -> TypeGuard[AnthropicTool]:
+def _is_supported(tool: Mapping[str, object]) -> TypeGuard[AnthropicTool]:
     return tool["type"] == "custom"
 
 
@@ -172,7 +172,7 @@ def conversation_of(given: MessageCountRequest) -> tuple[tuple[Mapping[str, Any]
     system = _texts(given.get("system", []))
     kept = [text for text in map(_without_billing, system) if text]
     first = [{"role": "system", "content": BETWEEN_PARTS.join(kept)}] if kept else []
-    tools = {tool["name"]: tool for tool in given.get("tools", ()) if _is_own(tool)}
+    tools = {tool["name"]: tool for tool in given.get("tools", ()) if _is_supported(tool)}
     turns = chain.from_iterable(_messages_of(turn, tools) for turn in given["messages"])
     found = tuple(_merged(_reminding(chain(first, turns))))
     if found[-1].get("tool_calls"):
@@ -256,7 +256,10 @@ def _result(content: ResultContent, tools: Mapping[str, AnthropicTool]) -> str:
 
 
 def _part(block: ResultBlock, tools: Mapping[str, AnthropicTool]) -> str:
-    """Return the text of a part of a result. A reference to a tool becomes the definition that Claude Code promises."""
+    """Return the text of a part of a result.
+
+    A reference to a tool becomes the tool's definition, in the form that Claude Code announces to the model.
+    """
     if block["type"] == "text":
         return block["text"]
     if block["type"] != "tool_reference":

@@ -19,7 +19,7 @@ from llmrun.serving.protocol.openai.objects import (
 
 _DURATION: Final = 'a number of seconds, or a duration such as "5m"'
 _NUMBER: Final = r"([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})"
-_UNIT: Final = "(ns|us|µs|μs|ms|s|m|h|d)"  # Go's units, the micro sign in both of its code points, and days
+_UNIT: Final = "(ns|us|µs|μs|ms|s|m|h|d)"  # Go's units, with µ (U+00B5) and μ (U+03BC), and days
 
 ModelName = Annotated[str, "The name of a model. By default, the server's first model answers."]
 KeepAlive = Annotated[

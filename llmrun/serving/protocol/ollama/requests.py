@@ -166,9 +166,11 @@ def whole_numbers(options: Any) -> Any:
 
 
 def unused_context(num_ctx: int, facts: ModelFacts) -> tuple[tuple[str, ...], int]:
-    """Return the paths of ignored fields, and the context's size in tokens if the client wants a larger context, or 0.
+    """Return the paths of ignored fields, and a context size to report.
 
-    num_ctx  the size of the context that the client wants; 0 or less for any size
+    The size is the model's context size in tokens if the client wants a larger context, or else 0.
+
+    num_ctx  the context size that the client wants; 0 or less for any size
     """
     context = facts.info.context_size
     if num_ctx <= 0 or num_ctx == context:
@@ -199,7 +201,7 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
     if not facts.takes_chats:
         raise unsupported("messages", _NO_TEMPLATE, hint="send a prompt to /api/generate instead")
     if len(messages) > 1 and _says_nothing(messages[-1]):
-        messages.pop()  # some clients append the answer that they expect
+        messages.pop()  # some clients append an empty answer, which the model is expected to fill
     last = messages[-1]
     continues = last["role"] == "assistant" and last["content"] != "" and not tools.may_be_called
     request = chat_request(messages, tools, thinking, options, continues=continues)

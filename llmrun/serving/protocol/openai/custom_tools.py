@@ -15,7 +15,7 @@ from llmrun.engine.tool_calls.schemas import input_parameters
 from llmrun.serving.protocol.openai.objects import CalledCustom, InputGrammar
 
 _BEGINNING: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# Characters and escapes of a JSON string; the second half of a surrogate pair must have arrived
+# Complete characters and escapes of a JSON string. The first half of a surrogate pair is incomplete without the second.
 _COMPLETE: Final = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*'
 )
@@ -41,12 +41,12 @@ def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
 
 
 def custom_as_function(call: CalledCustom) -> dict[Literal["name", "arguments"], str]:
-    """Return the call of a custom tool as a call of the function that the engine knows."""
+    """Convert the call of a custom tool to a call of the function that stands for the tool in the engine."""
     return {"name": call["name"], "arguments": custom_arguments(call["input"])}
 
 
 def custom_arguments(text: str) -> str:
-    """Return the arguments of a call whose input is the given text."""
+    """Return the arguments of the function, as JSON text, for the input of a custom tool."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 

@@ -27,8 +27,8 @@ from llmrun.serving.protocol.openai.objects import (
 from llmrun.serving.protocol.parsed import left_out_paths
 
 BETWEEN_PARTS: Final = "\n"  # llama.cpp and vLLM use this separator
-# Agents send the images and documents that their tools read. An error would end the conversation, because each later
-# request would contain the file again.
+# Replaces images and documents that an agent's tools have read. An error would end the conversation, because all later
+# requests contain the file again.
 FILE_LEFT_OUT: Final = "[A file was left out, because this model can only read text.]"
 
 
@@ -97,12 +97,12 @@ class ToolOptions:
 def tools_of(given: ToolFields, facts: ModelFacts) -> ToolOptions:
     """Convert `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidField."""
     listed = given.get("tools", ())
-    defined = [_definition(tool, f"tools[{number}]") for number, tool in enumerate(listed) if _is_own(tool)]
+    defined = [_definition(tool, f"tools[{number}]") for number, tool in enumerate(listed) if _is_supported(tool)]
     options = _chosen(given, definitions_of(defined, facts))
-    return replace(options, left_out=left_out_paths(tool["type"] for tool in listed if not _is_own(tool)))
+    return replace(options, left_out=left_out_paths(tool["type"] for tool in listed if not _is_supported(tool)))
 
 
-def _is_own(tool: Mapping[str, object]) -> TypeGuard[Tool | CustomTool]:
+def _is_supported(tool: Mapping[str, object]) -> TypeGuard[Tool | CustomTool]:
     return tool["type"] in ("function", "custom")
 
 
@@ -174,7 +174,7 @@ def chosen_tool(name: str, path: str, tools: Container[str]) -> str:
 def allowed_tools(
     tools: Mapping[str, Mapping[str, Any]], names: Sequence[str], paths: Sequence[str], mode: str, parallel: bool
 ) -> ToolOptions:
-    """Return the options for a choice that allows some of the tools. `paths` are the paths of the names."""
+    """Return the options for a choice that allows some of the tools. `paths` are the paths of the names' fields."""
     for name, path in zip(names, paths, strict=True):
         _check_known(name, path, tools)
     return ToolOptions([tool for name, tool in tools.items() if name in names], mode, parallel)

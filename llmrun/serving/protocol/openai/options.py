@@ -229,8 +229,8 @@ class ThinkingOptions:
 def thinking_of(given: Thinking, facts: ModelFacts, effort: str | None, effort_name: str) -> ThinkingOptions:
     """Return the thinking options. Raises InvalidField if two budgets contradict each other.
 
-    If fields contradict each other, template variables have precedence over `enable_thinking`, which has precedence
-    over the effort. Clients often set the effort for all requests, and switch thinking off in some of them.
+    If other fields contradict each other, template variables have precedence over `enable_thinking`, which has
+    precedence over the effort. Clients often set the effort for all requests and turn thinking off in some of them.
 
     effort, effort_name  the thinking effort, and the path of its field
     """

@@ -66,9 +66,9 @@ class LogprobLimit:
 class CompletionLogprobs:
     """Writes the `logprobs` of one choice of a completion, piece by piece.
 
-    `text_offset` is the position of a token's text in the text of all tokens, which begins with the prompt if the
-    prompt is repeated. The text of all tokens is longer than the choice's text only if the answer contains control
-    tokens, or ended with a stop string, which the answer does not contain.
+    `text_offset` is the position of a token's text in the joined text of all tokens, which begins with the prompt if
+    the request set `echo`. In addition to the choice's text, the joined text contains control tokens, and the stop
+    string if one ended the answer.
     """
 
     def __init__(self, prompt: str | None, most: int) -> None:
@@ -100,9 +100,9 @@ class CompletionLogprobs:
         }
 
     def _width(self, text: str) -> int:
-        """Return the number of characters of a token in the text.
+        """Return how many characters of the text a token stands for.
 
-        Tokenizers add a BOS and, in some cases, a space at the beginning of a prompt.
+        This can be less than the token's own text, because tokenizers add a BOS, and some add a space, before a prompt.
         """
         if self._prompt is None or self._offset or self._prompt.startswith(text):
             return len(text)

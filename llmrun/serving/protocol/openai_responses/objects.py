@@ -111,7 +111,7 @@ class _CustomCallItem(_AnyCallItem):
 
 
 class _ResultFile(TypedDict):
-    """An image or a file, which is left out. A note in the result says so."""
+    """An image or a file, which is replaced by a note."""
 
     type: Literal["input_image", "input_file"]
 
@@ -151,7 +151,7 @@ class ResponseCustomTool(TypedDict, total=False):
 
 
 class ResponseNamespace(TypedDict, total=False):
-    """A group of tools. The model knows each tool as `NAMESPACE__NAME`."""
+    """A group of tools. The model sees each tool as `NAMESPACE__NAME`."""
 
     type: Required[Literal["namespace"]]
     name: Required[ToolName]
@@ -168,7 +168,7 @@ class ResponseNamespace(TypedDict, total=False):
     ]
 
 
-OwnTool = ResponseTool | ResponseCustomTool
+SupportedTool = ResponseTool | ResponseCustomTool
 AnyTool = Annotated[
     ResponseTool | ResponseCustomTool | ResponseNamespace | Annotated[OtherTool, KEPT],
     Tagged("type", default="function"),
@@ -178,14 +178,14 @@ AnyTool = Annotated[
 AnyTools = Annotated[list[AnyTool], Limits(0, MOST_TOOLS, "tool"), LEFT_OUT]
 
 
-OWN_ITEMS: Final = (
+SUPPORTED_ITEMS: Final = (
     *("message", "reasoning", "item_reference", "function_call", "function_call_output"),
     *("custom_tool_call", "custom_tool_call_output", "additional_tools"),
 )
 
 
 class ToolsItem(_Item, total=False):
-    """More tools, which count as if they were listed in `tools`."""
+    """More tools, which are added to `tools`."""
 
     type: Required[Literal["additional_tools"]]
     role: Any
@@ -195,12 +195,12 @@ class ToolsItem(_Item, total=False):
 class OtherItem(TypedDict):
     """An item that only other servers write, such as `web_search_call`. The item is left out."""
 
-    type: Annotated[str, Keywords({"not": {"enum": [*OWN_ITEMS]}})]
+    type: Annotated[str, Keywords({"not": {"enum": [*SUPPORTED_ITEMS]}})]
 
 
 MessageItem = _SystemItem | _UserItem | _AnswerItem
 CallItem = _CallItem | _CustomCallItem
-OwnItem = MessageItem | _ThinkingItem | CallItem | _ResultItem | ToolsItem
+SupportedItem = MessageItem | _ThinkingItem | CallItem | _ResultItem | ToolsItem
 InputItem = Annotated[
     Annotated[MessageItem, Tagged("role")]
     | _ThinkingItem

@@ -42,16 +42,16 @@ from llmrun.serving.protocol.openai.options import (
 from llmrun.serving.protocol.openai.requests import chat_request
 from llmrun.serving.protocol.openai_responses.objects import (
     LOGPROBS,
-    OWN_ITEMS,
+    SUPPORTED_ITEMS,
     CalledTool,
     CallItem,
-    OwnItem,
-    OwnTool,
     ResponseNamespace,
     ResponseRequest,
     ResponseTool,
     ResultContent,
     Settings,
+    SupportedItem,
+    SupportedTool,
     TextFormat,
     ToolsItem,
 )
@@ -65,9 +65,9 @@ _ANY_TEXT: Final[TextFormat] = {"type": "text"}
 
 
 def conversation_of(given: ResponseRequest) -> tuple[Mapping[str, Any], ...]:
-    """Return the messages of `instructions` and `input`. Raises InvalidField if `input` contains only other items.
+    """Return the messages of `instructions` and `input`. Raises InvalidField if no item of `input` is a message.
 
-    Clients probe servers with an empty list, which counts as an empty message.
+    Some clients probe servers with an empty `input`, which counts as an empty message.
     """
     conversation = _Conversation()
     instructions, items = given.get("instructions"), given["input"]
@@ -76,15 +76,15 @@ def conversation_of(given: ResponseRequest) -> tuple[Mapping[str, Any], ...]:
     if isinstance(items, str) or not items:
         conversation.add({"role": "user", "content": items or ""})
     else:
-        for item in filter(_is_own_item, items):
+        for item in filter(_is_supported_item, items):
             conversation.add_item(item)
     if len(conversation.messages) == bool(instructions):
         raise InvalidField("input", "expected at least one message, got only items without text")
     return conversation.joined()
 
 
-def _is_own_item(item: Mapping[str, object]) -> TypeGuard[OwnItem]:
-    return item["type"] in OWN_ITEMS
+def _is_supported_item(item: Mapping[str, object]) -> TypeGuard[SupportedItem]:
+    return item["type"] in SUPPORTED_ITEMS
 
 
 def _result(content: ResultContent) -> str:
@@ -104,7 +104,7 @@ class _Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
-    def add_item(self, item: OwnItem) -> None:
+    def add_item(self, item: SupportedItem) -> None:
         """Add an item of the input."""
         if item["type"] == "reasoning":
             content = item.get("content", "")
@@ -176,24 +176,24 @@ def _tools(given: ResponseRequest, facts: ModelFacts) -> ToolOptions:
     listed = [*_listed(given)]
     if len(listed) > _MOST_TOOLS:
         raise InvalidField("tools", f"{len(listed):,} tools are too many; the limit is {_MOST_TOOLS:,}")
-    defined = [_definition(tool, namespace, place) for tool, namespace, place in listed if _is_own(tool)]
+    defined = [_definition(tool, namespace, place) for tool, namespace, place in listed if _is_supported(tool)]
     options = _chosen(given, definitions_of(defined, facts))
-    left_out = left_out_paths(tool["type"] for tool, *_ in listed if not _is_own(tool))
+    left_out = left_out_paths(tool["type"] for tool, *_ in listed if not _is_supported(tool))
     return replace(options, left_out=left_out)
 
 
-def _listed(given: ResponseRequest) -> Iterator[tuple[OwnTool | OtherTool, str, str]]:
+def _listed(given: ResponseRequest) -> Iterator[tuple[SupportedTool | OtherTool, str, str]]:
     """Yield each tool with its namespace, or "", and its path."""
     for place, tool in _with_places(given):
         if _is_namespace(tool):
             for index, inner in enumerate(tool["tools"]):
                 yield inner, tool["name"], f"{place}.tools[{index}]"
         else:
-            yield cast("OwnTool | OtherTool", tool), "", place
+            yield cast("SupportedTool | OtherTool", tool), "", place
 
 
-def _with_places(given: ResponseRequest) -> Iterator[tuple[str, OwnTool | ResponseNamespace | OtherTool]]:
-    """Yield the tools of `tools` and of items with more tools, each after its path."""
+def _with_places(given: ResponseRequest) -> Iterator[tuple[str, SupportedTool | ResponseNamespace | OtherTool]]:
+    """Yield the path and the definition of each tool in `tools` and in the items `additional_tools`."""
     for number, tool in enumerate(given.get("tools", ())):
         yield f"tools[{number}]", tool
     items = given["input"]
@@ -207,11 +207,11 @@ def _is_namespace(tool: Mapping[str, object]) -> TypeGuard[ResponseNamespace]:
     return tool["type"] == "namespace"
 
 
-def _is_own(tool: Mapping[str, object]) -> TypeGuard[OwnTool]:
+def _is_supported(tool: Mapping[str, object]) -> TypeGuard[SupportedTool]:
     return tool["type"] in ("function", "custom")
 
 
-def _definition(tool: OwnTool, namespace: str, place: str) -> tuple[str, Mapping[str, Any]]:
+def _definition(tool: SupportedTool, namespace: str, place: str) -> tuple[str, Mapping[str, Any]]:
     """Return the path of a tool's name, and the tool in the form of a ChatPrompt. Raises InvalidField."""
     name, path = offered_name(tool["name"], namespace), f"{place}.name"
     if tool["type"] == "custom":
@@ -224,13 +224,13 @@ def _definition(tool: OwnTool, namespace: str, place: str) -> tuple[str, Mapping
 
 
 def offered_name(name: str, namespace: str) -> str:
-    """Return the name that the model sees for a tool. The namespaces of Codex's MCP servers end with underscores."""
+    """Return the name that the model sees: NAMESPACE__NAME. Codex's namespaces of MCP servers already end with "__"."""
     return f"{namespace}{'' if not namespace or namespace.endswith('__') else '__'}{name}"
 
 
 def _names(given: ResponseRequest) -> dict[str, CalledTool]:
-    """Map the names that the model sees to the tools' own names, for tools in namespaces."""
-    inside = [(tool["name"], namespace) for tool, namespace, _ in _listed(given) if namespace and _is_own(tool)]
+    """Map the names that the model sees to names with a namespace, for the tools in namespaces."""
+    inside = [(tool["name"], namespace) for tool, namespace, _ in _listed(given) if namespace and _is_supported(tool)]
     return {offered_name(name, namespace): {"name": name, "namespace": namespace} for name, namespace in inside}
 
 
@@ -262,7 +262,7 @@ class ParsedResponse(Parsed):
     """A parsed call, which consists of a single request.
 
     settings  the settings that the answer repeats
-    names     maps the names that the model sees to the tools' own names, for tools in namespaces
+    names     maps the names that the model sees to names with a namespace, for the tools in namespaces
     """
 
     settings: Settings
@@ -301,9 +301,9 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
 
 
 def _left_out_items(given: ResponseRequest) -> list[str]:
-    """Return the paths of the types of items that only other servers write."""
+    """Return `input.TYPE` for each type of item that only other servers write."""
     items = given["input"]
-    others = [] if isinstance(items, str) else [item["type"] for item in items if not _is_own_item(item)]
+    others = [] if isinstance(items, str) else [item["type"] for item in items if not _is_supported_item(item)]
     return [f"input.{kind}" for kind in dict.fromkeys(others)]
 
 
@@ -346,13 +346,15 @@ def _shown(wanted: TextFormat) -> TextFormat:
     return {"name": "", "description": None, "strict": False, **wanted} if "schema" in wanted else wanted
 
 
-def _shown_tools(tools: Sequence[OwnTool | ResponseNamespace | OtherTool]) -> Iterator[OwnTool | ResponseNamespace]:
+def _shown_tools(
+    tools: Sequence[SupportedTool | ResponseNamespace | OtherTool],
+) -> Iterator[SupportedTool | ResponseNamespace]:
     """Yield the tools that were not left out, with defaults for missing fields."""
     for tool in tools:
         if _is_namespace(tool):
-            inner = cast("list[OwnTool]", [*_shown_tools(tool["tools"])])
+            inner = cast("list[SupportedTool]", [*_shown_tools(tool["tools"])])
             yield {"description": "", **tool, "tools": [*inner]}
         elif tool["type"] == "function":
             yield {"description": None, "parameters": None, "strict": None, **cast("ResponseTool", tool)}
-        elif _is_own(tool):
+        elif _is_supported(tool):
             yield tool
