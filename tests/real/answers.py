@@ -1,4 +1,4 @@
-"""Reads a model's answers: blocks of code, calls of tools, and objects of JSON."""
+"""Reads a model's answers: their text, blocks of code and tool calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def text_of(choice: Choice) -> str:
 
 
 def code_of(choice: Choice) -> str:
-    """Return the first fenced block of an answer, or the whole answer if it has none."""
+    """Return the first fenced block of an answer, or the whole answer if there is no such block."""
     text = text_of(choice)
     found = _FENCED.search(text)
     return found[1] if found else text

@@ -1,11 +1,10 @@
 """Runs one untrusted program: `python -I -S confined.py CPU_S`, with the program on stdin and an empty folder as cwd.
 
 This file imports only the standard library, because it runs without site-packages. Before the program starts, the
-process gives up the network, by moving to a network namespace of its own, and receives limits on CPU time, memory, the
-size of files and the number of processes. An audit hook also refuses sockets, other processes, ctypes, signals to other
-processes, and changes of files outside the folder. The hook is no security boundary against programs that look for
-gaps, but it stops the accidents of a model's code. Where the system permits no namespace, it is all that blocks the
-network, and the process says so on stderr.
+process moves to a network namespace without interfaces, and limits its own CPU time, memory, size of files and number
+of processes. An audit hook also refuses sockets, new processes, ctypes, signals to other processes, and changes of
+files outside the folder. The hook cannot stop a program that looks for gaps, but it stops mistakes in a model's code.
+On systems that do not allow network namespaces, only the hook blocks the network, and a warning on stderr says so.
 
 The process prints FINISHED as its last line only if the program ran to its end, so `sys.exit` does not pass a test.
 """
@@ -25,7 +24,7 @@ NO_NAMESPACE = "confined: warning: this system permits no network namespace; onl
 _MEMORY = 1 << 30  # bytes of address space
 _FILE = 1 << 20  # bytes of each file that the program writes
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
-# Audit events that programs of tests never need: those that begin with one of these, and changes outside the folder.
+# The program never needs audit events that begin with one of these, nor changes outside the folder.
 _REFUSED = (
     *("socket.", "subprocess.", "ctypes.", "pty.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system"),
     *("os.kill", "os.chmod", "os.chown", "os.mount", "signal.pthread_kill", "sys.addaudithook"),
@@ -49,14 +48,14 @@ def limit(cpu_s: int) -> None:
         (resource.RLIMIT_AS, _MEMORY),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, _FILE),
-        (resource.RLIMIT_NPROC, 0),  # without effect for root, so the hook refuses processes too
+        (resource.RLIMIT_NPROC, 0),  # has no effect for root, so the hook also refuses new processes
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
 
 
 def guard(folder: Path) -> None:
-    """Refuse what a program of a test never needs."""
+    """Install the audit hook, which allows changes of files only in `folder`."""
 
     def is_inside(path: object) -> bool:
         return (

@@ -1,4 +1,4 @@
-"""Servers with real models, started when a test needs them."""
+"""Servers with real models, which start when a test needs them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PATIENCE_S = 3600.0
 
 
 class Servers:
-    """The server that a test needed last. Starting another one stops it, to free its memory."""
+    """Runs one server at a time. Starting another server stops the running one, to free its memory."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._running: tuple[object, Served] | None = None
 
     def of(self, model: PartedModel, **settings: str) -> Served:
-        """Return the server of a model. `settings` are settings of llmrun, such as tool_text="off"."""
+        """Return a server with the given model. `settings` are llmrun's settings, such as tool_text="off"."""
         wanted = model, settings
         if self._running is None or self._running[0] != wanted:
             self.close()
@@ -39,7 +39,7 @@ class Servers:
         if self._running is not None:
             _, server = self._running
             server.stop()
-            server.process.wait(_PATIENCE_S)  # a second signal, which `served` sends, would make it fail
+            server.process.wait(_PATIENCE_S)  # otherwise, `served` sends a second signal, which makes the server fail
         self._running = None
         self._stack.close()
 

@@ -1,4 +1,4 @@
-"""10 changes of a file, which the model writes as blocks that say what to search for and what replaces it."""
+"""10 changes of a file. The model writes each change as a block with the text to find and its replacement."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _fits(source: str, choice: Choice) -> bool:
 
 
 def edited(source: str, answer: str) -> str | None:
-    """Return the source after all edits of an answer.
+    """Return the source after all edits in an answer.
 
-    Returns None if the answer has no edits, or if an edit does not fit exactly one place.
+    Returns None if the answer contains no edits, or if the text of an edit does not occur exactly once.
     """
     edits = _BLOCK.findall(answer)
     for old, new in edits:

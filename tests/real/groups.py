@@ -1,4 +1,4 @@
-"""Groups of tasks for real models, and how all answers of a group are generated and judged."""
+"""Groups of tasks for real models, and functions that generate and judge all answers of a group."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ PARALLEL = 16  # answers at a time
 
 @dataclass(frozen=True)
 class Task:
-    """A request with a test of its answer.
+    """A request, and a way to judge its answer.
 
-    name      unique in its group; the scores list the names of right answers
-    body      the request, without the sampling
-    is_right  judges the answer's only choice
-    program   instead of `is_right`, turns the choice into a program that fails if the answer is wrong
+    name      unique in its group; the stored scores contain this name
+    body      the request, without the sampling parameters
+    is_right  returns whether the answer's only choice is right
+    program   if given, turns a choice for which `is_right` is true into a program that fails if the answer is wrong
+    path      the route
     """
 
     name: str
@@ -39,9 +40,9 @@ class Task:
 class Group:
     """Tasks of one kind.
 
-    tasks      makes the tasks
-    tolerance  how many more answers may be wrong than in the stored scores. The same code gives the same answers, but
-               new prompts or numerics, for example, change a few answers by chance.
+    tasks      returns the tasks
+    tolerance  how many fewer answers may be right than in the stored scores. The same code always gives the same
+               answers, but new prompts or numerics, for example, change a few answers by chance
     """
 
     name: str

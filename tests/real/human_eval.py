@@ -1,4 +1,4 @@
-"""HumanEval: 164 functions to write from their docstrings (Chen et al. 2021), answered by `llmrun batch`."""
+"""HumanEval: 164 functions to write from their docstrings (Chen et al. 2021). `llmrun batch` generates the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Please provide a self-contained Python script that solves the following problem 
 {}
 ```"""
 _TOKENS = 640  # more than the longest right answer
-_END = "\n```\n"  # of the block; the explanation after it is not needed
+_END = "\n```\n"  # the end of the code block; the explanation after the block is not needed
 
 
 def tasks() -> list[Task]:
@@ -34,7 +34,7 @@ def _task(record: dict[str, str]) -> Task:
 
 
 def _program(record: dict[str, str], choice: Choice) -> str:
-    """Return the answer after the task's own imports, followed by the task's tests."""
+    """Return a program: the task's prompt, which contains imports, then the answer, then the task's tests."""
     code = code_of(choice)
     return f"{record['prompt']}\n{code}\n{record['test']}\ncheck({record['entry_point']})\n"
 

@@ -1,4 +1,4 @@
-"""15 functions with a gap to fill in. Filled in, each function must pass its tests."""
+"""15 functions with a gap. After the model has filled the gap, each function must pass its tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _task(name: str, source: str, tests: str) -> Task:
 
 
 def _stops(suffix: str) -> list[str]:
-    """Return what ends the text of a gap, as in editors: models for chats often do not stop by themselves."""
+    """Return the stop strings for a gap, as editors send them, because chat models often do not stop by themselves."""
     rest, *lines = suffix.splitlines()
     if rest:
         return ["\n"]

@@ -1,7 +1,7 @@
 """Prompts of about 5,000 tokens with facts at several depths.
 
-The questions about a text share its prefix, so each text is processed once. The base model does not answer questions,
-but it continues a sentence that the text has already contained.
+All questions about a text begin with this text, so each text is processed only once. The base model cannot answer
+questions. Instead, it continues the beginning of a sentence that the text already contains.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PLACES = ["harbor", "market", "library", "bridge", "station", "garden", "castle
 
 
 class Fact(NamedTuple):
-    """A sentence, which consists of a start and an end, and a question about it.
+    """A sentence with a start and an end, and a question about the sentence.
 
-    depth  the place in the text, from 0 to 1
-    end    also the answer to the question
+    depth  the sentence's place in the text, from 0 to 1
+    end    the end of the sentence, which is the answer to the question
     """
 
     depth: float
@@ -75,7 +75,7 @@ def _contains(answer: str, choice: Choice) -> bool:
 
 
 def _story(lines: int) -> str:
-    """Return sentences drawn at random, with the facts at their places."""
+    """Return random sentences, with the facts inserted at their depths."""
     draw = random.Random(5).choice
     sentences = []
     for day in range(1, lines + 1):

@@ -8,7 +8,7 @@ from tests.real.answers import Choice, code_of
 from tests.real.groups import Task
 
 _TOKENS = 400
-_END = "\n```\n"  # of the block; the explanation after it is not needed
+_END = "\n```\n"  # the end of the code block; the explanation after the block is not needed
 
 
 def tasks() -> list[Task]:

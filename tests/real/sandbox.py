@@ -1,4 +1,4 @@
-"""Runs untrusted programs, such as a model's code with its tests, in children with limits and without network."""
+"""Runs untrusted programs, such as a model's code and its tests, in child processes with limits and without network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.real.confined import FINISHED, NO_NAMESPACE
 
 _CONFINED = Path(__file__).with_name("confined.py")
-_CPU_S = 5  # CPU time, so that verdicts do not depend on how busy the machine is
+_CPU_S = 5  # limits the CPU time, so that verdicts do not depend on how busy the machine is
 _WALL_S = 60.0  # for programs that sleep
 _SHOWN = 2000  # characters of the end of stderr
 _AT_A_TIME = 2
@@ -22,14 +22,14 @@ _AT_A_TIME = 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a program ran to its end, and otherwise the last lines that it wrote."""
+    """Whether a program ran to its end. If not, `words` contains the end of its stderr or another reason."""
 
     passed: bool
     words: str = ""
 
 
 def run_untrusted(program: str) -> Verdict:
-    """Run a program in an empty folder, which is removed afterwards."""
+    """Run a program in an empty folder, and remove the folder."""
     with tempfile.TemporaryDirectory(prefix="llmrun-untrusted-") as folder:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_CONFINED), str(_CPU_S)],

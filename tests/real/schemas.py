@@ -1,4 +1,4 @@
-"""12 answers in JSON. Each must match its schema, and must contain the facts of its text."""
+"""12 texts whose facts the model puts into JSON. Each answer must match its schema and contain the facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _task(name: str, text: str, schema: dict[str, Any], facts: Mapping[Path, Any
 
 
 def _is_right(schema: dict[str, Any], facts: Mapping[Path, Any], choice: Choice) -> bool:
-    """Return whether an answer is complete and valid, and has these values at these places."""
+    """Return whether an answer is complete, matches the schema, and has the expected value at each path."""
     try:
         answer = json.loads(text_of(choice))
         jsonschema.validate(answer, schema, jsonschema.Draft202012Validator)
@@ -53,7 +53,7 @@ def _same(value: Any, fact: Any) -> bool:
 
 
 def _closed(required: str, **properties: Any) -> dict[str, Any]:
-    """Return the schema of an object without other properties. `required` lists the names of required ones."""
+    """Return the schema of an object with only these properties. `required` names the required properties."""
     return {"type": "object", "properties": properties, "required": required.split(), "additionalProperties": False}
 
 

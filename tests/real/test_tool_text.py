@@ -1,4 +1,4 @@
-"""Tests that calls which a real model writes as text become calls, and that nothing else does."""
+"""Tests that calls in plain JSON by a real model become calls, and that no other answers do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.real.tool_text import needed_tasks, shown_tasks, written_call
 
 pytestmark = pytest.mark.real
 
-_LEAST = 0.95  # share of the written calls that become calls
+_LEAST = 0.95  # the smallest accepted share of written calls that become calls
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ _LEAST = 0.95  # share of the written calls that become calls
 def test_exactly_written_calls_become_calls(
     group: Group, servers: Servers, record_property: Callable[[str, object], None], pytestconfig: pytest.Config
 ) -> None:
-    """With the same prompt and seed, the model writes the same text, whether or not the server reads calls in it."""
+    """With the same prompt and seed, the model writes the same text, whether or not the server looks for calls."""
     tasks = group.tasks()
     as_calls = ask_server(servers.of(group.model), tasks)
     as_text = ask_server(servers.of(group.model, tool_text="off"), tasks)

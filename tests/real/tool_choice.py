@@ -29,7 +29,7 @@ def tasks() -> list[Task]:
 
 
 def _is_right(expected: Expected, choice: Choice) -> bool:
-    """Return whether the answer consists of these calls, in any order. Text beside calls does not matter."""
+    """Return whether an answer has exactly these calls, in any order. Text before or after the calls is ignored."""
     calls = calls_of(choice)
     if len(calls) != len(expected):
         return False
@@ -56,12 +56,12 @@ def _equal(expected: Any, value: Any) -> bool:
 
 
 def _has(*words: str) -> Callable[[Any], bool]:
-    """Return a test whether a text contains all of these words."""
+    """Return a function that tests whether a text contains all of these words."""
     return lambda value: isinstance(value, str) and all(word.casefold() in value.casefold() for word in words)
 
 
 def _path(name: str) -> Callable[[Any], bool]:
-    """Return a test of a path, which may begin with ./ or / and may end with a slash."""
+    """Return a function that tests for a path, which may begin with ./ or / and may end with a slash."""
     return lambda value: isinstance(value, str) and value.removeprefix(".").strip("/") == name
 
 

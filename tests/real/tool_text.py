@@ -1,8 +1,8 @@
-"""80 questions with tools: 40 need a call, and 40 ask to show JSON or code, which is no call.
+"""80 questions with tools: 40 need a call, and 40 ask to show JSON or code, which is not a call.
 
-Many models write a call as text: a JSON object with the name and the arguments. The server takes such a text for a call
-if the answer ended by itself, is nothing but this object (bare, or in one fence), names a given tool and satisfies the
-tool's schema. `written_call` states this rule a second time, independently of the server.
+Many models write a call as text: a JSON object with the name and the arguments. The server treats an answer as a call
+if the answer was not cut off, consists only of such an object, with or without a code fence, names one of the tools,
+and matches the tool's schema. `written_call` implements this rule a second time, independently of the server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OFFERED = "get_weather send_email set_timer convert_currency search_code read_f
 
 
 def needed_tasks() -> list[Task]:
-    """Return the questions that need a call. An answer is right if it is a call of the right tool."""
+    """Return the questions that need a call. An answer is right if it is one call of the right tool."""
     found = []
     for name, questions in _NEEDED.items():
         for number, question in enumerate(questions, 1):
@@ -33,7 +33,7 @@ def needed_tasks() -> list[Task]:
 
 
 def shown_tasks() -> list[Task]:
-    """Return the questions that ask to show JSON or code. An answer is right if it is no call."""
+    """Return the questions that ask to show JSON or code. An answer is right if it contains no call."""
     return [_task(question, question, lambda choice: not called(choice)) for question in _SHOWN]
 
 
@@ -52,7 +52,7 @@ def _task(name: str, question: str, is_right: Any) -> Task:
 
 
 def written_call(choice: Choice) -> tuple[str, Any] | None:
-    """Return the name and the arguments of a call that an answer consists of as text, or None."""
+    """Return the name and the arguments of the call if an answer is a call in plain JSON, or else None."""
     if choice["finish_reason"] != "stop" or calls_of(choice):
         return None
     text = text_of(choice).strip()

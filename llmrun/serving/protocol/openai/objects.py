@@ -195,8 +195,8 @@ class Thinking(TypedDict, total=False):
     think_budget: Budget
     chat_template_kwargs: Annotated[
         dict[str, Any],
-        "Variables for the model's chat template. `enable_thinking` and `thinking` also switch thinking, and have "
-        "precedence over other fields.",
+        "Variables for the model's chat template. `enable_thinking` and `thinking` also turn thinking on or off, and "
+        "have precedence over other fields.",
     ]
 
 
@@ -324,7 +324,7 @@ class TextInput(TypedDict):
 
 class InputGrammar(TypedDict):
     syntax: Literal["lark", "regex"]
-    definition: Annotated[str, "The grammar, or the regular expression, that the whole input matches."]
+    definition: Annotated[str, "The grammar or regular expression that the whole input must match."]
 
 
 class _GrammarInput(TypedDict):

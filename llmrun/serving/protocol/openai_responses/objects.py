@@ -263,7 +263,7 @@ class ResponseRequest(_Unsupported, Shared, Thinking, total=False):
             str | list[InputItem],
             Expected("a string or a list of items"),
             "A text, or all items of a conversation. The server stores no items. The items of past answers can be sent "
-            "as they were received. An empty list is an empty message.",
+            "as they were received. An empty list counts as an empty message.",
         ]
     ]
     instructions: Annotated[str, "The text of a system message before the conversation."]
