@@ -1,4 +1,4 @@
-"""The paths of llmrun's directories, reading users' files, and flags of `os.open` that only some systems define.
+"""Finds llmrun's directories, reads users' files, and defines flags of `os.open` that only some systems have.
 
 A flag that the system does not define is 0. Without O_BINARY, Windows translates line endings in `os.read` and
 `os.write`.

@@ -1,4 +1,4 @@
-"""Tests of reading texts that users wrote."""
+"""Tests of decoding users' files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_the_end_token_is_described_for_evaluators(echo: bool) -> None:
-    """Evaluators ignore the last entry, because it belongs to a generated token, so that entry must exist."""
+    """Evaluators skip the last entry, which belongs to the generated token, so this entry must exist."""
     engine = Engine(ScriptedBackend(scripted_answers([("go", "x")])))
     [gathered] = answer_all(engine, [Request(TextPrompt("go"), logprobs=1, sampling=GREEDY, echo=echo)])
     assert [entry.chosen.text for entry in gathered.logprobs] == [b"x", b"<|im_end|>"][: 1 + echo]

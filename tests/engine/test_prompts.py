@@ -1,4 +1,4 @@
-"""Tests of the text that chat templates make of conversations."""
+"""Tests of the text that chat templates write for conversations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.tool_calls.formats import source_of
 
 
 def read(template: str, *turns: tuple[str, str]) -> str:
-    """Return the prompt for turns of a role and a text each."""
+    """Return the prompt for turns, each of which is a role and a text."""
     reader = PromptReader(ScriptedBackend(), PROCESS, template, None)
     return spelled(reader.read(Request(ChatPrompt([{"role": role, "content": text} for role, text in turns]))).tokens)
 

@@ -92,7 +92,7 @@ def test_requests_that_arrive_early_are_answered_in_order() -> None:
 
 
 def full_with(model: FakeModel, most: int) -> None:
-    """Make a model refuse requests while it has `most` requests that have not ended, and count the refusals."""
+    """Make a model refuse requests while `most` requests are unfinished, and count the refusals."""
     ask = model.ask
 
     def ask_if_room(request: Request, news: asyncio.Event) -> ScriptedRequest:
@@ -120,7 +120,7 @@ def test_a_repetition_may_arrive_before_the_end_of_the_cancelled_request(stream:
 
 
 def test_full_servers_still_refuse_requests() -> None:
-    """Clients that leave for other reasons cause few further attempts."""
+    """If no client disconnects, a refused request is not tried again."""
     model = FakeModel(lambda number: PHASES["queue"][0])
     full_with(model, 1)
     with serving(model) as server:

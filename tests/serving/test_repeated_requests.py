@@ -1,6 +1,7 @@
-"""Tests that a cancelled request frees its place at once, with real servers whose queue has one place.
+"""Tests that a cancelled request frees its place immediately, with real servers whose queue has one place.
 
-Claude Code, for example, cancels a request after a timeout and repeats the request at once. A refusal ends its session.
+Claude Code, for example, cancels a request after a timeout and repeats it immediately. If the server refuses the
+repeated request, the session ends.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def begin(server: Served, body: dict[str, Any]) -> socket.socket:
 
 
 def body_of(length: int, **fields: Any) -> dict[str, Any]:
-    """Return a request whose prompt, of about `length` tokens, shares its prefix with no other request."""
+    """Return a request with a prompt of about `length` tokens, which has no prefix in common with other requests."""
     question = f"{next(_numbers)} {'x' * length}"
     return {"messages": [{"role": "user", "content": question}], **fields}
 

@@ -1,4 +1,4 @@
-"""Tests of tool calls that a model writes as text, in all APIs, with the real `llmrun serve` and a scripted model."""
+"""Tests of tool calls in plain JSON, in all APIs, with the real `llmrun serve` and a scripted model."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_text_that_is_no_call_is_streamed(server: Served) -> None:
 
 
 def test_the_call_in_the_history_has_the_tags_of_the_template(server: Served) -> None:
-    """The call came as text, and goes into the next prompt as a call. The script only knows results after tags."""
+    """The model wrote the call as plain JSON, but in the next prompt, the call is in the template's form."""
     first = server.post(CHAT, **body_of(CHAT, "Fenced?"))
     message = first["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sunny"}

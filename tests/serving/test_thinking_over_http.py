@@ -1,4 +1,4 @@
-"""Tests that every combination of the fields that concern thinking is answered, on every route."""
+"""Tests that every route answers requests with any combination of the fields for thinking."""
 
 from __future__ import annotations
 

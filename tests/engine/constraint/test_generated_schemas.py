@@ -1,4 +1,4 @@
-"""Tests of schemas as generators write them: random answers are complete, match, and repeat no key."""
+"""Tests of schemas as generators write them: random answers are complete, match the schema, and repeat no key."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def answer(schema: dict[str, Any], source: random.Random) -> str | None:
 
 
 def validator(schema: dict[str, Any]) -> Validator:
-    """Return jsonschema's own validator. A tuple's list of `items` has no dialect but that of draft-07."""
+    """Return jsonschema's validator for a schema. Without "$schema", a list of `items` is read as in draft-07."""
     default = Draft7Validator if isinstance(schema.get("items"), list) else Draft202012Validator
     return validator_for(schema, default=default)(schema)
 
@@ -79,9 +79,7 @@ def validator(schema: dict[str, Any]) -> Validator:
 def test_random_answers_match(name: str, process: ConstraintProcess) -> None:
     schema = SCHEMAS[name]
     assert refusal(schema, process) is None
-    if (
-        "exclusiveMinimum" in schema
-    ):  # OpenAPI's boolean is invalid in all drafts that jsonschema knows, except draft-04
+    if "exclusiveMinimum" in schema:  # OpenAPI's boolean is valid only in draft-04, among the drafts of jsonschema
         schema = {"$schema": "http://json-schema.org/draft-04/schema#", **schema}
     ended = 0
     for seed in range(SEEDS):

@@ -19,7 +19,7 @@ from tests.support.constraint.matchers import accepts, byte_tokenizer, matcher, 
 
 GAPS: list[tuple[str, dict[str, Any], str]] = [
     # The answer, the schema, and the beginning of the verdict's reason.
-    # A key that occurs twice counts twice; repeated_keys.py prevents that.
+    # llguidance counts a repeated key twice; repeated_keys.py prevents repeated keys.
     ('{"a": 1, "a": 2}', {"type": "object", "minProperties": 2}, "top level: {'a': 2} does not have enough properties"),
     # The least common multiple overflows.
     (

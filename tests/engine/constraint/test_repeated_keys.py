@@ -1,4 +1,4 @@
-"""Tests of answers that repeat no key."""
+"""Tests that answers do not repeat a key."""
 
 from __future__ import annotations
 

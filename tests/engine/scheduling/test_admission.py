@@ -82,7 +82,7 @@ def test_the_count_of_generated_tokens_never_falls() -> None:
 
 
 def test_predicted_waits_ignore_cancelled_requests() -> None:
-    """Otherwise, the repetition of a cancelled request could be refused because of --max-wait."""
+    """Otherwise, a client that repeats a cancelled request could be refused because of --max-wait."""
     engine = Engine(ScriptedBackend(None, max_sequences=1, context_size=64, step_seconds=0.001))
     running, waiting = (engine.submit(endless(Request(random_prompt(20, seed), 40))) for seed in range(2))
     for _ in range(3):
@@ -96,7 +96,7 @@ def test_predicted_waits_ignore_cancelled_requests() -> None:
 
 
 def test_the_rest_of_a_cancelled_prompt_is_not_charged() -> None:
-    """Otherwise, the repetition of a cancelled request would wait for more requests of other tenants."""
+    """Otherwise, a client that repeats a cancelled request would wait for more requests of other tenants."""
     begun: list[int] = []
     engine = Engine(ScriptedBackend(None, max_sequences=1), rows_per_step=16, on_begin=begun.extend)
     old = engine.prepare(Request(random_prompt(200), 1, tenant="impatient"))

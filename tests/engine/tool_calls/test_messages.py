@@ -57,7 +57,7 @@ NO_OBJECTS = ['{"place": "Ul', "{", "[1]", '"place"', "null", "Ulm", "[" * 100_0
 
 @pytest.mark.parametrize("text", NO_OBJECTS)
 def test_arguments_that_are_no_object_are_kept(text: str) -> None:
-    """A call that the token limit cut off can be sent back."""
+    """Clients can send back a call that was cut off by the token limit."""
     messages = [USER, said(call(text)), result()]
     for as_text, expected in ((True, text), (False, {"arguments": text})):
         found = template_messages(messages, replace(tools_of(HERMES), arguments_as_text=as_text))
@@ -242,7 +242,7 @@ def test_real_templates_render_calls_that_were_cut_off(name: str) -> None:
 
 
 def rendered(name: str, arguments: str) -> str:
-    """Return a conversation with one call and its result, as a template writes it."""
+    """Return the text that a template writes for a conversation with one call and its result."""
     abilities = tools_of(name)
     answer = {"role": "assistant", "content": "Warm."}
     asked = said(call(arguments, call_id="call_0123456789"))

@@ -1,4 +1,4 @@
-"""Tests of answers that are nothing but one tool call, written as text."""
+"""Tests of answers that consist only of one tool call in plain JSON."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OSLO = text_call("weather", city="Oslo")
 
 
 def accepts(arguments: str, schema: object) -> bool:
-    """Stand in for the validation of arguments."""
+    """Replace the validation of arguments: accept all arguments if the schema is empty."""
     return schema == {}
 
 
 def read(text: str, sizes: Sequence[int] = (1,)) -> tuple[str, tuple[str, str] | None]:
-    """Return the text and the call of an answer that arrives in chunks of these sizes, which are repeated."""
+    """Return the text and the call of an answer that arrives in chunks. The sizes of the chunks repeat."""
     decoder = TextCallDecoder(SCHEMAS, accepts)
     shown, at, turn = "", 0, 0
     while at < len(text):
@@ -46,7 +46,7 @@ def read(text: str, sizes: Sequence[int] = (1,)) -> tuple[str, tuple[str, str] |
 
 
 def held(text: str) -> str:
-    """Return the part of a text that is still held back when the whole text has arrived."""
+    """Return the part of a text that the decoder holds back after the whole text has arrived."""
     return text.removeprefix(TextCallDecoder(SCHEMAS, accepts).feed(text))
 
 

@@ -42,7 +42,7 @@ TIMEOUT_S = 120
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A model whose tokens are bytes, of which the first prompt has 40,000."""
+    """A server with a scripted model whose tokens are bytes. The first prompt has 40,000 tokens."""
     write, search = call("exec_command", cmd="echo written > made.txt"), call("mcp__search__find.all")
     answers = (
         ("Make a file.", f"{THOUGHT}{write}\n{search}"),

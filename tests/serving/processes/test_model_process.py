@@ -328,7 +328,7 @@ def test_one_of_several_keys_cannot_fill_the_queue_of_calls(tmp_path: Path) -> N
 @pytest.mark.push
 @pytest.mark.parametrize("tenants", [1, 2])
 def test_cancelled_requests_and_calls_free_their_places_at_once(tmp_path: Path, tenants: int) -> None:
-    """The client may repeat a request before the engine has ended its step."""
+    """A client may repeat a request before the engine has finished the current step."""
 
     async def ask() -> None:
         limits = ServingLimits(max_queue=1, tenants=tenants, queue_bytes=20_000)

@@ -1,4 +1,4 @@
-"""Tests that calls and results whose ids are empty or missing belong together, in all APIs."""
+"""Tests that calls and results with empty or missing ids are matched, in all APIs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def text_call(name: str, **arguments: Any) -> str:
-    """Return a call as some models write it, without the tags of the template."""
+    """Return a call in plain JSON, without the tags of the template."""
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""JSON Schemas as generators write them, with the idioms of each generator, and what llmrun refuses among them."""
+"""JSON Schemas in the idioms of several schema generators, including some that llmrun refuses."""
 
 from __future__ import annotations
 

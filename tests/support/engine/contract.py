@@ -231,7 +231,7 @@ class EchoContract(CompanyContract):
         return structs.replace(request, max_tokens=max_tokens, logprobs=2, echo=True)
 
     def assert_described(self, backend: Backend, request: Request, gathered: Gathered) -> None:
-        """Check the log-probabilities of a prompt's tokens against those of one pass. The cache is empty afterwards."""
+        """Compare the log-probabilities of a prompt's tokens with those of one forward pass, and empty the cache."""
         assert isinstance(request.prompt, TokenPrompt)
         prompt = [*request.prompt.tokens]
         entries = [entry for piece in gathered.prompt for entry in piece.logprobs]

@@ -85,7 +85,7 @@ def test_results_become_text(fields: dict[str, Any], expected: str) -> None:
 
 
 def test_files_in_results_become_notes() -> None:
-    """Agents send what their tools read, and cannot take it back."""
+    """Agents send the files that their tools read, and send them again in every later request."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
     messages = [USER, said("assistant", CALL), said("user", {**RESULT, "content": [text("dot.png"), image]})]
     note = "[A file was left out, because this model can only read text.]"

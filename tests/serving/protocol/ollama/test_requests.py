@@ -88,7 +88,7 @@ def test_clients_that_want_a_larger_context_learn_the_available_one(
 @BOTH
 @pytest.mark.parametrize("wanted", [4096, 4096.0, 0, -1, None])
 def test_other_contexts_are_not_mentioned(parse: Callable[..., ParsedCompletion], wanted: float | None) -> None:
-    """As in Ollama, 0 stands for the default."""
+    """As in Ollama, 0 means the default context size."""
     parsed = parse(options={"num_ctx": wanted})
     assert (parsed.context, parsed.ignored) == (0, ())
     assert parse(options={"num_ctx": 1024}).context == 0
@@ -229,7 +229,7 @@ def test_answers_are_not_continued_with_tools() -> None:
 
 @pytest.mark.parametrize("answer", [{}, {"content": ""}, {"content": None, "tool_calls": []}])
 def test_empty_last_answers_are_left_out(answer: dict[str, Any]) -> None:
-    """Continuing an empty answer is answering."""
+    """To continue an empty answer, the model begins a new answer."""
     found = prompt(messages=[USER, {"role": "assistant", **answer}])
     assert (found.add_generation_prompt, [*found.messages]) == (True, [USER])
     assert len(prompt(messages=[USER, {"role": "assistant", "tool_calls": [CALL]}]).messages) == 2

@@ -64,7 +64,7 @@ def test_the_model_sees_a_function_with_one_text() -> None:
     "name", ["Qwen-Qwen3-0.6B", "GLM-4.6", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "openai-gpt-oss-120b"]
 )
 def test_the_grammar_of_the_input_is_enforced(name: str) -> None:
-    """JSON, raw text between tags, and JSON after a name: the text is checked in the notation of the format."""
+    """Models write the input as JSON, as raw text between tags, or as JSON after a name."""
     case = real_case(name)
     for tool, good, bad in (
         (with_grammar(CODEX_PATCH), PATCH, PATCH.replace("-x", "x")),

@@ -115,7 +115,7 @@ def test_an_answer_can_be_sent_back_as_it_was_received() -> None:
 
 
 def test_files_in_results_become_notes() -> None:
-    """Agents send what their tools read, and cannot take it back."""
+    """Agents send the files that their tools read, and send them again in every later request."""
     image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "high"}
     file = {"type": "input_file", "file_id": "file_1"}
     given = [USER, CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "dot.png"}, image, file]}]
