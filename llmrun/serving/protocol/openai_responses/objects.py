@@ -116,7 +116,8 @@ class _ResultFile(TypedDict):
     type: Literal["input_image", "input_file"]
 
 
-ResultContent = Annotated[str | list[Annotated[TextPart | _ResultFile, PARTS]], Expected("a string or a list of parts")]
+ResultPart = Annotated[TextPart | _ResultFile, PARTS]
+ResultContent = Annotated[str | list[ResultPart], Expected("a string or a list of parts")]
 
 
 class _ResultItem(_Item):

@@ -49,6 +49,7 @@ from llmrun.serving.protocol.openai_responses.objects import (
     ResponseRequest,
     ResponseTool,
     ResultContent,
+    ResultPart,
     Settings,
     SupportedItem,
     SupportedTool,
@@ -90,7 +91,11 @@ def _is_supported_item(item: Mapping[str, object]) -> TypeGuard[SupportedItem]:
 def _result(content: ResultContent) -> str:
     if isinstance(content, str):
         return content
-    return BETWEEN_PARTS.join(part.get("text", FILE_LEFT_OUT) for part in content)
+    return BETWEEN_PARTS.join(_part(part) for part in content)
+
+
+def _part(part: ResultPart) -> str:
+    return FILE_LEFT_OUT if part["type"] == "input_image" or part["type"] == "input_file" else part["text"]
 
 
 class _Conversation:
