@@ -243,6 +243,7 @@ class _Format(TypedDict):
     choices: list[str]
     text: NotRequired[str]
     origin: NotRequired[str]
+    strict: NotRequired[bool]
 
 
 class _RecordedRun(TypedDict):
@@ -356,7 +357,8 @@ def _parameter(name: str, path: str, value: Any) -> Any:
 
 def _format(given: _Format) -> ResponseFormat:
     origin = given.get("origin", given["kind"].value)
-    return ResponseFormat(given["kind"], given.get("text", ""), tuple(given["choices"]), origin)
+    text, choices = given.get("text", ""), tuple(given["choices"])
+    return ResponseFormat(given["kind"], text, choices, origin, given.get("strict", False))
 
 
 def _ops(given: _RecordedRun) -> tuple[tuple[str, str], ...]:

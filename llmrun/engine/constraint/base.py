@@ -23,12 +23,14 @@ class ResponseFormat:
     text     the JSON schema, the regular expression, or the grammar in GBNF or Lark; unused for other kinds
     choices  the texts to choose from; only for CHOICE
     origin   the flag or field that contained the format, for error messages
+    strict   True if the objects of a JSON schema allow only declared properties, unless the schema says otherwise
     """
 
     kind: FormatKind
     text: str = ""
     choices: tuple[str, ...] = ()
     origin: str = "response_format"
+    strict: bool = False
 
     @property
     def schema(self) -> str | None:

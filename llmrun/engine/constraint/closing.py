@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from llmrun.base.errors import UsageError
-from llmrun.engine.constraint.keywords import resolved, subschemas
+from llmrun.engine.constraint.keywords import References, WorkLimit, subschemas
 
 _ALTERNATIVES: Final = (("anyOf",), ("oneOf",), ("if", "then", "else"))  # not all schemas of a group need to match
 _OPEN: Final = frozenset(  # keywords that allow other properties, or whose properties depend on the value
@@ -16,26 +15,27 @@ _OPEN: Final = frozenset(  # keywords that allow other properties, or whose prop
         *chain(*_ALTERNATIVES),
     )
 )
-_MOST_STEPS: Final = 50_000
+_MOST_STEPS: Final = 100_000  # schemas that are composed, and names that are declared, in 0.2 s
 _MOST_PARTS: Final = 100
 
 
 def closed(schema: Any) -> Any:
     """Return a copy of a schema whose objects allow only declared properties.
 
-    Schemas that declare no properties are not changed, and neither are schemas with "additionalProperties" or
-    "unevaluatedProperties". If several schemas describe one object together, as in "allOf", only the outermost schema
-    is closed, unless the properties depend on the value. Raises UsageError if too many schemas are composed.
+    Objects without declared properties stay as they are, and so do objects that say what else they allow. Of several
+    schemas that describe one object together, the outermost is closed, unless the properties depend on the value.
+    Raises ValueError if too many schemas are composed.
     """
     root = _copied(schema)
-    composition = _Composition(root)
+    references, limit = References(root), WorkLimit(_MOST_STEPS)
+    composition = _Composition(references, limit)
     objects = [(found, composition.parts(found)) for _, found in subschemas(root)]
     inner = {id(part) for found, parts in objects for part in parts if part is not found}
     for found, parts in objects:
         if id(found) in inner or found.keys() & {"additionalProperties", "unevaluatedProperties"}:
             continue
         if parts:
-            declare_all(found, root)
+            declare_all(found, references, limit)
         elif isinstance(found.get("properties"), dict):
             found["additionalProperties"] = False
     return root
@@ -56,10 +56,11 @@ def openai_json_schema(schema: Any) -> dict[str, Any]:
     return {"name": "answer", "schema": schema, "strict": closed(schema) == schema}
 
 
-def declare_all(found: dict[str, Any], root: Mapping[str, Any]) -> bool:
-    """Close a schema, in place: allow only the properties that the schema, its `allOf` and its `$ref` declare.
+def declare_all(found: dict[str, Any], references: References, limit: WorkLimit) -> bool:
+    """Allow only the properties that a schema and the parts of its `allOf` and `$ref` declare.
 
     Returns False, and changes nothing, if a part allows other properties or if its properties depend on the value.
+    Raises ValueError if the parts exceed the limit.
     """
     names: dict[str, None] = {}
     waiting: list[Any] = [{keyword: value for keyword, value in found.items() if keyword != "unevaluatedProperties"}]
@@ -72,10 +73,11 @@ def declare_all(found: dict[str, Any], root: Mapping[str, Any]) -> bool:
         properties, parts = part.get("properties", {}), part.get("allOf", [])
         if not isinstance(properties, dict) or not isinstance(parts, list):
             return False
+        limit.spend(len(properties) + len(parts))
         names.update(dict.fromkeys(properties))
         waiting += parts
         if "$ref" in part:
-            waiting.append(resolved({"$ref": part["$ref"]}, root))
+            waiting.append(references.resolved({"$ref": part["$ref"]}))
     if waiting:
         return False
     found["properties"] = {**dict.fromkeys(names, True), **found.get("properties", {})}
@@ -86,9 +88,8 @@ def declare_all(found: dict[str, Any], root: Mapping[str, Any]) -> bool:
 class _Composition:
     """Finds the schemas that describe one object together."""
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._steps = 0
+    def __init__(self, references: References, limit: WorkLimit) -> None:
+        self._references, self._limit = references, limit
 
     def parts(self, found: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """Return the schemas that describe one object together, or [] unless several declare properties."""
@@ -106,18 +107,14 @@ class _Composition:
             part = waiting.pop()
             if not isinstance(part, dict) or id(part) in found:
                 continue
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
-                raise UsageError(
-                    "too many schemas are composed for strict mode", hint='set "additionalProperties" in the schema'
-                )
+            self._limit.spend(1)
             found[id(part)] = part
             waiting += [each for key in ("allOf", *chain(*_ALTERNATIVES)) for each in _listed(part, key)]
             waiting += self._target(part)
         return [*found.values()]
 
     def _target(self, found: dict[str, Any]) -> list[Any]:
-        return [resolved({"$ref": found["$ref"]}, self._root)] if "$ref" in found else []
+        return [self._references.resolved({"$ref": found["$ref"]})] if isinstance(found.get("$ref"), str) else []
 
 
 def _listed(found: dict[str, Any], keyword: str) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, Final
 
-from llmrun.engine.constraint.keywords import REFERENCES_WITH_SIBLINGS, draft_of, resolved
+from llmrun.engine.constraint.keywords import REFERENCES_WITH_SIBLINGS, References, draft_of
 
 _TYPES: Final = frozenset({"array", "boolean", "null", "number", "object", "string"})  # integers are numbers
 _LIMITS: Final = {  # for each type, the keywords with the lowest and the highest value of one quantity
@@ -29,7 +29,7 @@ class Exclusion:
 
     def __init__(self, root: Mapping[str, Any], schemas: Iterable[Mapping[str, Any]]) -> None:
         """`schemas` are the root and all its subschemas."""
-        self._root = root
+        self._references = References(root)
         self._siblings_count = draft_of(root) >= REFERENCES_WITH_SIBLINGS
         # References inside a subschema with an "$id" of its own are relative to this subschema.
         self._provable = not any(found.keys() & {"$id", "id"} for found in schemas if found is not root)
@@ -72,9 +72,10 @@ class Exclusion:
             if not isinstance(part, Mapping):
                 found.append(part)
                 continue
+            self._steps += 1
             refers = isinstance(part.get("$ref"), str)
             if refers:
-                waiting.append(resolved({"$ref": part["$ref"]}, self._root))
+                waiting.append(self._references.resolved(part))
             if self._siblings_count or not refers:
                 found.append(part)
                 waiting += _list(part, "allOf")

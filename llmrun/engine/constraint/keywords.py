@@ -116,32 +116,72 @@ def modernize(schema: dict[str, Any]) -> None:
 
 
 _LONGEST_PATH = 20  # number of references to follow before a schema is considered circular
+_LONGEST_POINTER = 200  # steps; a schema has at most 100 levels, of up to two steps each
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     """Follow the `$ref` of a schema inside the root schema. Returns {}, which allows everything, if that fails."""
-    for _ in range(_LONGEST_PATH):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str):
-            return schema
-        schema = referenced(reference, root)
-    return {}
+    return References(root).resolved(schema)
 
 
-def referenced(reference: str, root: Mapping[str, Any]) -> Any:
+class References:
+    """Resolves the references inside one schema. Each pointer is followed once, because schemas come from anywhere."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._targets: dict[str, Any] = {}
+
+    def resolved(self, schema: Any) -> Any:
+        """Follow the `$ref` of a schema. Returns {}, which allows everything, if that fails."""
+        for _ in range(_LONGEST_PATH):
+            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+            if not isinstance(reference, str):
+                return schema
+            if reference not in self._targets:
+                self._targets[reference] = _referenced(reference, self._root)
+            schema = self._targets[reference]
+        return {}
+
+
+def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the target of a `$ref` inside the root schema. Returns {} if the target is unknown."""
-    from urllib.parse import unquote
-
-    if reference != "#" and not reference.startswith("#/"):
+    steps = pointer_steps(reference)
+    if steps is None:
         return {}
     target: Any = root
-    for step in unquote(reference).split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
-            target = target[int(key)]
-        else:
-            target = target.get(key, {}) if isinstance(target, Mapping) else {}
+    for step in steps:
+        target = child(target, step)
     return target
+
+
+def pointer_steps(reference: str) -> list[str] | None:
+    """Return the steps of a `$ref` inside the root schema, as written, or None for other and for long references."""
+    is_inside = reference == "#" or reference.startswith("#/")
+    return reference.split("/")[1:] if is_inside and reference.count("/") <= _LONGEST_POINTER else None
+
+
+def child(target: Any, step: str) -> Any:
+    """Return the part of a schema to which a step of a `$ref` leads. Returns {} if there is none."""
+    from urllib.parse import unquote
+
+    key = unquote(step).replace("~1", "/").replace("~0", "~")
+    if isinstance(target, list):
+        is_index = len(key) < 10 and key.isascii() and key.isdecimal() and int(key) < len(target)
+        return target[int(key)] if is_index else {}
+    return target.get(key, {}) if isinstance(target, Mapping) else {}
+
+
+class WorkLimit:
+    """Limits the work on one schema, because schemas come from anywhere."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def spend(self, steps: int) -> None:
+        """Count steps. Raises ValueError if there are too many."""
+        self._left -= steps
+        if self._left < 0:
+            raise ValueError("too many schemas are composed")
 
 
 def ignored(schema: Any) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from llmrun.base.errors import InvalidAnswer, UsageError, shown
 from llmrun.base.stacks import on_stack
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.closing import closed
 from llmrun.engine.constraint.limits import LARGE_STACK, check_grammar_text, check_schema, compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
 from llmrun.engine.constraint.rewriting import enforceable
@@ -56,14 +57,19 @@ def check_format(response_format: ResponseFormat) -> None:
 def schema_of(response_format: ResponseFormat) -> dict[str, Any] | None:
     """Return the parsed JSON schema of a format, or None for a format without a schema. Raises UsageError.
 
-    The schema `true`, which allows all JSON values, becomes an empty object.
+    The schema `true`, which allows all JSON values, becomes an empty object. The objects of a strict format are closed.
     """
     if response_format.schema is None:
         return None
     schema = check_schema(response_format.schema, response_format.origin)
     if schema is False:
         raise UsageError(f"{response_format.origin}: the schema is false, so no text can match it")
-    return {} if schema is True else dict(schema)
+    if schema is True:
+        return {}
+    try:
+        return dict(closed(schema) if response_format.strict else schema)
+    except ValueError as error:
+        raise UsageError(f"{response_format.origin}: {error}") from None
 
 
 def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -> str:
@@ -74,10 +80,10 @@ def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -
     from llguidance import LLMatcher
 
     if schema is not None:
-        text = json.dumps(enforceable(schema))  # llguidance reads larger integers in text than in Python objects
         try:
+            text = json.dumps(enforceable(schema))  # llguidance reads larger integers in text than in Python objects
             return LLMatcher.grammar_from_json_schema(text, None, _JSON_OPTIONS)
-        except ValueError as error:  # an integer is too large for a double
+        except ValueError as error:  # an integer is too large for a double, or too many schemas are composed
             raise UsageError(f"{response_format.origin}: {shown(str(error), 300)}") from None
     return LLMatcher.grammar_from_lark(_lark_of(response_format))
 

@@ -9,14 +9,21 @@ process validates the schema against its metaschema later.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from llmrun.engine.constraint.closing import declare_all
-from llmrun.engine.constraint.exact_formats import replace_format
 from llmrun.engine.constraint.exclusion import Exclusion
-from llmrun.engine.constraint.keywords import ANNOTATIONS, modernize, referenced, resolved, subschemas
-from llmrun.engine.constraint.listed_texts import listed_texts
+from llmrun.engine.constraint.keywords import (
+    ANNOTATIONS,
+    References,
+    WorkLimit,
+    child,
+    modernize,
+    pointer_steps,
+    subschemas,
+)
+from llmrun.engine.constraint.patterns import listed_texts, replace_format
 
 _COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
 _NUMBERS = frozenset((*_COUNTS, "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"))
@@ -25,9 +32,9 @@ _TYPES = {  # maps keywords that llguidance refuses to the type of the values th
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas", "maxProperties"), "object"),
     **dict.fromkeys(("minProperties", "propertyNames", "unevaluatedProperties"), "object"),
 }
-_LONGEST_POINTER: Final = 200  # steps; a schema has at most 100 levels, of up to two steps each
-_EMPTY: Final[tuple[Any, ...]] = ({}, [], True)  # values in `dependencies` and similar keywords that require nothing
-# The largest double below 2**63. llguidance refuses larger bounds of numbers, and -2**63 as a lower bound.
+_MOST_DECLARED: Final = 100_000  # names that are declared in addition, in all objects together; they take 0.1 s
+_EMPTY: Final[tuple[Any, ...]] = ({}, [], True)  # conditions of `dependencies` and similar keywords that always hold
+# The largest double below 2**63. llguidance refuses larger bounds of numbers, and lower bounds of -2**63.
 _LARGEST: Final = (1 << 63) - 1024
 
 
@@ -35,20 +42,21 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a schema that allows the same answers, and that llguidance supports if possible.
 
     Some answers are left out: leap seconds, and the largest numbers if the schema has bounds beyond 2**63. Raises
-    ValueError, TypeError or RecursionError if the schema is not JSON.
+    ValueError if too many names must be declared, and ValueError, TypeError or RecursionError if the schema is not
+    JSON.
     """
     root: dict[str, Any] = json.loads(json.dumps(dict(schema)))
     modernize(root)
     schemas = [found for _, found in subschemas(root)]
-    exclusion = Exclusion(root, schemas)
+    exclusion, references, limit = Exclusion(root, schemas), References(root), WorkLimit(_MOST_DECLARED)
     renamed = [found for found in schemas if "anyOf" not in found and exclusion.is_exclusive(found)]
     for found in schemas:
         _replace_numbers(found)
         replace_format(found)
-        _remove_ineffective(found, root)
-        _close(found, root)
-        _list_names(found, root)
-        _list_patterns(found)
+        _remove_ineffective(found, references)
+        _close(found, references, limit)
+        _list_names(found, references, limit)
+        _list_patterns(found, limit)
     for found in renamed:
         if "oneOf" in found:
             _replace_entry(found, "oneOf", "anyOf", found["oneOf"])
@@ -67,23 +75,25 @@ def _replace_entry(found: dict[str, Any], old: str, new: str, value: Any) -> Non
 
 
 def _renamed_reference(reference: str, root: dict[str, Any]) -> str:
-    """Return a reference with `anyOf` in place of each `oneOf` that was renamed."""
-    steps = reference.split("/")
-    if len(steps) > _LONGEST_POINTER:
+    """Return a reference that passes through `anyOf` where there is no `oneOf` any more."""
+    steps = pointer_steps(reference)
+    if steps is None:
         return reference
+    target: Any = root
     for i, step in enumerate(steps):
-        if step == "oneOf" and "oneOf" not in referenced("/".join(steps[:i]), root):
+        if step == "oneOf" and not (isinstance(target, dict) and "oneOf" in target):
             steps[i] = "anyOf"
-    return "/".join(steps)
+        target = child(target, steps[i])
+    return "/".join(("#", *steps))
 
 
 # --- keywords without an effect
 
 
-def _remove_ineffective(found: dict[str, Any], root: Mapping[str, Any]) -> None:
+def _remove_ineffective(found: dict[str, Any], references: References) -> None:
     """Remove the keywords that allow everything."""
     for keyword in [*found]:
-        if _is_ineffective(keyword, found, root):
+        if _is_ineffective(keyword, found, references):
             del found[keyword]
     if "contains" not in found:
         found.pop("minContains", None)
@@ -93,7 +103,7 @@ def _remove_ineffective(found: dict[str, Any], root: Mapping[str, Any]) -> None:
         found["enum"] = []
 
 
-def _is_ineffective(keyword: str, found: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+def _is_ineffective(keyword: str, found: Mapping[str, Any], references: References) -> bool:
     value = found[keyword]
     if keyword in _TYPES and "type" in found and _TYPES[keyword] not in _listed(found["type"]):
         return True
@@ -101,7 +111,7 @@ def _is_ineffective(keyword: str, found: Mapping[str, Any], root: Mapping[str, A
         most = found.get("maxItems")
         return value is False or (isinstance(most, int) and most < 2)
     if keyword == "propertyNames":
-        return _allows_all_names(resolved(value, root))
+        return _allows_all_names(references.resolved(value))
     if keyword in ("unevaluatedItems", "unevaluatedProperties"):
         return _allows_all(value)
     if keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
@@ -164,20 +174,20 @@ def _is_number(value: Any) -> bool:
 _APPLICATORS: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef"})
 
 
-def _close(found: dict[str, Any], root: Mapping[str, Any]) -> None:
-    """Replace "unevaluatedItems" and "unevaluatedProperties", unless their effect depends on the value."""
+def _close(found: dict[str, Any], references: References, limit: WorkLimit) -> None:
+    """Replace "unevaluatedItems" and "unevaluatedProperties", unless what is evaluated depends on the value."""
     if found.get("unevaluatedItems") is False and not found.keys() & {*_APPLICATORS, "contains"}:
         del found["unevaluatedItems"]
         found.setdefault("additionalItems" if isinstance(found.get("items"), list) else "items", False)
-    if found.get("unevaluatedProperties") is False and declare_all(found, root):
+    if found.get("unevaluatedProperties") is False and declare_all(found, references, limit):
         del found["unevaluatedProperties"]
 
 
-def _list_names(found: dict[str, Any], root: Mapping[str, Any]) -> None:
-    """Replace "propertyNames" with declared properties, or with "patternProperties"."""
+def _list_names(found: dict[str, Any], references: References, limit: WorkLimit) -> None:
+    """Replace "propertyNames" by declared properties, or by the pattern of a map."""
     if "propertyNames" not in found:
         return
-    names = resolved(found["propertyNames"], root)
+    names = references.resolved(found["propertyNames"])
     if not isinstance(names, dict):
         return
     names = {keyword: value for keyword, value in names.items() if keyword not in ANNOTATIONS}
@@ -186,7 +196,8 @@ def _list_names(found: dict[str, Any], root: Mapping[str, Any]) -> None:
         return
     listed = [names["const"]] if "const" in names else names.get("enum")
     if isinstance(listed, list) and len(names) == 1:
-        _declare(found, [each for each in listed if isinstance(each, str)])
+        limit.spend(len(listed))
+        _declare(found, dict.fromkeys(each for each in listed if isinstance(each, str)))
     elif (pattern := _pattern_of(names)) and not found.keys() & {"properties", "patternProperties"}:
         _replace_entry(found, "propertyNames", "patternProperties", {pattern: found.get("additionalProperties", True)})
         found["additionalProperties"] = False
@@ -208,8 +219,8 @@ def _pattern_of(names: Mapping[str, Any]) -> str | None:
     )
 
 
-def _declare(found: dict[str, Any], names: list[str]) -> None:
-    """Replace "propertyNames" with declared properties, and allow only the given names."""
+def _declare(found: dict[str, Any], names: Collection[str]) -> None:
+    """Allow exactly the given names of properties."""
     declared = found.get("properties", {})
     if "patternProperties" in found or not isinstance(declared, dict):
         return
@@ -224,8 +235,8 @@ def _declare(found: dict[str, Any], names: list[str]) -> None:
 _MOST_NAMES: Final = 300
 
 
-def _list_patterns(found: dict[str, Any]) -> None:
-    """Declare the properties whose names match a pattern that matches only a few names, such as ^(asc|desc)$.
+def _list_patterns(found: dict[str, Any], limit: WorkLimit) -> None:
+    """Declare the properties that match patterns of few names, such as ^(asc|desc)$.
 
     If all names of a pattern are declared, llguidance 1.9.1 still allows a comma and then waits for another name.
     """
@@ -241,6 +252,7 @@ def _list_patterns(found: dict[str, Any]) -> None:
     if not names:
         return
     properties = dict(declared)
+    limit.spend(sum(map(len, names.values())))
     for pattern, listed in names.items():
         for name in listed:
             known = properties.get(name, True)

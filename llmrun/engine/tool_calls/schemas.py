@@ -121,6 +121,8 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
             enforced = parameters and (closed(parameters) if strict else weakened(parameters))
         except RecursionError:
             raise UsageError(f"invalid parameters of the tool {name}: nested too deeply") from None
+        except ValueError as error:
+            raise UsageError(f"invalid parameters of the tool {name}: {error}") from None
         tools[name] = Tool(name, enforced or {}, strict)
     return list(tools.values())
 

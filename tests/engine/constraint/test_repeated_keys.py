@@ -94,6 +94,25 @@ def test_a_draft_ends_before_a_repeated_key() -> None:
     assert written(b"{", b'"a": ').n_allowed([*draft[:3], TOKENS.index(b'a"')]) == 3
 
 
+@given(st.lists(st.sampled_from(TOKENS)))
+def test_exactly_the_tokens_that_repeat_a_key_are_forbidden(texts: list[bytes]) -> None:
+    keys = written(b"{", *texts)
+    repeating = [text for token, text in enumerate(TOKENS) if not keys.n_allowed([token])]
+    assert forbidden(keys) == (repeating if len(repeating) < len(TOKENS) else [])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 20])
+def test_all_keys_of_large_objects_are_remembered(n: int) -> None:
+    """The sets of keys are merged as they grow."""
+    keys = written(b"{", *(text for i in range(n) for text in (b'"', b"a", *([b"b"] * i), b'"', b": ", b"1", b", ")))
+    for i in range(n):
+        keys.take(TOKENS.index(b'"'))
+        for text in (b"a", *([b"b"] * i)):
+            keys.take(TOKENS.index(text))
+        assert b'"' in forbidden(keys)
+        keys.back(i + 2)
+
+
 OBJECTS = st.recursive(
     st.integers(0, 9) | st.text('ab"\\{},:[]', max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab"\\{},é', max_size=2), inner, max_size=3),

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.closing import closed
 from llmrun.engine.requests import ModelFacts, Prompt, Request
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 from llmrun.options.settings import RULES
@@ -186,8 +185,8 @@ def _openai_format(wanted: objects.ResponseFormat) -> Iterator[ResponseFormat]:
         if "json_schema" not in wanted:
             raise missing("response_format.json_schema")
         described = wanted["json_schema"]
-        schema = closed(described["schema"]) if described.get("strict") else described["schema"]
-        yield json_schema_format(schema, "response_format.json_schema.schema")
+        schema_format = json_schema_format(described["schema"], "response_format.json_schema.schema")
+        yield replace(schema_format, strict=described.get("strict", False))
 
 
 def _vllm_formats(given: Mapping[str, Any], prefix: str, place: str) -> Iterator[ResponseFormat]:

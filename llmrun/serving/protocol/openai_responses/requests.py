@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard, cast
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.closing import closed
 from llmrun.engine.requests import AUTO, ModelFacts, Request, ToolCall
 from llmrun.serving.protocol.declarations import missing, read
 from llmrun.serving.protocol.errors import InvalidField
@@ -256,8 +255,7 @@ def _format(wanted: TextFormat) -> Iterator[ResponseFormat]:
     if wanted["type"] == "json_schema" and "schema" not in wanted:
         raise missing("text.format.schema")
     if wanted["type"] != "text" and "schema" in wanted:
-        schema = closed(wanted["schema"]) if wanted.get("strict") else wanted["schema"]
-        yield json_schema_format(schema, "text.format.schema")
+        yield replace(json_schema_format(wanted["schema"], "text.format.schema"), strict=wanted.get("strict", False))
     elif wanted["type"] == "json_object":
         yield ResponseFormat(FormatKind.JSON_OBJECT, origin="text.format")
 

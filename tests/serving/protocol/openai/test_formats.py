@@ -16,11 +16,10 @@ SCHEMA = {"type": "object", "properties": {"ä": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA, ensure_ascii=False)
 OPENAI = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 STRICT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
-CLOSED = json.dumps({**SCHEMA, "additionalProperties": False}, ensure_ascii=False)
 
 
-def schema(origin: str, text: str = TEXT) -> ResponseFormat:
-    return ResponseFormat(FormatKind.JSON_SCHEMA, text, origin=origin)
+def schema(origin: str, text: str = TEXT, *, strict: bool = False) -> ResponseFormat:
+    return ResponseFormat(FormatKind.JSON_SCHEMA, text, origin=origin, strict=strict)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,7 @@ def schema(origin: str, text: str = TEXT) -> ResponseFormat:
         ({"response_format": {"type": "json_object"}}, ResponseFormat(FormatKind.JSON_OBJECT)),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, schema("response_format.schema")),
         ({"response_format": OPENAI}, schema("response_format.json_schema.schema")),
-        ({"response_format": STRICT}, schema("response_format.json_schema.schema", CLOSED)),
+        ({"response_format": STRICT}, schema("response_format.json_schema.schema", strict=True)),
         ({"json_schema": SCHEMA}, schema("json_schema")),
         ({"guided_json": SCHEMA}, schema("guided_json")),
         ({"guided_json": TEXT}, schema("guided_json")),

@@ -1,4 +1,4 @@
-"""Tests of the exact patterns for dates and times."""
+"""Tests of the exact patterns for dates and times, and of the texts that patterns match."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.engine.constraint.answer_checks import is_date, is_date_time, is_time
-from llmrun.engine.constraint.exact_formats import PATTERNS
+from llmrun.engine.constraint.patterns import PATTERNS, listed_texts
 from llmrun.engine.constraint.rewriting import enforceable
 from tests.support.constraint.matchers import accepts, byte_tokenizer, matcher, schema_grammar
 
@@ -95,3 +95,33 @@ def test_only_formats_of_dates_are_replaced() -> None:
         "const": {"format": "date"},
     }
     assert str(schema) == before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("^a$", ["a"]),
+        ("^$", [""]),
+        ("^(asc|desc)$", ["asc", "desc"]),
+        ("^(?:x[ab]|c\\.d|x[a])$", ["xa", "xb", "c.d"]),
+        ("^((a|b)(c|))e$", ["ace", "ae", "bce", "be"]),
+        ("^a$|^b$", ["a", "b"]),
+        ("^[0-2-]$", ["0", "1", "2", "-"]),
+        ("a", None),
+        ("^a|b$", None),
+        ("^a|(b)$", None),
+        ("^a*$", None),
+        ("^.$", None),
+        ("^[^a]$", None),
+        ("^\\d$", None),
+        ("^(a|b$", None),
+        ("^a)$", None),
+        ("^[z-a]$", None),
+        ("^$a$", None),
+        ("^[a-z][a-z]$", None),
+        ("^" + "(" * 10_000 + "a" + ")" * 10_000 + "$", None),
+        ("^" + "(" * 30 + "a" + ")" * 30 + "$", None),
+    ],
+)
+def test_texts_of_a_pattern_are_listed(pattern: str, texts: list[str] | None) -> None:
+    assert listed_texts(pattern) == texts
