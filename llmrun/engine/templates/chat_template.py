@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
@@ -306,17 +307,28 @@ def alternating(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
     Later system messages become user messages, and user messages in a row are joined.
     """
+    first = next((n for n, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+    turns = [*messages[:first], *map(_without_system, messages[first:])]
     found: list[Mapping[str, Any]] = []
-    for message in messages:
-        if message.get("role") == "system" and any(each.get("role") != "system" for each in found):
-            message = {**message, "role": "user", "content": reminder(message.get("content"))}
-        before, role = found[-1] if found else {}, message.get("role")
-        texts = before.get("content"), message.get("content")
-        if role in ("system", "user") and role == before.get("role") and all(isinstance(text, str) for text in texts):
-            found[-1] = {**before, "content": f"{texts[0]}\n\n{texts[1]}"}
+    for merges, group in groupby(turns, _merged_role):
+        parts = [*group]
+        if merges is None or len(parts) == 1:
+            found += parts
         else:
-            found.append(message)
+            found.append({**parts[0], "content": "\n\n".join(part["content"] for part in parts)})
     return found
+
+
+def _without_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message.get("role") != "system":
+        return message
+    return {**message, "role": "user", "content": reminder(message.get("content"))}
+
+
+def _merged_role(message: Mapping[str, Any]) -> str | None:
+    """Return the role of a message that can be merged with another one, or None."""
+    role = message.get("role")
+    return role if role in ("system", "user") and isinstance(message.get("content"), str) else None
 
 
 def reminder(text: Any) -> str:

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-_LONGEST: Final = 50_000  # characters of an expression; llguidance compiles so many in 0.2 s
-_MOST_ITEMS: Final = 5_000  # items of an expression; expanding so many takes 0.1 s
+_LONGEST: Final = 50_000  # characters of an expression, which llguidance compiles in 0.2 s
+_MOST_ITEMS: Final = 5_000  # items of an expression, which are expanded in 0.1 s
+_MOST_CHARACTERS: Final = 500_000  # of the items of an expression, some of which are dropped
+_LONGEST_GRAMMAR: Final = 50_000  # characters, which are read in 0.1 s; Codex's grammars have 1,000
 _DEEPEST: Final = 6  # how often a rule may contain itself
 _START: Final = "start"
 # The terminals of `%import common`
@@ -64,6 +66,8 @@ def lark_regex(grammar: str) -> str:
 
     The expression has neither anchors nor newlines. Raises ValueError, whose message names the problem.
     """
+    if len(grammar) > _LONGEST_GRAMMAR:
+        raise ValueError(f"the grammar has more than {_LONGEST_GRAMMAR:,} characters")
     reader, found = _Grammar(_tokens_of(grammar)), None
     try:
         reader.read()
@@ -308,8 +312,8 @@ class _Expansion:
         """Expand the ignored terminals. `depth` is how often a rule may contain itself. Raises _TooLong."""
         self.is_cut = False
         self._grammar, self._depth = grammar, depth
-        self._open: dict[str, int] = {}  # the number of unfinished expansions of each rule
-        self._items = 0
+        self._open: dict[str, int] = {}  # how often each rule is being expanded
+        self._items = self._characters = 0
         self._ignored = ""
         ignored = [self._item(each, in_terminal=True) for each in grammar.ignored]
         if texts := [text for text in ignored if text is not None]:
@@ -370,11 +374,15 @@ class _Expansion:
             inner = self._item(item.item, in_terminal=in_terminal)
             return f"(?:{inner}){item.times}" if inner else "" if item.times in ("?", "*") else inner
         if isinstance(item, _Text):
-            return item.regex if in_terminal else item.regex + self._ignored
+            text = item.regex if in_terminal else item.regex + self._ignored
+            self._characters += len(text)
+            if self._characters > _MOST_CHARACTERS:
+                raise _TooLong
+            return text
         is_terminal = item.name.lstrip("_").isupper()
-        text = self._rule(item.name, in_terminal=in_terminal or is_terminal)
-        return text + self._ignored if text is not None and is_terminal and not in_terminal else text
+        found = self._rule(item.name, in_terminal=in_terminal or is_terminal)
+        return found + self._ignored if found is not None and is_terminal and not in_terminal else found
 
 
 class _TooLong(Exception):
-    """The expression exceeds _LONGEST or _MOST_ITEMS."""
+    """The expression exceeds _LONGEST, _MOST_ITEMS or _MOST_CHARACTERS."""

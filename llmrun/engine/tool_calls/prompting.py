@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 
 _SHORT = re.compile(r"[a-zA-Z0-9]{9}")
 _ANY = ("", "")  # the queue of all calls
-_VALIDATION_S = 1.0  # limit of the CPU time for validating the arguments of a call in plain JSON
+# Limits of validating the arguments of a call that is written as text, because all requests wait for the verdict. The
+# validation of a usual call takes 1 ms, and the first one 0.1 s for imports.
+_VALIDATION_S = 0.5  # CPU time
+_LONGEST_SCHEMA = 100_000  # characters
+_MOST_FAILURES = 3  # validations with one schema that run out of time or memory
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _NO_TOOLS = "this model's chat template does not support tools"
 _HINT = "use a model that was trained for tool calls, or a chat template for tools"
@@ -275,7 +279,8 @@ class ModelTools:
         self._process = process
         self._text_calls = text_calls
         self._validation: ConstraintProcess | None = None
-        self._not_enforced: set[str] = set()  # tools whose schemas cannot be enforced by a grammar
+        self._not_enforced: set[bytes] = set()  # digests of schemas that cannot be enforced by a grammar
+        self._failures: Counter[bytes] = Counter()  # counts failed validations by the digest of the schema
 
     @cached_property
     def abilities(self) -> ToolAbilities:
@@ -314,27 +319,34 @@ class ModelTools:
         tools = read_tools(prompt.tools or ())
         wanted = self._enforced_format(prompt, calls, tools, check)
         # Hashing the number of messages keeps new ids distinct from the ids of earlier answers.
-        return thinking, CallDecoder(calls, tools, str(len(prompt.messages)), self._text_call(prompt)), wanted
+        return thinking, CallDecoder(calls, tools, str(len(prompt.messages)), self._text_call(prompt, tools)), wanted
 
     def close(self) -> None:
         """End the process that validates arguments. Idempotent."""
         if self._validation is not None:
             self._validation.close()
 
-    def _text_call(self, prompt: ChatPrompt) -> TextCallDecoder | None:
-        """Return the decoder that recognizes a call in plain JSON, or None if such an answer is text."""
+    def _text_call(self, prompt: ChatPrompt, tools: Sequence[Tool]) -> TextCallDecoder | None:
+        """Return the decoder for an answer that is a call written as text, or None if no answer is to become one."""
         if not self._text_calls or prompt.tool_choice != AUTO:
             return None
         from llmrun.engine.tool_calls.text_calls import TextCallDecoder
 
-        functions = [definition["function"] for definition in prompt.tools or ()]
-        return TextCallDecoder({each["name"]: each["parameters"] or {} for each in functions}, self._is_valid)
+        schemas = {each["function"]["name"]: each["function"]["parameters"] or {} for each in prompt.tools or ()}
+        # The schemas of other tools have been weakened.
+        schemas |= {tool.name: tool.parameters for tool in tools if tool.strict}
+        texts = {name: json.dumps(schema) for name, schema in schemas.items()}
+        usable = {
+            name: text
+            for name, text in texts.items()
+            if len(text) <= _LONGEST_SCHEMA and self._failures[_digest(text)] < _MOST_FAILURES
+        }
+        return TextCallDecoder(usable, self._is_valid)
 
-    def _is_valid(self, arguments: str, schema: object) -> bool:
-        """Return True if arguments match the whole schema of a tool.
+    def _is_valid(self, arguments: str, schema: str) -> bool:
+        """Return True if arguments match the whole schema of a tool, which is untrusted.
 
-        The schema is untrusted, so a separate process validates the arguments. All requests wait for the verdict, so
-        the process that compiles grammars, which may be busy for longer, is not used.
+        The process is not the one that compiles grammars, for which other threads may wait longer.
         """
         from llmrun.engine.constraint.process import ConstraintProcess, validate
 
@@ -343,6 +355,8 @@ class ModelTools:
             verdict = validate(arguments, schema, timeout_s=_VALIDATION_S, process=self._validation)
         except LlmrunError:  # the process cannot be started
             return False
+        if verdict.kind == "not validated":
+            self._failures[_digest(schema)] += 1
         return verdict.kind == "valid"
 
     def _enforced_format(
@@ -380,8 +394,12 @@ class ModelTools:
         return format_of(weaker, prompt.tool_choice)
 
 
-def _key(tool: Tool) -> str:
-    return json.dumps([tool.name, tool.parameters])
+def _key(tool: Tool) -> bytes:
+    return _digest(json.dumps([tool.name, tool.parameters]))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _with_any_arguments(tool: Tool) -> Tool:

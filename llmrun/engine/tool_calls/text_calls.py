@@ -33,11 +33,11 @@ class TextCallDecoder:
     The calls that `finish` returns do not depend on how the text is split into chunks.
     """
 
-    def __init__(self, schemas: Mapping[str, object], is_valid: Callable[[str, object], bool]) -> None:
+    def __init__(self, schemas: Mapping[str, str], is_valid: Callable[[str, str], bool]) -> None:
         """Create a decoder for one answer.
 
         schemas   the JSON schema of the arguments of each tool, by the tool's name
-        is_valid  a function that returns whether a JSON text matches a schema
+        is_valid  a function that returns whether a JSON text matches a schema, which is also a JSON text
         """
         self._schemas = schemas
         self._is_valid = is_valid

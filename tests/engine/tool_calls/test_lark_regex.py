@@ -78,7 +78,9 @@ def test_the_expression_matches_the_language(grammar: str, texts: tuple[str, ...
         ("%import common.OTHER", "common.OTHER is not supported"),
         ("start: start", "too large or matches nothing"),
         ('start: "a" start', "too large or matches nothing"),
-        ("start: " + '"a" ' * 60_000, "too large or matches nothing"),
+        ("start: " + '"a" ' * 10_000, "too large or matches nothing"),
+        ("start: " + '"a" ' * 60_000, "more than 50,000 characters"),
+        ("start: " + "A " * 4000 + '\nA: "' + "a" * 20_000 + '"', "too large or matches nothing"),
     ],
 )
 def test_other_grammars_are_refused_with_a_reason(grammar: str, words: str) -> None:

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.types import FinishReason
+from llmrun.engine.constraint.process import Verdict
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import ChatPrompt, Request, ToolCall
+from llmrun.engine.requests import CUSTOM, ChatPrompt, Request, ToolCall
+from llmrun.engine.tool_calls.schemas import input_parameters
 from llmrun.engine.tool_calls.text_calls import TextCallDecoder
 from tests.engine.tool_calls.test_answers_with_tools import WEATHER, calls_of, qwen, request_with
 from tests.support.cli.tool_chats import text_call
@@ -24,13 +26,13 @@ from tests.support.tiers import examples
 
 pytestmark = [pytest.mark.push, pytest.mark.usefixtures("shared_processes")]
 
-SCHEMAS: dict[str, object] = {"get": {}, "get_all": {}, "now": {"type": "string"}}
+SCHEMAS = {"get": "{}", "get_all": "{}", "now": '{"type": "string"}'}
 OSLO = text_call("weather", city="Oslo")
 
 
-def accepts(arguments: str, schema: object) -> bool:
-    """Replace the validation of arguments: accept all arguments if the schema is empty."""
-    return schema == {}
+def accepts(arguments: str, schema: str) -> bool:
+    """Stand in for the validation of arguments."""
+    return schema == "{}"
 
 
 def read(text: str, sizes: Sequence[int] = (1,)) -> tuple[str, tuple[str, str] | None]:
@@ -315,6 +317,43 @@ def test_the_whole_schema_counts() -> None:
     assert len(calls_of(answered(text_call("list", a=[1, 2]) + "<|im_end|>", [tool], think=False))) == 1
     script = text_call("list", a=[1, 1])
     assert_text(answered(f"{script}<|im_end|>", [tool], think=False), script)
+
+
+@pytest.mark.parametrize(("syntax", "definition"), [("regex", "[a-z]+"), ("lark", "start: /[a-z]+/")])
+def test_the_grammar_of_a_custom_tool_counts(syntax: str, definition: str) -> None:
+    function = {"name": "run", "description": "", "parameters": input_parameters({"type": "string"})}
+    tool = {"type": "function", "function": function, CUSTOM: {"syntax": syntax, "definition": definition}}
+    assert len(calls_of(answered(text_call("run", input="abc") + "<|im_end|>", [tool], think=False))) == 1
+    script = text_call("run", input="ab1")
+    assert_text(answered(f"{script}<|im_end|>", [tool], think=False), script)
+
+
+def test_the_objects_of_a_strict_tool_are_closed() -> None:
+    function = {"name": "go", "parameters": {"type": "object", "properties": {"a": {}}}, "strict": True}
+    tool = {"type": "function", "function": function}
+    assert len(calls_of(answered(text_call("go", a=1) + "<|im_end|>", [tool], think=False))) == 1
+    script = text_call("go", a=1, b=2)
+    assert_text(answered(f"{script}<|im_end|>", [tool], think=False), script)
+
+
+def test_schemas_that_take_too_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests wait for each validation."""
+    validated = []
+
+    def validate(text: str, *others: object, **options: object) -> Verdict:
+        validated.append(text)
+        return Verdict("not validated", "it takes too long")
+
+    monkeypatch.setattr("llmrun.engine.constraint.process.validate", validate)
+    engine = Engine(qwen(f"{OSLO}<|im_end|>"))
+    for _ in range(4):
+        [gathered] = answer_all(engine, [request_with([WEATHER], think=False)])
+        assert_text(gathered, OSLO)
+    assert len(validated) == 3
+    huge = {**WEATHER, "function": {**WEATHER["function"], "description": "", "parameters": {"title": "a" * 2000}}}
+    monkeypatch.setattr("llmrun.engine.tool_calls.prompting._LONGEST_SCHEMA", 2000)
+    assert_text(answered(f"{OSLO}<|im_end|>", [huge], think=False), OSLO)
+    assert len(validated) == 3
 
 
 @pytest.mark.parametrize("parameters", [None, {}, "missing"])
