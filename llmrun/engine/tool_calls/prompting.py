@@ -44,6 +44,7 @@ _LONGEST_SCHEMA = 100_000  # characters
 _MOST_FAILURES = 3  # validations with one schema that run out of time or memory
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _NO_TOOLS = "this model's chat template does not support tools"
+_CALL_FIRST = "send the message with the call before its result"
 _HINT = "use a model that was trained for tool calls, or a chat template for tools"
 
 
@@ -214,13 +215,12 @@ class _Past:
         name = message.get("name")
         if isinstance(call_id, str) and call_id:
             if call_id not in self._names:
-                raise UsageError(
-                    f"tool result without a call: {shown(call_id, 64)}",
-                    hint="send the message with the call before its result",
-                )
+                raise UsageError(f"tool result without a call: {shown(call_id, 64)}", hint=_CALL_FIRST)
             name = name or self._names[call_id]
         elif len(self._names) == 1:
             call_id, name = next(iter(self._names.items()))
+        elif name and not self._names:
+            raise UsageError(f"tool result without a call: {shown(str(name), 64)}", hint=_CALL_FIRST)
         else:
             raise UsageError("tool result without tool_call_id", hint="send the id of the call with its result")
         return {

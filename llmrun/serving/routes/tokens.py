@@ -37,6 +37,7 @@ from llmrun.serving.protocol.embeddings import (
 from llmrun.serving.protocol.ollama.requests import keep_alive_of
 from llmrun.serving.protocol.openai.options import adapters_body
 from llmrun.serving.protocol.tokens import (
+    check_pieces,
     detokenize_body,
     parse_detokenize,
     parse_tokenize,
@@ -63,8 +64,10 @@ class TokenRoutes:
                     call.text, add_special=call.add_special, parse_special=call.parse_special, tenant=tenant
                 )
             )
-            spelled = ready.model.spell(tokens, tenant=tenant) if call.with_pieces else None
-            pieces = await presence.during(spelled) if spelled else None
+            pieces = None
+            if call.with_pieces:
+                check_pieces(tokens)
+                pieces = await presence.during(ready.model.spell(tokens, tenant=tenant))
         return json_response(tokenize_body(tokens, ready.facts, pieces), headers=ignored_header(call.ignored))
 
     async def detokenize(self, request: HttpRequest) -> Response:

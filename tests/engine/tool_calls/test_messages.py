@@ -190,6 +190,7 @@ def test_calls_become_text_where_the_template_drops_them() -> None:
         ([result()], "tool result without a call: call_1"),
         ([said(call()), result("a\nb")], r"tool result without a call: a\nb"),
         ([{"role": "tool", "content": ""}], "without tool_call_id"),
+        ([{"role": "tool", "name": "look", "content": ""}], "tool result without a call: look"),
     ],
 )
 def test_invalid_messages_are_refused_in_one_line(messages: list[Any], words: str) -> None:

@@ -124,7 +124,7 @@ PARSERS: dict[str, Callable[..., Any]] = {
     "MessageCountRequest": lambda **fields: parse_count({"model": "tiny", "messages": [USER], **fields}, FACTS),
 }
 # Fields of which only these values have an effect. Others are named as ignored.
-USUAL = {"store": False, "service_tier": "auto", "speed": "standard"}
+USUAL = {"store": False, "service_tier": "auto", "speed": "standard", "verbosity": "medium"}
 PROPERTIES = [(name, field, schema) for name in PARSERS for field, schema in SCHEMAS[name]["properties"].items()]
 
 

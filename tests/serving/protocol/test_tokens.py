@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from llmrun.serving.protocol.errors import InvalidField
-from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from llmrun.serving.protocol.tokens import (
+    check_pieces,
+    detokenize_body,
+    parse_detokenize,
+    parse_tokenize,
+    tokenize_body,
+)
 from tests.support.protocol.answers import FACTS
 
 
@@ -23,6 +29,13 @@ from tests.support.protocol.answers import FACTS
 def test_both_servers_fields_are_accepted(body: dict[str, Any], text: str, special: bool) -> None:
     call = parse_tokenize(body)
     assert (call.text, call.add_special, call.parse_special, call.with_pieces) == (text, special, True, False)
+
+
+def test_the_number_of_pieces_is_limited() -> None:
+    check_pieces(range(100_000))
+    with pytest.raises(InvalidField, match="100,001 tokens") as error:
+        check_pieces(range(100_001))
+    assert error.value.param == "with_pieces"
 
 
 def test_control_strings_can_stay_text() -> None:

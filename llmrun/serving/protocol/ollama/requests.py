@@ -10,7 +10,7 @@ from typing import Any, Final
 from llmrun.base.amounts import parse_duration
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import ChatPrompt, FillPrompt, ModelFacts, Prompt, Request, TextPrompt
-from llmrun.serving.protocol.declarations import agreed, missing, read, seen
+from llmrun.serving.protocol.declarations import agreed, missing, read
 from llmrun.serving.protocol.errors import InvalidField, unsupported
 from llmrun.serving.protocol.ollama.objects import (
     Loading,
@@ -20,7 +20,7 @@ from llmrun.serving.protocol.ollama.objects import (
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaShowRequest,
-    OllamaToolMessage,
+    OllamaToolCall,
 )
 from llmrun.serving.protocol.openai.messages import require_filling, text_of, tools_of
 from llmrun.serving.protocol.openai.objects import LARGEST_SEED
@@ -36,72 +36,36 @@ from llmrun.serving.protocol.openai.options import (
 from llmrun.serving.protocol.openai.requests import ParsedCompletion, chat_logprobs, chat_request, parsed_completion
 
 
-def messages_of(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Convert messages to the form of a ChatPrompt. Raises InvalidField for results without a tool call."""
-    calls = _Calls()
-    return [_message_of(message, calls, f"messages[{number}]") for number, message in enumerate(messages)]
+def message_of(message: OllamaMessage) -> dict[str, Any]:
+    """Convert a message to the form of a ChatPrompt.
 
-
-def _message_of(message: OllamaMessage, calls: _Calls, place: str) -> dict[str, Any]:
+    Ollama's clients drop the IDs of calls, so the engine finds the call to which a result belongs by the tool's name.
+    """
     found: dict[str, Any] = {"role": message["role"], "content": text_of(message.get("content")) or ""}
     match message["role"]:
         case "assistant":
-            found |= _answer_of(message, calls)
+            found |= _answer_of(message)
         case "tool":
-            found |= calls.answered(message, place)
+            names = {"name": message.get("name", message.get("tool_name")), "tool_call_id": message.get("tool_call_id")}
+            found |= {field: value for field, value in names.items() if value}
         case "developer":
             found["role"] = "system"  # few templates support the newer role
     return found
 
 
-def _answer_of(message: OllamaAssistantMessage, calls: _Calls) -> dict[str, Any]:
+def _answer_of(message: OllamaAssistantMessage) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if given := message.get("tool_calls"):
-        found["tool_calls"] = [
-            {
-                "id": calls.asked(call.get("id"), call["function"]["name"]),
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": call["function"].get("arguments") or "{}",
-                },
-            }
-            for call in given
-        ]
+        found["tool_calls"] = [_call_of(call) for call in given]
     if "thinking" in message:
         found["reasoning_content"] = message["thinking"]
     return found
 
 
-class _Calls:
-    """A conversation's tool calls that have no result yet.
-
-    Ollama's clients drop the IDs of calls. A result without an ID belongs to the first call of the named tool, or to
-    the first call of any tool if the result names no tool.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[str, str] = {}  # maps the ID of a call to the name of the tool
-        self._asked = 0
-
-    def asked(self, call_id: str | None, name: str) -> str:
-        """Add a call, and return the call's ID."""
-        self._asked += 1
-        found = call_id or f"call_{self._asked}"
-        self._open[found] = name
-        return found
-
-    def answered(self, result: OllamaToolMessage, place: str) -> dict[str, Any]:
-        """Return the tool name and the ID of the call to which a result belongs. Raises InvalidField."""
-        name, call_id = result.get("tool_name"), result.get("tool_call_id")
-        if not call_id:
-            call_id = next((known for known, tool in self._open.items() if name in (None, tool)), None)
-        if call_id is None:
-            of_tool = "" if name is None else f" of {seen(name)}"
-            raise InvalidField(place, f"there is no tool call{of_tool} before this result")
-        self._open.pop(call_id, None)
-        shown = result.get("name", name)
-        return {**({} if shown is None else {"name": shown}), "tool_call_id": call_id}
+def _call_of(call: OllamaToolCall) -> dict[str, Any]:
+    function = {"name": call["function"]["name"], "arguments": call["function"].get("arguments") or "{}"}
+    found = {"type": "function", "function": function}
+    return {"id": call["id"], **found} if call.get("id") else found
 
 
 _NO_LIMITS: Final = (-1, -2)  # Ollama's values for no limit and for filling the context; llmrun treats both as no limit
@@ -195,7 +159,7 @@ def parse_ollama_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> Par
     """
     given, ignored = read(OllamaChatRequest, lenient(body))
     options, thinking, tools = options_of(given, facts, seed), thinking_options_of(given, facts), tools_of(given, facts)
-    messages = messages_of(given.get("messages", ()))
+    messages = [*map(message_of, given.get("messages", ()))]
     if not messages:
         return _parsed([], replace(options, stream=False), given, ignored, facts)
     if not facts.takes_chats:

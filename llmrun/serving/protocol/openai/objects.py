@@ -48,6 +48,7 @@ TokenLimit = Annotated[int, Limits(NO_LIMIT, without=0), Expected("an integer of
 LimitFromZero = Annotated[int, Limits(NO_LIMIT), Expected("an integer of at least 0, or -1 for no limit")]
 Budget = Annotated[int, Limits(NO_LIMIT), "The maximum number of thinking tokens; -1 means no limit."]
 TopLogprobs = Annotated[int, Limits(0, MOST_LOGPROBS), "The number of likeliest tokens to return at each position."]
+Verbosity = Annotated[Literal["medium"], Usual(("medium",)), "Other values have no effect."]
 Effort = Annotated[
     Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
     "`none` turns thinking off. All other values turn thinking on if the model can think.",
@@ -410,7 +411,7 @@ class ChatRequest(_RefusedInCompletions, Common, AnswerLimit, LlamaLimit, ToolFi
     audio: Annotated[Any, Refused((), "this server answers with text only")]
     modalities: Annotated[Any, Refused((["text"],), "this server answers with text only")]
     moderation: Annotated[Any, Refused()]
-    verbosity: Annotated[Any, Refused(("medium",), "ask for a short or a long answer in a message")]
+    verbosity: Verbosity
     web_search_options: Annotated[Any, Refused((), "define a tool that searches")]
     messages: Required[Annotated[list[Message], Limits(1, noun="message")]]
     logprobs: Annotated[bool, "Return the log-probability of every generated token, including thinking and tool calls."]

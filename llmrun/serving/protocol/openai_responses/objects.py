@@ -30,6 +30,7 @@ from llmrun.serving.protocol.openai.objects import (
     ToolName,
     TopLogprobs,
     UserMessage,
+    Verbosity,
 )
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -246,7 +247,7 @@ class TextFormat(TypedDict, total=False):
 
 class _TextOptions(TypedDict, total=False):
     format: TextFormat
-    verbosity: Annotated[Literal["medium"], Usual(("medium",)), "Other values have no effect."]
+    verbosity: Verbosity
 
 
 class _StreamOptions(TypedDict, total=False):

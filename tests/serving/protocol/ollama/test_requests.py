@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind
 from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
+from llmrun.engine.tool_calls.prompting import template_messages
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.protocol.errors import InvalidField
 from llmrun.serving.protocol.ollama.requests import keep_alive_of, only_unloads_chat, only_unloads_generate
@@ -20,6 +22,7 @@ from llmrun.serving.protocol.openai.requests import ParsedCompletion
 from tests.support.protocol.answers import FACTS, SEED, TOOL, USER
 from tests.support.protocol.ollama import chat, generate
 from tests.support.protocol.refusals import refused
+from tests.support.tool_calls.formats import tools_of
 
 PLAIN = structs.replace(FACTS, takes_tools=False, thinks=False)
 BASE = structs.replace(PLAIN, takes_chats=False)
@@ -159,13 +162,13 @@ def test_messages_have_the_form_of_the_engine() -> None:
         {"role": "tool", "content": "grey"},
         {"role": "assistant", "content": "Blue."},
     ]
-    first, second = ({"id": f"call_{number}", "type": "function", **CALL} for number in (1, 2))
+    call = {"type": "function", **CALL}
     assert [*prompt(messages=messages).messages] == [
         {"role": "system", "content": "Be brief."},
         USER,
-        {"role": "assistant", "content": "", "tool_calls": [first, second], "reasoning_content": "Hm."},
-        {"role": "tool", "content": "blue", "name": "look", "tool_call_id": "call_1"},
-        {"role": "tool", "content": "grey", "tool_call_id": "call_2"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call], "reasoning_content": "Hm."},
+        {"role": "tool", "content": "blue", "name": "look"},
+        {"role": "tool", "content": "grey"},
         {"role": "assistant", "content": "Blue."},
     ]
 
@@ -183,9 +186,14 @@ def test_calls_and_results_keep_their_ids() -> None:
 def test_results_belong_to_the_first_open_call_of_their_tool() -> None:
     calls: list[Any] = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b", "a")]
     results = [{"role": "tool", "tool_name": name, "content": name} for name in ("b", "a", "a")]
-    found = prompt(messages=[USER, {"role": "assistant", "tool_calls": calls}, *results]).messages
-    assert [message["tool_call_id"] for message in found[2:]] == ["call_2", "call_1", "call_3"]
-    refused(chat, "messages[0]", None, messages=[{"role": "tool", "tool_name": "a", "content": ""}])
+    abilities = tools_of("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use")
+    messages = prompt(messages=[USER, {"role": "assistant", "tool_calls": calls}, *results]).messages
+    found = template_messages(messages, abilities)
+    first, second, third = (call["id"] for call in found[1]["tool_calls"])
+    assert [message["tool_call_id"] for message in found[2:]] == [second, first, third]
+    alone = prompt(messages=[{"role": "tool", "tool_name": "a", "content": ""}]).messages
+    with pytest.raises(UsageError, match="tool result without a call: a"):
+        template_messages(alone, abilities)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,6 @@ def test_the_header_of_ignored_names_never_ends_in_a_space(name: str, shown: str
         ("function_call", "auto", "none"),
         ("audio", {}, None),
         ("modalities", ["text", "audio"], ["text"]),
-        ("verbosity", "low", "medium"),
         ("web_search_options", {}, None),
         ("moderation", {}, None),
         ("min_tokens", 5, 0),
@@ -227,6 +226,11 @@ def test_the_header_of_ignored_names_never_ends_in_a_space(name: str, shown: str
 def test_fields_that_cannot_be_honored_are_refused(name: str, value: Any, harmless: Any) -> None:
     refused(chat, name, "unsupported_parameter", **{name: value})
     assert chat(**{name: harmless}).ignored == ()
+
+
+def test_a_verbosity_without_effect_is_named() -> None:
+    assert chat(verbosity="low").ignored == ("verbosity",)
+    assert chat(verbosity="medium").ignored == ()
 
 
 def test_a_suffix_asks_to_fill_the_gap() -> None:
