@@ -16,7 +16,6 @@ from llmrun.base.errors import UsageError, shown
 from llmrun.base.processes.limits import ProcessFailed, ProcessLimits
 from llmrun.engine.constraint.keywords import ignored, place_of
 from llmrun.engine.constraint.process import ConstraintProcess, one_line
-from llmrun.engine.constraint.rewriting import enforceable
 from llmrun.engine.constraint.strict_json import parse_unique
 
 MOST_SCHEMA_BYTES = 2 << 20
@@ -113,6 +112,8 @@ def _depth(value: Any) -> int:
 
 def _explained(message: str, schema: Any) -> str:
     """Turn llguidance's message into one line, with the place of the problem if the place can be found."""
+    from llmrun.engine.constraint.rewriting import enforceable  # most runs have no schema
+
     for pattern, keyword in ((_KEYS, None), (_FORMAT, "format")):
         if found := pattern.search(message):
             name = found[1]

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from llmrun.base.errors import InvalidAnswer, UsageError, shown
 from llmrun.base.stacks import on_stack
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.closing import closed
 from llmrun.engine.constraint.limits import LARGE_STACK, check_grammar_text, check_schema, compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.engine.constraint.rewriting import enforceable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +64,8 @@ def schema_of(response_format: ResponseFormat) -> dict[str, Any] | None:
         raise UsageError(f"{response_format.origin}: the schema is false, so no text can match it")
     if schema is True:
         return {}
+    from llmrun.engine.constraint.closing import closed  # most runs have no schema
+
     try:
         return dict(closed(schema) if response_format.strict else schema)
     except ValueError as error:
@@ -78,6 +78,8 @@ def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -
     schema  the result of `schema_of`
     """
     from llguidance import LLMatcher
+
+    from llmrun.engine.constraint.rewriting import enforceable  # most runs have no schema
 
     if schema is not None:
         try:

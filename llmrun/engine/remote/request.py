@@ -8,7 +8,6 @@ from typing import Any
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.closing import openai_json_schema
 from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.requests import (
     AUTO,
@@ -206,7 +205,9 @@ def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
             f"{wanted.origin}: not supported for models on a server",
             hint="OpenAI's API has only JSON schemas and JSON objects",
         )
-    return {"type": "json_schema", "json_schema": openai_json_schema(schema_of(wanted))}
+    from llmrun.engine.constraint.closing import described  # most runs have no schema
+
+    return {"type": "json_schema", "json_schema": described(schema_of(wanted))}
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.keywords import resolved
-from llmrun.engine.constraint.rewriting import enforceable
 from llmrun.engine.templates.tool_format import (
     CALL_ID,
     INDEX,
@@ -108,6 +107,8 @@ def json_matching(value: Any, separators: tuple[str, str] | None, where: str, as
     separators  the texts after a value and after a key; None if whitespace is free
     ascii_only  True if strings may contain escapes for any character
     """
+    from llmrun.engine.constraint.rewriting import enforceable  # most runs have no tools
+
     spacing: dict[str, Any] = {"whitespace_flexible": True}
     if separators is not None:
         spacing = {"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]}

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.base.errors import UsageError, shown
-from llmrun.engine.constraint.closing import closed
 from llmrun.engine.constraint.keywords import resolved, subschemas
 from llmrun.engine.requests import CUSTOM, INPUT, LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
-from llmrun.engine.tool_calls.lark_regex import lark_regex
 
 # llguidance 1.9 refuses these keywords, or accepts them only in some combinations.
 _UNSUPPORTED = frozenset(
@@ -94,6 +92,8 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
     Custom tools are strict. Raises UsageError, which names the tool, for definitions in another form, invalid names,
     duplicates, and custom tools with a grammar that cannot be enforced.
     """
+    from llmrun.engine.constraint.closing import closed  # most runs have no tools
+
     tools: dict[str, Tool] = {}
     for number, definition in enumerate(definitions, 1):
         function = definition.get("function") if isinstance(definition, Mapping) else None
@@ -138,6 +138,8 @@ def _input_schema(name: str, grammar: Mapping[str, str]) -> Mapping[str, Any]:
         return {"type": "string"}
     pattern = grammar["definition"]
     if grammar["syntax"] == "lark":
+        from llmrun.engine.tool_calls.lark_regex import lark_regex  # few tools have a grammar
+
         try:
             pattern = lark_regex(pattern)
         except ValueError as error:
