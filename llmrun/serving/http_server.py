@@ -77,8 +77,9 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.IDLE and self._has_huge_header(data):
             self._refuse(431, _HEADER_TOO_LARGE)
             return
+        data, self._early = self._early + data, b""
         if self._is_early(data):
-            self._early += data
+            self._early = data
             return
         super().data_received(data)
         if self.cycle is not request:
@@ -134,7 +135,7 @@ class Connection(H11Protocol):
 
         If uvicorn received this data, it would stop reading, and would not notice that the client disconnects.
         """
-        fits = len(self._early) + len(data) <= self._limits.header_bytes
+        fits = len(data) <= self._limits.header_bytes
         return fits and not self.is_idle and self.conn.their_state is h11.DONE
 
     def _takes_nothing(self, now: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -89,6 +90,20 @@ def test_requests_that_arrive_early_are_answered_in_order() -> None:
     assert [received.index(b"answer %d" % number) for number in range(4)] == sorted(
         received.index(b"answer %d" % number) for number in range(4)
     )
+
+
+def test_a_large_request_that_arrives_early_stays_in_order() -> None:
+    model = FakeModel(lambda number: [HOLD, *text(f"answer {number}")])
+    with serving(model) as server:
+        line = server.connect()
+        line.sendall(post(CHAT, HELLO))
+        model.wait_for("held")
+        request = post(CHAT, {**HELLO, "user": "".join(map(str, range(10_000)))})  # more than fits
+        for part in (request[:20_000], request[20_000:]):
+            line.sendall(part)
+            time.sleep(0.05)  # otherwise, both parts may arrive as one
+        server.release()
+        assert b"answer 1" in read_until(line, b"answer 1")
 
 
 def full_with(model: FakeModel, most: int) -> None:

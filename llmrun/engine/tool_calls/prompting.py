@@ -112,6 +112,7 @@ class _Ids:
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._open: set[str] = set()  # the ids of calls that have no result yet
+        self._made = (f"call_{number}" for number in count())
         self._queues: defaultdict[tuple[str, str], deque[str]] = defaultdict(deque)
 
     def completed(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,8 +129,7 @@ class _Ids:
         name = function.get("name") if isinstance(function, Mapping) else None
         call_id = given
         if not given or given in self._open:
-            made = (f"call_{number}" for number in count(len(self._seen)))
-            call_id = next(each for each in made if each not in self._seen)
+            call_id = next(each for each in self._made if each not in self._seen)
         self._seen.add(call_id)
         self._open.add(call_id)
         for key in (("id", given), ("name", str(name)), _ANY):

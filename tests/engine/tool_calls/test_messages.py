@@ -179,6 +179,13 @@ def test_calls_become_text_where_the_template_drops_them() -> None:
     assert message == {"role": "assistant", "content": "Look. <|tool_call_start|>[get(place='Ulm')]<|tool_call_end|>"}
 
 
+def test_ids_are_made_in_linear_time() -> None:
+    n = 20_000
+    named = [call(call_id=f"call_{number}") for number in range(n, 2 * n)]
+    messages = template_messages([said(*named, *([call(call_id="")] * n))], tools_of(HERMES))
+    assert len({each["id"] for each in messages[0]["tool_calls"]}) == 2 * n
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
