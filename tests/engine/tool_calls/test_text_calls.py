@@ -350,7 +350,7 @@ def test_schemas_that_take_too_long_are_given_up(monkeypatch: pytest.MonkeyPatch
         [gathered] = answer_all(engine, [request_with([WEATHER], think=False)])
         assert_text(gathered, OSLO)
     assert len(validated) == 3
-    huge = {"type": "function", "function": {"name": "get_weather", "parameters": {"title": "a" * 2000}}}
+    huge = {"type": "function", "function": {"name": "weather", "parameters": {"title": "a" * 2000}}}
     monkeypatch.setattr("llmrun.engine.tool_calls.prompting._LONGEST_SCHEMA", 2000)
     assert_text(answered(f"{OSLO}<|im_end|>", [huge], think=False), OSLO)
     assert len(validated) == 3

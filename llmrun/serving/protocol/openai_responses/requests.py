@@ -90,11 +90,10 @@ def _is_supported_item(item: Mapping[str, object]) -> TypeGuard[SupportedItem]:
 def _result(content: ResultContent) -> str:
     if isinstance(content, str):
         return content
-    return BETWEEN_PARTS.join(_part(part) for part in content)
-
-
-def _part(part: ResultPart) -> str:
-    return FILE_LEFT_OUT if part["type"] == "input_image" or part["type"] == "input_file" else part["text"]
+    return BETWEEN_PARTS.join(
+        FILE_LEFT_OUT if part["type"] == "input_image" or part["type"] == "input_file" else part["text"]
+        for part in content
+    )
 
 
 class _Conversation:
