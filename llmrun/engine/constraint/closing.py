@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from llmrun.engine.constraint.keywords import References, WorkLimit, subschemas
+from llmrun.engine.constraint.keywords import References, WorkLimit, as_list, subschemas
 
 _ALTERNATIVES: Final = (("anyOf",), ("oneOf",), ("if", "then", "else"))  # not all schemas of a group need to match
 _OPEN: Final = frozenset(  # keywords that allow other properties, or whose properties depend on the value
@@ -92,9 +92,9 @@ class _Composition:
         self._references, self._limit = references, limit
 
     def parts(self, found: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        """Return the schemas that describe one object together, or [] unless several declare properties."""
-        groups = [[option for key in keys for option in _listed(found, key)] for keys in _ALTERNATIVES]
-        groups += [[part] for part in _listed(found, "allOf")]
+        """Return the parts of a schema if more than one of them declares properties of the same object."""
+        groups = [[option for key in keys for option in as_list(found.get(key, []))] for keys in _ALTERNATIVES]
+        groups += [[part] for part in as_list(found.get("allOf", []))]
         groups.append(self._target(found))
         declaring = sum(any("properties" in part for part in self._applied(group)) for group in groups)
         return self._applied([found]) if declaring + ("properties" in found) > 1 else []
@@ -109,14 +109,9 @@ class _Composition:
                 continue
             self._limit.spend(1)
             found[id(part)] = part
-            waiting += [each for key in ("allOf", *chain(*_ALTERNATIVES)) for each in _listed(part, key)]
+            waiting += [each for key in ("allOf", *chain(*_ALTERNATIVES)) for each in as_list(part.get(key, []))]
             waiting += self._target(part)
         return [*found.values()]
 
     def _target(self, found: dict[str, Any]) -> list[Any]:
         return [self._references.resolved({"$ref": found["$ref"]})] if isinstance(found.get("$ref"), str) else []
-
-
-def _listed(found: dict[str, Any], keyword: str) -> list[Any]:
-    value = found.get(keyword, [])
-    return value if isinstance(value, list) else [value]

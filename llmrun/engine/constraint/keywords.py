@@ -68,6 +68,11 @@ def _parts(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from value.items()
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the value of a keyword that is a list or a single item."""
+    return value if isinstance(value, list) else [value]
+
+
 def escaped(name: str) -> str:
     """Escape a key for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -18,6 +18,7 @@ from llmrun.engine.constraint.keywords import (
     ANNOTATIONS,
     References,
     WorkLimit,
+    as_list,
     child,
     modernize,
     pointer_steps,
@@ -105,7 +106,7 @@ def _remove_ineffective(found: dict[str, Any], references: References) -> None:
 
 def _is_ineffective(keyword: str, found: Mapping[str, Any], references: References) -> bool:
     value = found[keyword]
-    if keyword in _TYPES and "type" in found and _TYPES[keyword] not in _listed(found["type"]):
+    if keyword in _TYPES and "type" in found and _TYPES[keyword] not in as_list(found["type"]):
         return True
     if keyword == "uniqueItems":
         most = found.get("maxItems")
@@ -125,16 +126,12 @@ def _is_ineffective(keyword: str, found: Mapping[str, Any], references: Referenc
     return keyword == "not" and value is False
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _allows_all(schema: Any) -> bool:
     return schema is True or (isinstance(schema, dict) and not schema.keys() - ANNOTATIONS)
 
 
 def _allows_all_names(schema: Any) -> bool:
-    if isinstance(schema, dict) and "string" in _listed(schema.get("type")):
+    if isinstance(schema, dict) and "string" in as_list(schema.get("type")):
         schema = {keyword: value for keyword, value in schema.items() if keyword != "type"}
     return _allows_all(schema)
 
@@ -192,7 +189,7 @@ def _list_names(found: dict[str, Any], references: References, limit: WorkLimit)
         return
     names = {keyword: value for keyword, value in names.items() if keyword not in ANNOTATIONS}
     replace_format(names)
-    if "string" not in _listed(names.pop("type", "string")):
+    if "string" not in as_list(names.pop("type", "string")):
         return
     listed = [names["const"]] if "const" in names else names.get("enum")
     if isinstance(listed, list) and len(names) == 1:
