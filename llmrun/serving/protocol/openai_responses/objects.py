@@ -117,8 +117,7 @@ class _ResultFile(TypedDict):
     type: Literal["input_image", "input_file"]
 
 
-ResultPart = Annotated[TextPart | _ResultFile, PARTS]
-ResultContent = Annotated[str | list[ResultPart], Expected("a string or a list of parts")]
+ResultContent = Annotated[str | list[Annotated[TextPart | _ResultFile, PARTS]], Expected("a string or a list of parts")]
 
 
 class _ResultItem(_Item):

@@ -48,7 +48,6 @@ from llmrun.serving.protocol.openai_responses.objects import (
     ResponseRequest,
     ResponseTool,
     ResultContent,
-    ResultPart,
     Settings,
     SupportedItem,
     SupportedTool,
