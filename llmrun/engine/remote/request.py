@@ -205,9 +205,9 @@ def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
             f"{wanted.origin}: not supported for models on a server",
             hint="OpenAI's API has only JSON schemas and JSON objects",
         )
-    from llmrun.engine.constraint.closing import described  # most runs have no schema
+    from llmrun.engine.constraint.closing import openai_json_schema  # most runs have no schema
 
-    return {"type": "json_schema", "json_schema": described(schema_of(wanted))}
+    return {"type": "json_schema", "json_schema": openai_json_schema(schema_of(wanted))}
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:
