@@ -53,7 +53,11 @@ def openai_json_schema(schema: Any) -> dict[str, Any]:
 
     `strict` is true only if all objects are closed. Otherwise, a server would close the objects or refuse the schema.
     """
-    return {"name": "answer", "schema": schema, "strict": closed(schema) == schema}
+    try:
+        is_closed = closed(schema) == schema
+    except ValueError:  # too large
+        is_closed = False
+    return {"name": "answer", "schema": schema, "strict": is_closed}
 
 
 def declare_all(found: dict[str, Any], references: References, limit: WorkLimit) -> bool:

@@ -90,9 +90,10 @@ class TokenRoutes:
         return json_response({"input_tokens": tokens}, headers=ignored_header(parsed.ignored))
 
     async def tokenizer_info(self, request: HttpRequest) -> Response:
-        """Describe the tokenizer, for lm-evaluation-harness. The query parameter `model` can name the model."""
-        async with self._service.models.lease(request.query_params.get("model")) as lease:
-            ready = await lease.ready()
+        """Return what lm-evaluation-harness asks for. The query parameter `model` can name the model."""
+        name = request.query_params.get("model")
+        async with self._service.models.lease(name) as lease, Presence(request.receive) as presence:
+            ready = await presence.during(lease.ready())
             return json_response(tokenizer_info_body(ready.facts))
 
     async def list_adapters(self, request: HttpRequest) -> Response:

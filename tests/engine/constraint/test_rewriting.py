@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from time import process_time
 from typing import Any
 
 import pytest
 
-from llmrun.engine.constraint.closing import closed, openai_json_schema
+from llmrun.base.errors import UsageError
+from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.closing import closed, described
 from llmrun.engine.constraint.exclusion import Exclusion
+from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.constraint.rewriting import enforceable
 
 A = {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind"]}
@@ -127,8 +131,19 @@ def test_schemas_do_not_grow_without_limit(part: Any) -> None:
 
 def test_closed_schemas_do_not_grow_without_limit() -> None:
     part = {"properties": {"a": True}, "allOf": [{"$ref": "#/$defs/P"}]}
+    schema = {**MANY, "properties": dict.fromkeys(NAMES, part)}
     with pytest.raises(ValueError, match="too many schemas"):
-        closed({**MANY, "properties": dict.fromkeys(NAMES, part)})
+        closed(schema)
+    assert not described(schema)["strict"]
+    wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(schema), strict=True)
+    with pytest.raises(UsageError, match="response_format: too many schemas"):
+        schema_of(wanted)
+
+
+def test_the_objects_of_strict_formats_are_closed() -> None:
+    for text in (json.dumps(P), json.dumps({"items": P})):
+        assert schema_of(ResponseFormat(FormatKind.JSON_SCHEMA, text)) == json.loads(text)
+        assert schema_of(ResponseFormat(FormatKind.JSON_SCHEMA, text, strict=True)) == closed(json.loads(text))
 
 
 @pytest.mark.parametrize("reference", ["#/a/oneOf/0", "#/oneOf/" + "9" * 5000, "#" + "/oneOf" * 5000, "#/oneOf/²", 5])
