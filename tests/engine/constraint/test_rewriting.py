@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.closing import closed, described
+from llmrun.engine.constraint.closing import closed, openai_json_schema
 from llmrun.engine.constraint.exclusion import Exclusion
 from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.constraint.rewriting import enforceable
@@ -134,7 +134,7 @@ def test_closed_schemas_do_not_grow_without_limit() -> None:
     schema = {**MANY, "properties": dict.fromkeys(NAMES, part)}
     with pytest.raises(ValueError, match="too many schemas"):
         closed(schema)
-    assert not described(schema)["strict"]
+    assert not openai_json_schema(schema)["strict"]
     wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(schema), strict=True)
     with pytest.raises(UsageError, match="response_format: too many schemas"):
         schema_of(wanted)
