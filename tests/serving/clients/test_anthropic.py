@@ -169,7 +169,13 @@ def test_errors_have_the_types_of_the_client(tools: Served) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: [0-9]+ tokens > 8192 maximum"):
         create(**asking("x" * 10_000))
     with pytest.raises(anthropic.BadRequestError, match="is not supported; define a tool"):
-        create(**asking("Hello?", tools=[{"type": "web_search_20250305", "name": "web_search"}]))
+        create(**asking("Hello?", tools=[{"type": "function", "name": "web_search"}]))
+
+
+def test_tools_of_anthropics_servers_are_left_out(tools: Served) -> None:
+    search: Any = {"type": "web_search_20250305", "name": "web_search"}
+    answer = client_of(tools).messages.with_raw_response.create(**asking("Hello?", tools=[search]))
+    assert "tools.web_search_20250305" in answer.headers["x-llmrun-ignored"]
 
 
 def test_overload_is_a_rate_limit_with_a_time(slow: Served) -> None:
