@@ -25,10 +25,10 @@ _PACKAGES = {
     "test_ollama.py": "ollama",
     "test_open_responses.py": "openresponses_types",
 }
-_CLAUDE_CODE = Path(sys.prefix) / "npm" / "node_modules" / ".bin" / "claude"
+_AGENTS = {"test_claude_code.py": "claude", "test_codex.py": "codex"}
+_PROGRAMS = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
 collect_ignore = [file for file, package in _PACKAGES.items() if find_spec(package) is None]
-if not _CLAUDE_CODE.exists():
-    collect_ignore.append("test_claude_code.py")
+collect_ignore += [file for file, program in _AGENTS.items() if not (_PROGRAMS / program).exists()]
 
 
 @pytest.fixture(scope="session")
