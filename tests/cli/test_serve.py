@@ -108,6 +108,7 @@ def test_other_machines_need_keys_or_a_decision() -> None:
     assert "--no-auth" in message
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("host", "shown"),
     [
