@@ -124,7 +124,7 @@ def test_the_tokenizer_is_described(server: Served) -> None:
     assert "<|im_start|>" in info["chat_template"]
 
 
-# What lm-evaluation-harness 0.4.13 sends for the log-likelihoods of texts.
+# lm-evaluation-harness 0.4.13 sends these fields for the log-likelihoods of texts.
 EVALUATING: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
 
 

@@ -91,7 +91,7 @@ def test_clients_that_want_a_larger_context_learn_the_available_one(
 @BOTH
 @pytest.mark.parametrize("wanted", [4096, 4096.0, 0, -1, None])
 def test_other_contexts_are_not_mentioned(parse: Callable[..., ParsedCompletion], wanted: float | None) -> None:
-    """As in Ollama, 0 means the default context size."""
+    """A value of 0 means the default context size, as it does in Ollama."""
     parsed = parse(options={"num_ctx": wanted})
     assert (parsed.context, parsed.ignored) == (0, ())
     assert parse(options={"num_ctx": 1024}).context == 0
