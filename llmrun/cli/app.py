@@ -17,7 +17,7 @@ from llmrun import __version__
 from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.processor import missing_instructions
 from llmrun.base.processes.commands import TERMINATING
-from llmrun.cli.arguments.options import Debug
+from llmrun.cli.arguments.options import Debug, general_option
 from llmrun.cli.console.output import Stdout, out, silence
 from llmrun.cli.messages import message_for
 from llmrun.cli.registry import Commands
@@ -40,7 +40,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def llmrun(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, general_option("--version", help="Print the version and exit.")] = False,
     debug: Debug = False,
 ) -> None:
     if version:

@@ -12,20 +12,24 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from typer.core import TyperOption
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.options import DEBUG_HELP
-from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
+from llmrun.cli.arguments.usage import GENERAL, CommandGroup, SingleCommand
+
+if TYPE_CHECKING:
+    from llmrun.cli.arguments.help_page import Section
 
 _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
-_LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
+_LISTING = re.compile(r"^LISTING = (\{.*?\})$", re.MULTILINE | re.DOTALL)
 _REMOVED = {"templates": "prompt templates are presets now: `llmrun list` shows them, and -m NAME uses one"}
-_LAST = 1000  # the default position in the help, for commands that do not set one
+_RARE = 100  # commands with this place or a later one have no line of their own in `llmrun --help`
+_LAST = 1000  # the default place, for commands that do not set one
 
 
 class Page(NamedTuple):
@@ -33,13 +37,15 @@ class Page(NamedTuple):
 
     help      the paragraphs; the first sentence is the summary in `llmrun --help`
     examples  the examples, one per line
-    place     the sort key in the list of `llmrun --help`, in ascending order
+    heading   the heading in `llmrun --help` under which the command is listed
+    place     the sort key of the command in `llmrun --help`, in ascending order; headings follow their first command
     aliases   other names of the command
     extra     the hint to show if there are too many arguments, or ""
     """
 
     help: str
     examples: str
+    heading: str
     place: int
     aliases: tuple[str, ...]
     extra: str
@@ -65,12 +71,32 @@ class Commands(CommandGroup):
         name = cmd_name if cmd_name in self.commands else aliases().get(cmd_name)
         return name and load(name)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        del ctx
-        pages = {name: page_of(name) for name in self.commands}
-        with formatter.section("Commands"):
-            ordered = sorted(pages, key=lambda name: pages[name].place)
-            formatter.write_dl([(", ".join((name, *pages[name].aliases)), pages[name].summary) for name in ordered])
+    def names_by_heading(self) -> dict[str, list[str]]:
+        """Return the names of all commands in the order of their places, under their headings."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(self.commands, key=lambda name: page_of(name).place):
+            found.setdefault(page_of(name).heading, []).append(name)
+        return found
+
+    def listed(self, *, everything: bool) -> list[Section]:
+        from llmrun.cli.arguments.help_page import Section
+
+        found, rare = [], []
+        for heading, names in self.names_by_heading().items():
+            rows = []
+            for name in names:
+                page = page_of(name)
+                if everything or page.place < _RARE:
+                    rows.append((", ".join((name, *page.aliases)), page.summary))
+                else:
+                    rare.append(name)
+            found.append(Section(heading, rows))
+        found.append(Section("More commands", [(", ".join(sorted(rare)), "")] if rare else []))
+        return [section for section in found if section.rows]
+
+    def where_the_rest_is(self, ctx: Any, hidden: int) -> str:
+        del ctx, hidden
+        return "For more, see `llmrun COMMAND --help` and `llmrun --help-all`."
 
 
 def command_names() -> list[str]:
@@ -94,6 +120,7 @@ def page_of(name: str) -> Page:
     return Page(
         text.strip(),
         inspect.cleandoc(examples),
+        values.get("heading", "Other"),
         values.get("place", _LAST),
         values.get("aliases", ()),
         values.get("extra", ""),
@@ -123,5 +150,12 @@ def _accept_debug(command: Any) -> None:
     """Add --debug, which `main` reads from the arguments, unless the command declares its own --debug."""
     if all(parameter.name != "debug" for parameter in command.params):
         command.params.append(
-            TyperOption(param_decls=["--debug"], is_flag=True, default=False, expose_value=False, help=DEBUG_HELP)
+            TyperOption(
+                param_decls=["--debug"],
+                is_flag=True,
+                default=False,
+                expose_value=False,
+                help=DEBUG_HELP,
+                rich_help_panel=GENERAL,
+            )
         )

@@ -422,7 +422,7 @@ def test_the_table_fits_the_terminal(model: str, columns: int) -> None:
 
 
 def test_help_says_what_the_flags_take() -> None:
-    text = bench("--help").stdout.decode()
+    text = bench("--help-all").stdout.decode()
     for flag in ("--n-prompt", "--concurrency", "--endpoint", "--cold", "--chat", "--html", "--save", "--profile"):
         assert flag in text
     for command in ("history", "compare"):

@@ -357,6 +357,6 @@ def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
 
 
 def test_help_is_in_the_words_of_its_flags() -> None:
-    told = llmrun("chat", "--help").stdout.decode()
+    told = llmrun("chat", "--help-all").stdout.decode()
     for part in ("[MODEL]", "--continue", "--system", "--temp", "--seed", "--ctx-size", "--chat-template", "--offline"):
         assert part in told

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from llmrun.cli import registry
+from llmrun.cli.arguments.help_page import whole_page
 from llmrun.cli.registry import aliases, command_names, load, page_of
 from tests.support.cli.commands import llmrun
+from tests.support.cli.help_pages import each_command
 
 COMMANDS = command_names()
 
@@ -23,36 +25,39 @@ def stderr_of(*arguments: str) -> str:
     return done.stderr.decode()
 
 
+def listed(text: str) -> dict[str, list[str]]:
+    """Return the names of the commands under each heading of a help page."""
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    return {
+        block[0].removesuffix(":"): [line[2:].split("  ")[0] for line in block[1:] if line[2] != " "]
+        for block in blocks
+        if block[0].endswith(":")
+    }
+
+
 def test_the_help_lists_the_commands_in_their_order() -> None:
-    listed = llmrun("--help").stdout.decode().partition("Commands:\n")[2].splitlines()
-    assert [line.split("  ")[1] for line in listed if line.startswith("  ") and line[2] != " "] == [
-        "chat, run",
-        "generate",
-        "replay",
-        "serve",
-        "batch",
-        "embed",
-        "rerank",
-        "search",
-        "fit",
-        "bench",
-        "eval",
-        "quantize",
-        "imatrix",
-        "convert",
-        "pull",
-        "list, ls",
-        "show",
-        "rm, remove",
-        "verify",
-        "prune",
-        "conversations",
-        "logs",
-        "doctor",
-        "completion",
-        "help",
-    ]
-    assert listed[0] == "  chat, run      Talk with a model."
+    assert listed(llmrun("--help-all").stdout.decode()) == {
+        "Run models": ["chat, run", "generate", "serve", "batch", "embed", "rerank"],
+        "Find and fit models": ["fit", "search", "pull"],
+        "Manage files": ["list, ls", "show", "rm, remove", "verify", "prune", "conversations", "logs"],
+        "Help": ["doctor", "help", "completion"],
+        "Measure": ["bench", "eval", "replay"],
+        "Make model files": ["quantize", "imatrix", "convert"],
+        "General": ["--version", "--debug", "-h, --help", "--help-all"],
+    }
+
+
+def test_the_short_help_describes_everyday_commands_and_names_the_others() -> None:
+    described = listed(llmrun("--help").stdout.decode())
+    rare = " ".join(described.pop("More commands")).split(", ")
+    assert described == {
+        "Run models": ["chat, run", "generate", "serve", "batch"],
+        "Find and fit models": ["fit", "search", "pull"],
+        "Manage files": ["list, ls", "show", "rm, remove"],
+        "Help": ["doctor", "help"],
+    }
+    everyday = [name.split(", ")[0] for names in described.values() for name in names]
+    assert rare == sorted(set(COMMANDS) - set(everyday))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -63,7 +68,7 @@ def test_the_text_of_a_file_says_what_its_module_says(name: str) -> None:
     assert (page.help, page.examples) == (text, inspect.cleandoc(examples))
     optional = {"aliases": page.aliases, "extra": page.extra}
     given = {key: value for key, value in optional.items() if value}
-    assert {"place": page.place, **given} == module.LISTING
+    assert {"heading": page.heading, "place": page.place, **given} == module.LISTING
     assert load(name).name == name
     assert load(name).get_short_help_str(1000) == page.summary
 
@@ -85,7 +90,7 @@ def test_aliases_run_their_commands() -> None:
 @pytest.mark.push
 def test_the_help_of_a_command_names_its_aliases() -> None:
     for alias, name in aliases().items():
-        assert f"\n  Also: llmrun {alias}.\n" in llmrun(name, "--help").stdout.decode()
+        assert f"\n  Also: llmrun {alias}.\n" in llmrun(name, "--help-all").stdout.decode()
 
 
 def test_a_new_file_is_a_new_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,22 +101,14 @@ def test_a_new_file_is_a_new_command(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(registry, "_FOLDER", tmp_path)
     assert command_names() == ["where"]
     page = page_of("where")
-    assert (page.summary, page.examples, page.aliases) == ("Print the folders.", "", ())
+    assert (page.summary, page.examples, page.heading, page.aliases) == ("Print the folders.", "", "Other", ())
     assert page.place > last
 
 
-def every_command() -> list[tuple[list[str], Any]]:
-    """Yield every command, including those below `bench`, with the words that call it."""
-    commands = [([name], load(name)) for name in COMMANDS]
-    return commands + [
-        ([*words, name], below) for words, group in commands for name, below in getattr(group, "commands", {}).items()
-    ]
-
-
-@pytest.mark.parametrize(("words", "command"), every_command(), ids=[" ".join(words) for words, _ in every_command()])
+@each_command
 def test_help_ends_with_examples_that_can_be_typed(words: list[str], command: Any) -> None:
     assert command.epilog
-    shown = command.get_help(command.make_context(" ".join(words), [], resilient_parsing=True))
+    shown = whole_page(command.make_context(" ".join(words), [], resilient_parsing=True))
     assert shown.endswith("Examples:\n" + "\n".join(f"  {line}" for line in command.epilog.splitlines()))
     for example in command.epilog.splitlines():
         typed = shlex.split(example.rpartition("| ")[2])

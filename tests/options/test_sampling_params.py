@@ -39,7 +39,7 @@ def test_the_default_is_inside_the_range(name: str, parameter: SamplingParameter
 
 @pytest.mark.push
 def test_help_lists_every_flag_with_a_short_sentence() -> None:
-    shown = " ".join(llmrun("generate", "--help").stdout.decode().split())
+    shown = " ".join(llmrun("generate", "--help-all").stdout.decode().split())
     for parameter in SAMPLING.values():
         default = f"[default: the model's, or {parameter.shown_default}]"
         assert f"{', '.join(parameter.flags)} {parameter.metavar} {parameter.help} {default}" in shown

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from llmrun.backends.base import AUTO
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.options import one_of
+from llmrun.cli.arguments.options import one_of, prompt_option, under
 from llmrun.cli.arguments.prompts import checked_text, read_text
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import RULES
@@ -18,12 +16,14 @@ from llmrun.options.settings import RULES
 if TYPE_CHECKING:
     from llmrun.options.settings import Settings
 
+_samples_option = under("Several answers")
+
 Suffix = Annotated[
-    str | None, typer.Option("--suffix", metavar="TEXT", help="Fill the gap between the prompt and this text.")
+    str | None, prompt_option("--suffix", metavar="TEXT", help="Fill the gap between the prompt and this text.")
 ]
 SuffixFile = Annotated[
     Path | None,
-    typer.Option("--suffix-file", metavar="FILE", help="Fill the gap between the prompt and this file."),
+    prompt_option("--suffix-file", metavar="FILE", help="Fill the gap between the prompt and this file."),
 ]
 
 
@@ -43,18 +43,20 @@ _MOST: Final = 64
 
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", metavar="N", min=1, max=_MOST, help="Generate N answers, with seeds SEED to SEED+N-1."),
+    _samples_option(
+        "--samples", metavar="N", min=1, max=_MOST, help="Generate N answers, with seeds SEED to SEED+N-1."
+    ),
 ]
 BestOf = Annotated[
     str | None,
-    typer.Option(
+    _samples_option(
         "--best-of",
         metavar="RULE",
         help="Print only the best sample, by mean-logprob or vote.",
         autocompletion=one_of(*_CHOICES),
     ),
 ]
-Null = Annotated[bool, typer.Option("-0", "--null", help="End each sample with a NUL byte, and print no headings.")]
+Null = Annotated[bool, _samples_option("-0", "--null", help="End each sample with a NUL byte, and print no headings.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from llmrun.backends.base import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.prompts import check_params, checked_text, parse_params, read_text
+from llmrun.cli.arguments.usage import GENERAL
 from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.options.sampling_params import SAMPLING
@@ -36,6 +37,22 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from llmrun.engine.constraint.base import ResponseFormat
+
+
+def under(heading: str) -> Callable[..., Any]:
+    """Return `typer.Option` for options that `--help-all` lists under a heading. Long pages of `--help` omit them."""
+    return functools.partial(typer.Option, rich_help_panel=heading)
+
+
+model_option = under("Model")
+prompt_option = under("Prompt")
+sampling_option = under("Sampling")
+format_option = under("Format of the answer")
+thinking_option = under("Thinking")
+speed_option = under("Speed and memory")
+device_option = under("GPUs and servers")
+output_option = under("Output")
+general_option = under(GENERAL)
 
 FILES = "<files>"
 _HERE = "on this machine"
@@ -90,7 +107,7 @@ def models_here_or_files() -> list[tuple[str, str] | str]:
 
 PromptCache = Annotated[
     Path | None,
-    typer.Option("--prompt-cache", metavar="FILE", help="Cache the processed prompt in this file for later runs."),
+    speed_option("--prompt-cache", metavar="FILE", help="Cache the processed prompt in this file for later runs."),
 ]
 
 
@@ -113,11 +130,11 @@ MaxTokens = Annotated[
 ]
 ContextSize = Annotated[
     int | None,
-    typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens.  [default: what fits, up to 32768]"),
+    speed_option("-c", "--ctx-size", metavar="N", help="Context size in tokens.  [default: what fits, up to 32768]"),
 ]
 KVType = Annotated[
     str | None,
-    typer.Option(
+    speed_option(
         "--kv-type",
         metavar="TYPE",
         help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES.  [default: f16]",
@@ -126,7 +143,7 @@ KVType = Annotated[
 ]
 Lora = Annotated[
     list[str] | None,
-    typer.Option(
+    model_option(
         "--lora",
         metavar="[NAME=]FILE[:SCALE]",
         help="Apply a LoRA adapter in GGUF format. Repeatable.",
@@ -134,42 +151,42 @@ Lora = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("-t", "--threads", metavar="N", help="Number of CPU threads.  [default: one per core]")
+    int | None, speed_option("-t", "--threads", metavar="N", help="Number of CPU threads.  [default: one per core]")
 ]
 LogitBias = Annotated[
     list[str] | None,
-    typer.Option("--logit-bias", metavar="ID=BIAS", help="Add BIAS to a token's logit; -inf bans it. Repeatable."),
+    sampling_option("--logit-bias", metavar="ID=BIAS", help="Add BIAS to a token's logit; -inf bans it. Repeatable."),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", metavar="N", help="Random seed; the same seed gives the same text.  [default: random]"),
+    sampling_option("--seed", metavar="N", help="Random seed; the same seed gives the same text.  [default: random]"),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop just before generating TEXT. Repeatable.")
+    list[str] | None, sampling_option("--stop", metavar="TEXT", help="Stop just before generating TEXT. Repeatable.")
 ]
 Think = Annotated[
     bool | None,
     typer.Option("--think/--no-think", help="Turn thinking on or off.  [default: set by the chat template]"),
 ]
 ThinkBudget = Annotated[
-    int | None, typer.Option("--think-budget", metavar="N", help="Stop thinking after N tokens; 0 turns it off.")
+    int | None, thinking_option("--think-budget", metavar="N", help="Stop thinking after N tokens; 0 turns it off.")
 ]
-HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show the model's thinking.")]
+HideThinking = Annotated[bool, thinking_option("--hide-thinking", help="Do not show the model's thinking.")]
 Stream = Annotated[
     bool | None,
-    typer.Option("--stream/--no-stream", help="Show the answer while it is generated.  [default: stream]"),
+    output_option("--stream/--no-stream", help="Show the answer while it is generated.  [default: stream]"),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors on stderr.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print more details on stderr.")]
+Quiet = Annotated[bool, general_option("-q", "--quiet", help="Print only errors on stderr.")]
+Verbose = Annotated[bool, general_option("-v", "--verbose", help="Print more details on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Params = Annotated[
     list[str] | None,
-    typer.Option("-P", "--param", metavar="NAME=VALUE", help="Set a variable of the preset's prompt. Repeatable."),
+    prompt_option("-P", "--param", metavar="NAME=VALUE", help="Set a variable of the preset's prompt. Repeatable."),
 ]
 PromptTemplate = Annotated[str | None, typer.Option("-T", "--template", hidden=True)]  # no longer exists
 Backend = Annotated[
     str | None,
-    typer.Option(
+    device_option(
         "--backend",
         metavar="NAME",
         help=f"Backend: {choices_in_words()}.  [default: auto]",
@@ -178,7 +195,7 @@ Backend = Annotated[
 ]
 GpuLayers = Annotated[
     str | None,
-    typer.Option(
+    device_option(
         "--gpu-layers",
         "-ngl",
         metavar="N",
@@ -188,13 +205,13 @@ GpuLayers = Annotated[
 ]
 TensorSplit = Annotated[
     str | None,
-    typer.Option(
+    device_option(
         "--tensor-split", metavar="N,N,...", help="Proportion of layers for each GPU.  [default: by free memory]"
     ),
 ]
 SplitMode = Annotated[
     str | None,
-    typer.Option(
+    device_option(
         "--split-mode",
         metavar="MODE",
         help="How to divide layers among GPUs: layer, row, or none.  [default: layer]",
@@ -203,18 +220,18 @@ SplitMode = Annotated[
 ]
 MainGpu = Annotated[
     int | None,
-    typer.Option("--main-gpu", metavar="N", help="Number of the GPU to use with --split-mode none.  [default: 0]"),
+    device_option("--main-gpu", metavar="N", help="Number of the GPU to use with --split-mode none.  [default: 0]"),
 ]
 Rpc = Annotated[
     str | None,
-    typer.Option("--rpc", metavar="HOST:PORT,...", help="Offload layers to llama.cpp RPC servers, or off for none."),
+    device_option("--rpc", metavar="HOST:PORT,...", help="Offload layers to llama.cpp RPC servers, or off for none."),
 ]
 RpcAnyway = Annotated[
-    bool | None, typer.Option("--rpc-anyway", help="Allow RPC servers at addresses that are not private.")
+    bool | None, device_option("--rpc-anyway", help="Allow RPC servers at addresses that are not private.")
 ]
 Speculate = Annotated[
     str | None,
-    typer.Option(
+    speed_option(
         "--speculate",
         metavar="WHAT",
         help="Speculation: auto, off, or a draft model.  [default: auto on the CPU engine]",
@@ -223,30 +240,30 @@ Speculate = Annotated[
 ]
 ChatTemplate = Annotated[
     Path | None,
-    typer.Option("--chat-template", metavar="FILE", help="Jinja2 file to use instead of the model's chat template."),
+    model_option("--chat-template", metavar="FILE", help="Jinja2 file to use instead of the model's chat template."),
 ]
 ChatTemplateKwargs = Annotated[
     str | None,
-    typer.Option("--chat-template-kwargs", metavar="JSON", help="Extra chat template variables, as a JSON object."),
+    model_option("--chat-template-kwargs", metavar="JSON", help="Extra chat template variables, as a JSON object."),
 ]
 JsonSchema = Annotated[
     str | None,
-    typer.Option("--json-schema", metavar="FILE|JSON", help="Answer in JSON that matches this JSON Schema."),
+    format_option("--json-schema", metavar="FILE|JSON", help="Answer in JSON that matches this JSON Schema."),
 ]
-JsonObject = Annotated[bool, typer.Option("--json-object", help="Answer with a JSON object.")]
+JsonObject = Annotated[bool, format_option("--json-object", help="Answer with a JSON object.")]
 Regex = Annotated[
-    str | None, typer.Option("--regex", metavar="REGEX", help="Answer with text that matches this regular expression.")
+    str | None, format_option("--regex", metavar="REGEX", help="Answer with text that matches this regular expression.")
 ]
 Grammar = Annotated[
     str | None,
-    typer.Option("--grammar", metavar="FILE", help="Answer with text that matches a GBNF or Lark grammar."),
+    format_option("--grammar", metavar="FILE", help="Answer with text that matches a GBNF or Lark grammar."),
 ]
 Choice = Annotated[
-    str | None, typer.Option("--choice", metavar="A,B,C", help="Answer with one of these texts, separated by commas.")
+    str | None, format_option("--choice", metavar="A,B,C", help="Answer with one of these texts, separated by commas.")
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Use only local files; do not access the network.")]
+Offline = Annotated[bool, general_option("--offline", help="Use only local files; do not access the network.")]
 DEBUG_HELP = "Show a traceback if the command fails."
-Debug = Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)]
+Debug = Annotated[bool, general_option("--debug", help=DEBUG_HELP)]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed without removing it.")]
 
 
@@ -497,7 +514,8 @@ def _answer_parameters() -> Iterator[inspect.Parameter]:
             continue
         for name, declared in SAMPLING.items():
             text = f"{declared.help}  [default: the model's, or {declared.shown_default}]"
-            option = typer.Option(*declared.flags, metavar=declared.metavar, help=text)
+            declare = typer.Option if name == "temperature" else sampling_option
+            option = declare(*declared.flags, metavar=declared.metavar, help=text)
             yield parameter.replace(name=name, default=None, annotation=Annotated[declared.kind | None, option])
 
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _KEEP_STORED_S = 300.0  # seconds, as in Ollama
 _SECURITY = "see docs/serving.md"
 
+_access_option = options.under("Access")
+_upstream_option = options.under("Other servers")
+_request_option = options.under("Requests")
+
 
 @dataclass(frozen=True, slots=True)
 class ServeFlags:
@@ -44,7 +48,7 @@ class ServeFlags:
     ] = None
     max_memory: Annotated[
         float | None,
-        typer.Option(
+        options.speed_option(
             "--max-memory", metavar="GB", min=0.1, help="Maximum memory of all models.  [default: free memory]"
         ),
     ] = None
@@ -55,28 +59,28 @@ class ServeFlags:
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", metavar="FILE", help="Accept only these API keys, one per line.")
     ] = None
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other machines without API keys.")] = False
+    no_auth: Annotated[bool, _access_option("--no-auth", help="Serve other machines without API keys.")] = False
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option("--allowed-host", metavar="NAME", help="Accept this name in Host headers. Repeatable."),
+        _access_option("--allowed-host", metavar="NAME", help="Accept this name in Host headers. Repeatable."),
     ] = None
     cors: Annotated[
         list[str] | None,
-        typer.Option("--cors", metavar="ORIGIN", help="Let web pages of this origin use the server. Repeatable."),
+        _access_option("--cors", metavar="ORIGIN", help="Let web pages of this origin use the server. Repeatable."),
     ] = None
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain for HTTPS, in PEM.")
+        Path | None, _access_option("--tls-cert", metavar="FILE", help="Certificate chain for HTTPS, in PEM.")
     ] = None
     tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key of the certificate, in PEM.")
+        Path | None, _access_option("--tls-key", metavar="FILE", help="Private key of the certificate, in PEM.")
     ] = None
     upstream: Annotated[
         list[str] | None,
-        typer.Option("--upstream", metavar="URL", help="Forward requests for other models to URL. Repeatable."),
+        _upstream_option("--upstream", metavar="URL", help="Forward requests for other models to URL. Repeatable."),
     ] = None
     upstream_key_file: Annotated[
         Path | None,
-        typer.Option(
+        _upstream_option(
             "--upstream-key-file", metavar="FILE", help="API keys for upstreams: URL KEY, or one KEY for all."
         ),
     ] = None
@@ -89,33 +93,35 @@ class ServeFlags:
     ctx_size: options.ContextSize = None
     kv_tokens: Annotated[
         int | None,
-        typer.Option(
+        options.speed_option(
             "--kv-tokens", metavar="N", min=1, help="KV cache for all requests, in tokens.  [default: what fits]"
         ),
     ] = None
     kv_type: options.KVType = None
     lora: options.Lora = None
     overcommit: Annotated[
-        bool, typer.Option("--overcommit", help="Run more requests; redo some if the KV cache gets full.")
+        bool, options.speed_option("--overcommit", help="Run more requests; redo some if the KV cache gets full.")
     ] = False
     max_wait: Annotated[
         float,
-        typer.Option("--max-wait", metavar="S", min=0, help="Refuse requests that would wait longer than S seconds."),
+        _request_option(
+            "--max-wait", metavar="S", min=0, help="Refuse requests that would wait longer than S seconds."
+        ),
     ] = 60.0
     max_queue: Annotated[
-        int, typer.Option("--max-queue", metavar="N", min=1, help="Maximum number of waiting requests.")
+        int, _request_option("--max-queue", metavar="N", min=1, help="Maximum number of waiting requests.")
     ] = 256
     drain: Annotated[
         float,
-        typer.Option("--drain", metavar="S", min=0, help="Seconds that running answers get when the server stops."),
+        _request_option("--drain", metavar="S", min=0, help="Seconds that running answers get when the server stops."),
     ] = 30.0
     share_prefixes: Annotated[
-        bool, typer.Option("--share-prefixes", help="Share cached prefixes between API keys.")
+        bool, _access_option("--share-prefixes", help="Share cached prefixes between API keys.")
     ] = False
     save_prefixes: Annotated[
-        bool, typer.Option("--save-prefixes", help="Save long prefixes on disk for later runs, per API key.")
+        bool, options.speed_option("--save-prefixes", help="Save long prefixes on disk for later runs, per API key.")
     ] = False
-    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False
+    open_metrics: Annotated[bool, _access_option("--open-metrics", help="Serve /metrics without an API key.")] = False
     threads: options.Threads = None
     chat_template: options.ChatTemplate = None
     backend: options.Backend = None

@@ -1,20 +1,47 @@
-"""Subclasses of Typer's command classes that use llmrun's error format and print examples at the end of the help."""
+"""Subclasses of Typer's command classes that use llmrun's error format and llmrun's help pages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import TyperException
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llmrun.base.errors import UsageError
+from llmrun.cli.console.output import out
 
+if TYPE_CHECKING:
+    from llmrun.cli.arguments.help_page import Section
+
+GENERAL = "General"  # the last heading of a help page, for options that most commands have
 _EXTRA = re.compile(r"got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
+_WHOLE = 1000  # characters; summaries are shorter, so they are not cut off
 _MOST_MEANT = 3  # a hint suggests at most this many options
 _SLACK = 0.1  # the largest difference in similarity between the best match and a suggested option
+
+
+def _print_whole_page(context: Any, option: Any, wanted: bool) -> None:
+    del option
+    if wanted and not context.resilient_parsing:
+        from llmrun.cli.arguments.help_page import whole_page
+
+        out.answer(whole_page(context))
+        out.end_answer()
+        context.exit()
+
+
+_HELP_ALL = TyperOption(
+    param_decls=["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_whole_page,
+    help="Show all options and exit.",
+    rich_help_panel=GENERAL,
+)
 
 
 class _InOurWords:
@@ -34,11 +61,24 @@ class _InOurWords:
             raise usage_error(error, ctx) from error
         return parsed
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        del ctx
-        if self.epilog:
-            with formatter.section("Examples"):
-                formatter.write("".join(f"  {example}\n" for example in self.epilog.splitlines()))
+    def get_params(self, ctx: Any) -> list[Any]:
+        *params, help_option = super().get_params(ctx)  # type: ignore[misc]
+        help_option.help, help_option.rich_help_panel = "Show help and exit.", GENERAL
+        return [*params, help_option, _HELP_ALL]
+
+    def get_help(self, ctx: Any) -> str:
+        from llmrun.cli.arguments.help_page import help_page
+
+        return help_page(ctx)
+
+    def listed(self, *, everything: bool) -> list[Section]:
+        """Return the sections with the commands below this command. Without `everything`, rare commands are names."""
+        del everything
+        return []
+
+    def where_the_rest_is(self, ctx: Any, hidden: int) -> str:
+        """Return the last line of a page that leaves out `hidden` options."""
+        return f"`{ctx.command_path} --help-all` shows the other {hidden} options."
 
 
 class SingleCommand(_InOurWords, TyperCommand):
@@ -78,6 +118,13 @@ def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
 
 class CommandGroup(_InOurWords, TyperGroup):
     """A command with subcommands."""
+
+    def listed(self, *, everything: bool) -> list[Section]:
+        from llmrun.cli.arguments.help_page import Section
+
+        del everything
+        rows = [(name, command.get_short_help_str(_WHOLE)) for name, command in self.commands.items()]
+        return [Section("Commands", rows)]
 
 
 def command_group() -> typer.Typer:

@@ -39,6 +39,9 @@ _NOT_SERVING = ("chat", "prompts", "cold", "profile", "seconds", "repetitions", 
 _LIST = "(a number, 1,2,8 or 1-8)."
 _BACKENDS = ", ".join(CHOICES)
 
+_workload_option = options.under("Workload")
+_serving_option = options.under("Servers under load")
+
 
 @dataclass(frozen=True, slots=True)
 class BenchFlags:
@@ -57,21 +60,25 @@ class BenchFlags:
     n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens {_LIST}")] = "512"
     n_gen: Annotated[str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate.")] = "128"
     n_depth: Annotated[
-        str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the KV cache before the prompt.")
+        str, _workload_option("-d", "--n-depth", metavar="N", help="Tokens in the KV cache before the prompt.")
     ] = "0"
-    chat: Annotated[bool, typer.Option("--chat", help="Use built-in conversations instead of random tokens.")] = False
+    chat: Annotated[bool, _workload_option("--chat", help="Use built-in conversations instead of random tokens.")] = (
+        False
+    )
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help='Use prompts from FILE; one {"prompt": "..."} per line.'),
+        _workload_option("--prompts", metavar="FILE", help='Use prompts from FILE; one {"prompt": "..."} per line.'),
     ] = None
-    cold: Annotated[bool, typer.Option("--cold", help="Measure cold starts: time to the first token.")] = False
+    cold: Annotated[bool, _workload_option("--cold", help="Measure cold starts: time to the first token.")] = False
     concurrency: Annotated[
         str | None,
-        typer.Option("--concurrency", metavar="N", help="Concurrent requests.  [default: 1; 16 with --requests etc.]"),
+        _serving_option(
+            "--concurrency", metavar="N", help="Concurrent requests.  [default: 1; 16 with --requests etc.]"
+        ),
     ] = None
     backend: Annotated[
         str | None,
-        typer.Option(
+        options.device_option(
             "--backend",
             metavar="NAME",
             help=f"Backend, or several: {_BACKENDS}.  [default: auto]",
@@ -84,37 +91,37 @@ class BenchFlags:
     ] = None
     rate: Annotated[
         str | None,
-        typer.Option(
+        _serving_option(
             "--rate",
             metavar="R",
             help="Requests per second, sent on time.",
         ),
     ] = None
-    requests: Annotated[int | None, typer.Option("--requests", metavar="N", min=1, help="Stop after N requests.")] = (
-        None
-    )
+    requests: Annotated[
+        int | None, _serving_option("--requests", metavar="N", min=1, help="Stop after N requests.")
+    ] = None
     duration: Annotated[
         float | None,
-        typer.Option("--duration", metavar="S", help="Send requests for S seconds.  [default: 30]"),
+        _serving_option("--duration", metavar="S", help="Send requests for S seconds.  [default: 30]"),
     ] = None
     burstiness: Annotated[
         float | None,
-        typer.Option("--burstiness", metavar="B", help="Shape of the arrivals; below 1 is burstier.  [default: 1]"),
+        _serving_option("--burstiness", metavar="B", help="Shape of the arrivals; below 1 is burstier.  [default: 1]"),
     ] = None
     goodput: Annotated[
         list[str] | None,
-        typer.Option("--goodput", metavar="LIMITS", help="Count requests within limits in ms: ttft:500,itl:150."),
+        _serving_option("--goodput", metavar="LIMITS", help="Count requests within limits in ms: ttft:500,itl:150."),
     ] = None
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", min=0, help="Seed of prompts and arrivals.  [default: random]"),
+        _serving_option("--seed", metavar="N", min=0, help="Seed of prompts and arrivals.  [default: random]"),
     ] = None
     threads: Annotated[
-        str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one per core]")
+        str | None, options.speed_option("-t", "--threads", metavar="N", help="CPU threads.  [default: one per core]")
     ] = None
     kv_type: Annotated[
         str | None,
-        typer.Option(
+        options.speed_option(
             "--kv-type",
             metavar="TYPE",
             help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES.  [default: f16]",
@@ -124,7 +131,7 @@ class BenchFlags:
     lora: options.Lora = None
     gpu_layers: Annotated[
         str | None,
-        typer.Option(
+        options.device_option(
             "--gpu-layers",
             "-ngl",
             metavar="N",
@@ -134,7 +141,7 @@ class BenchFlags:
     ] = None
     speculate: Annotated[
         str | None,
-        typer.Option(
+        options.speed_option(
             "--speculate",
             metavar="WHAT",
             help="Speculation: off, auto or a draft model, or several.  [default: off]",
@@ -143,13 +150,13 @@ class BenchFlags:
     ] = None
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", help="Time limit per configuration.  [default: 30]"),
+        _workload_option("--seconds", metavar="S", help="Time limit per configuration.  [default: 30]"),
     ] = None
     repetitions: Annotated[
         int | None,
-        typer.Option("-r", "--repetitions", metavar="N", min=1, help="Number of rounds.  [default: until precise]"),
+        _workload_option("-r", "--repetitions", metavar="N", min=1, help="Number of rounds.  [default: until precise]"),
     ] = None
-    profile: Annotated[bool, typer.Option("--profile", help="Profile each op of the CPU engine.")] = False
+    profile: Annotated[bool, options.output_option("--profile", help="Profile each op of the CPU engine.")] = False
     output: Annotated[
         str | None,
         typer.Option(
@@ -161,7 +168,9 @@ class BenchFlags:
         ),
     ] = None
     json_output: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts.")] = None
+    html: Annotated[
+        Path | None, options.output_option("--html", metavar="FILE", help="Write an HTML page with charts.")
+    ] = None
     save: Annotated[bool, typer.Option("--save", help="Save the run for `bench history` and `bench compare`.")] = False
     workload: Annotated[str | None, typer.Option("--workload", hidden=True)] = None  # hidden flags were removed
     same: Annotated[bool, typer.Option("--same", hidden=True)] = False

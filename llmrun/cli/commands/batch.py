@@ -28,7 +28,7 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import AnswerFlags, parse_template_variables, takes_answer_flags
 from llmrun.cli.arguments.prompts import read_text
 
-LISTING = {"place": 27}
+LISTING = {"heading": "Run models", "place": 13}
 
 
 @takes_answer_flags(but=("seed", "hide_thinking", "stream"))
@@ -41,7 +41,7 @@ def command(
     *,
     flags: AnswerFlags,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Seed for lines that have none.  [default: 0]")
+        int | None, options.sampling_option("--seed", metavar="N", help="Seed for lines that have none.  [default: 0]")
     ] = None,
     workers: Annotated[
         str | None,
@@ -51,17 +51,23 @@ def command(
             help="Where to run: local, URLs, ray or ray:HOST:PORT.  [default: local]",
         ),
     ] = None,
-    mixed: Annotated[bool, typer.Option("--mixed", help="Accept workers whose answers may differ.")] = False,
+    mixed: Annotated[bool, options.device_option("--mixed", help="Accept workers whose answers may differ.")] = False,
     parallel: Annotated[
         int,
-        typer.Option("--parallel", metavar="N", min=1, max=256, help="Maximum number of answers per worker at a time."),
+        options.speed_option(
+            "--parallel", metavar="N", min=1, max=256, help="Maximum number of answers per worker at a time."
+        ),
     ] = 16,
     kv_tokens: Annotated[
         int | None,
-        typer.Option("--kv-tokens", metavar="N", min=1, help="KV cache in tokens.  [default: what fits]"),
+        options.speed_option("--kv-tokens", metavar="N", min=1, help="KV cache in tokens.  [default: what fits]"),
     ] = None,
-    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Run the lines with errors again.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Start again, and replace the output if it exists.")] = False,
+    retry_errors: Annotated[
+        bool, options.output_option("--retry-errors", help="Run the lines with errors again.")
+    ] = False,
+    force: Annotated[
+        bool, options.output_option("--force", help="Start again, and replace the output if it exists.")
+    ] = False,
     is_dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count tokens, measure the speed, and write nothing.")
     ] = False,

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from llmrun.jobs.bench.measuring.workload import BenchTarget, Configuration
     from llmrun.options.settings import Settings
 
-LISTING = {"place": 50}
+LISTING = {"heading": "Measure", "place": 120}
 INTERRUPTED = 130  # 128 + SIGINT
 DIFFERENT_ANSWERS = 1
 

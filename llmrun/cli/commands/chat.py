@@ -28,7 +28,14 @@ import typer
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import conversations_folder
 from llmrun.cli.arguments.options import NAMES as FORMATS
-from llmrun.cli.arguments.options import AnswerFlags, models, parse_stops, parse_template_variables, takes_answer_flags
+from llmrun.cli.arguments.options import (
+    AnswerFlags,
+    models,
+    parse_stops,
+    parse_template_variables,
+    speed_option,
+    takes_answer_flags,
+)
 from llmrun.cli.arguments.prompts import filled_system, read_text
 from llmrun.cli.chatting.archive import conversation_names
 from llmrun.cli.console.output import out
@@ -50,7 +57,12 @@ if TYPE_CHECKING:
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.engine.tools.tools_file import ToolsFile
 
-LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
+LISTING = {
+    "heading": "Run models",
+    "place": 10,
+    "aliases": ("run",),
+    "extra": '`llmrun generate -m MODEL "text"` answers one question',
+}
 LAST = ""  # the value of --continue without a name
 
 
@@ -81,7 +93,7 @@ def command(
     ] = None,
     save_state: Annotated[
         bool | None,
-        typer.Option("--save-state/--no-save-state", help="Save the KV cache for --continue.  [default: save-state]"),
+        speed_option("--save-state/--no-save-state", help="Save the KV cache for --continue.  [default: save-state]"),
     ] = None,
 ) -> int:
     if name is not None and flags.model is not None:

@@ -22,7 +22,7 @@ from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.options import one_of
 from llmrun.cli.console.output import out
 
-LISTING = {"place": 160}
+LISTING = {"heading": "Help", "place": 140}
 
 # Each of these commands configures new shells to load the completion script.
 _STEPS = {

@@ -30,7 +30,7 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Recording, Store
 
-LISTING = {"place": 120}
+LISTING = {"heading": "Manage files", "place": 114}
 FORMATS = {"markdown": "markdown", "md": "markdown", "json": "json"}
 NOTHING_FOUND = 1  # the same exit code as grep
 

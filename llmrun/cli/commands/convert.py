@@ -25,7 +25,7 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.jobs.converting.convert import Conversion
 
-LISTING = {"place": 58}
+LISTING = {"heading": "Make model files", "place": 132}
 
 
 def command(

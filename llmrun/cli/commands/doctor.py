@@ -13,7 +13,7 @@ from llmrun.cli.arguments import options
 from llmrun.cli.console.output import out
 from llmrun.options.settings import load_sound_settings
 
-LISTING = {"place": 150}
+LISTING = {"heading": "Help", "place": 40}
 
 
 def command(

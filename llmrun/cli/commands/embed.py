@@ -18,7 +18,7 @@ import typer
 from llmrun.cli.arguments.embedding import EmbedFlags
 from llmrun.cli.arguments.options import models, takes_flags
 
-LISTING = {"place": 28}
+LISTING = {"heading": "Run models", "place": 101}
 
 
 @takes_flags(EmbedFlags)

@@ -30,7 +30,7 @@ from llmrun.engine.remote.request import is_endpoint
 from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.options.settings import RULES, SPECULATE_OFF, Settings, model_named, with_model, with_values
 
-LISTING = {"place": 55}
+LISTING = {"heading": "Measure", "place": 121}
 _TEXT = "https://huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw-v1.zip"
 
 
@@ -57,7 +57,7 @@ class EvalFlags:
     ] = None
     against_kv_type: Annotated[
         str | None,
-        typer.Option(
+        options.speed_option(
             "--against-kv-type",
             metavar="TYPE",
             help="KV cache precision of the base.  [default: --kv-type]",
@@ -66,7 +66,7 @@ class EvalFlags:
     ] = None
     against_backend: Annotated[
         str | None,
-        typer.Option(
+        options.device_option(
             "--against-backend",
             metavar="NAME",
             help="Backend of the base.  [default: --backend]",
@@ -75,7 +75,7 @@ class EvalFlags:
     ] = None
     context: Annotated[
         int | None,
-        typer.Option(
+        options.speed_option(
             "-c",
             "--context",
             "--ctx-size",

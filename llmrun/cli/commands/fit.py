@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from llmrun.hub.names import Artifact
     from llmrun.options.settings import Settings
 
-LISTING = {"place": 40}
+LISTING = {"heading": "Find and fit models", "place": 20}
 _NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "TEXT", "SCRATCH", "ON GPU", "TTFT", "PER TEXT", "TOK/S")
 _DROPPABLE = (("WEIGHTS", "KV", "TEXT", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop on narrow terminals

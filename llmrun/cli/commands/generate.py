@@ -44,7 +44,7 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.options.settings import Settings
 
-LISTING = {"place": 20}
+LISTING = {"heading": "Run models", "place": 11}
 
 
 @takes_answer_flags()
@@ -54,7 +54,7 @@ def command(
         typer.Argument(metavar="[PROMPT]...", help="Prompt text; use `-` to read standard input."),
     ] = None,
     prompt_option: Annotated[
-        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Prompt text, instead of an argument.")
+        str | None, options.prompt_option("-p", "--prompt", metavar="TEXT", help="Prompt text, instead of an argument.")
     ] = None,
     file: Annotated[
         Path | None,
@@ -63,19 +63,25 @@ def command(
     *,
     flags: AnswerFlags,
     logit_bias: options.LogitBias = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without a chat template.")] = False,
+    raw: Annotated[
+        bool, options.prompt_option("--raw", help="Send the prompt as it is, without a chat template.")
+    ] = False,
     suffix: Suffix = None,
     suffix_file: SuffixFile = None,
     logprobs: Annotated[
         int | None,
-        typer.Option("--logprobs", metavar="N", min=0, help="Show token probabilities and the N most likely tokens."),
+        options.output_option(
+            "--logprobs", metavar="N", min=0, help="Show token probabilities and the N most likely tokens."
+        ),
     ] = None,
     log: Annotated[
-        bool | None, typer.Option("--log/--no-log", help="Log the answer (see llmrun logs).  [default: no-log]")
+        bool | None,
+        options.output_option("--log/--no-log", help="Log the answer (see llmrun logs).  [default: no-log]"),
     ] = None,
     prompt_cache: options.PromptCache = None,
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE", help="Record the run in a file, for llmrun replay.")
+        Path | None,
+        options.output_option("--record", metavar="FILE", help="Record the run in a file, for llmrun replay."),
     ] = None,
     samples: Samples = None,
     best_of: BestOf = None,

@@ -1,10 +1,11 @@
 """Show help for llmrun or one of its commands.
 
-The output is the same as with `llmrun COMMAND --help`.
+The output is the same as with `llmrun COMMAND --help`, or with `llmrun COMMAND --help-all`, which shows all options.
 
 Examples:
     llmrun help
     llmrun help chat
+    llmrun help --all chat
     llmrun help bench compare
 """
 
@@ -14,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-LISTING = {"place": 170}
+LISTING = {"heading": "Help", "place": 41}
 
 
 def command(
@@ -23,8 +24,10 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[COMMAND]...", help="Command, and its subcommand if any."),
     ] = None,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Show all options, or all commands.")] = False,
 ) -> int:
     top = context.find_root()
-    with top.command.make_context(top.info_name, [*(names or ()), "--help"]) as asked:
+    flag = "--help-all" if everything else "--help"
+    with top.command.make_context(top.info_name, [*(names or ()), flag]) as asked:
         top.command.invoke(asked)
     return 0

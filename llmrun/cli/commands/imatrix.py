@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.backend import CpuBackend
     from llmrun.jobs.importance import ImatrixCollector
 
-LISTING = {"place": 57}
+LISTING = {"heading": "Make model files", "place": 131}
 _LABEL = 10  # width in columns
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmrun.hub.upkeep.removal import UnfinishedDownload
     from llmrun.options.presets import Preset
 
-LISTING = {"place": 70, "aliases": ("ls",)}
+LISTING = {"heading": "Manage files", "place": 30, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
 _PRESETS = ("PRESET", "MODEL", "SETTINGS")
 _RIGHT = ("SIZE", "CONTEXT")

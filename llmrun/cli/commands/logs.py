@@ -28,7 +28,7 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.cli.answers.answer_log import AnswerLog, Entry
 
-LISTING = {"place": 140}
+LISTING = {"heading": "Manage files", "place": 115}
 _HEADER = ("TIME", "MODEL", "PROMPT", "ANSWER")
 _USUAL_COUNT = 10
 _LEAST_CELL = 12  # minimum width in columns

@@ -24,7 +24,11 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.engine.saved_state.budget import StoredState
 
-LISTING = {"place": 110, "extra": "`hf cache prune` removes old revisions of every repository"}
+LISTING = {
+    "heading": "Manage files",
+    "place": 113,
+    "extra": "`hf cache prune` removes old revisions of every repository",
+}
 
 _STATES = "saved states"
 

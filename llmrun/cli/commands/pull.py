@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llmrun.hub.names import Artifact
     from llmrun.hub.resolve.model_file import Pull
 
-LISTING = {"place": 60}
+LISTING = {"heading": "Find and fit models", "place": 22}
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.jobs.quantizing import Job, Plan
 
-LISTING = {"place": 56}
+LISTING = {"heading": "Make model files", "place": 130}
 _LABEL = 11  # width in columns
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmrun.jobs.replay import Result, Watcher
     from llmrun.options.settings import Settings
 
-LISTING = {"place": 22}
+LISTING = {"heading": "Measure", "place": 122}
 
 
 def command(

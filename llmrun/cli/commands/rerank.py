@@ -19,7 +19,7 @@ from llmrun.cli.arguments.options import files as file_names
 from llmrun.cli.arguments.options import models, takes_flags
 from llmrun.cli.arguments.prompts import checked_text
 
-LISTING = {"place": 29}
+LISTING = {"heading": "Run models", "place": 102}
 
 
 @takes_flags(RerankFlags)

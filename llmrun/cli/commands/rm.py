@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.removal import Removal, UnfinishedDownload
 
-LISTING = {"place": 90, "aliases": ("remove",)}
+LISTING = {"heading": "Manage files", "place": 33, "aliases": ("remove",)}
 
 
 def command(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmrun.hub.remote.huggingface import HubModel
     from llmrun.hub.search import FoundModel
 
-LISTING = {"place": 30}
+LISTING = {"heading": "Find and fit models", "place": 21}
 _HEADER = ("NAME", "PARAMS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE")
 _RIGHT = ("PARAMS", "DOWNLOAD", "CONTEXT", "DOWNLOADS", "LIKES")
 _DROPPABLE = (("LICENCE",), ("CONTEXT",), ("PARAMS",), ("HERE",), ("DOWNLOAD",))  # columns to drop on narrow terminals

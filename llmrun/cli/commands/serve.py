@@ -28,7 +28,7 @@ from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import model_named
 
-LISTING = {"place": 25}
+LISTING = {"heading": "Run models", "place": 12}
 
 
 @takes_flags(ServeFlags)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmrun.hub.catalog import CatalogEntry, Wanted
     from llmrun.options.presets import Preset
 
-LISTING = {"place": 80}
+LISTING = {"heading": "Manage files", "place": 31}
 
 
 def command(

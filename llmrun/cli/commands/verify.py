@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.verification import VerificationResult
 
-LISTING = {"place": 100}
+LISTING = {"heading": "Manage files", "place": 112}
 
 
 def command(
