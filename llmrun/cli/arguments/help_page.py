@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from llmrun.cli.arguments.usage import GENERAL
 from llmrun.cli.console.output import wrapped
 
 ARGUMENTS, OPTIONS = COMMON = ("Arguments", "Options")
@@ -31,13 +30,15 @@ class Section(NamedTuple):
 
 
 def sections(context: Any) -> list[Section]:
-    """Return a command's arguments and options by heading."""
+    """Return a command's arguments and options by heading. The heading of the last option, --help-all, is the last."""
     found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in COMMON}
-    for parameter in context.command.get_params(context):
+    parameters = context.command.get_params(context)
+    for parameter in parameters:
         if record := parameter.get_help_record(context):
             usual = ARGUMENTS if parameter.param_type_name == "argument" else OPTIONS
             found.setdefault(parameter.rich_help_panel or usual, []).append(record)
-    found[GENERAL] = found.pop(GENERAL)
+    last = parameters[-1].rich_help_panel
+    found[last] = found.pop(last)
     return [Section(heading, rows) for heading, rows in found.items() if rows]
 
 
