@@ -1,4 +1,7 @@
-"""Builds the commands that install llama-cpp-python with GPU or RPC support, or rebuild a broken installation."""
+"""Builds the commands that install llama-cpp-python, compile it with GPU or RPC support, or rebuild a broken one.
+
+PyPI has only the source of llama-cpp-python, so pip compiles it. The llama-cpp-python project has indexes of wheels.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,18 @@ from llmrun.base.machine.shell import with_variable, words
 RPC_FLAG = "-DGGML_RPC=on"
 VULKAN_FLAG = "-DGGML_VULKAN=on"
 
+COMPILES = "pip compiles it, which takes a quarter of an hour or more and needs a C++ compiler"
+
 _PACKAGE = "llama-cpp-python"
+_WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"
+# The folder of _WHEELS for each of the CMake flags. A driver for CUDA 12.4 or later can run the wheels in cu124.
+_FOLDERS = {
+    "": "cpu",
+    "-DGGML_CUDA=on": "cu124",
+    "-DGGML_METAL=on": "metal",
+    "-DGGML_HIP=on": "rocm72",
+    VULKAN_FLAG: "vulkan",
+}
 _ROCM = Path("/opt/rocm")
 _HEADERS = Path("/usr/include")
 _CUDA = Path("/usr/local/cuda/bin/nvcc")
@@ -81,8 +95,16 @@ def _pip(flags: str, options: Sequence[str]) -> str:
 
 
 def install_command() -> str:
-    """Return the shell command that installs llama.cpp."""
-    return words([sys.executable, "-m", "pip", "install", llama_requirement()])
+    """Return the shell command that installs llama.cpp for the processor from a wheel, without compiling."""
+    return words([sys.executable, "-m", "pip", "install", *wheel_options(), llama_requirement()])
+
+
+def wheel_options(flags: str = "") -> list[str]:
+    """Return pip's options for a wheel of llama-cpp-python with the features of these CMake flags.
+
+    Without `--only-binary`, pip would compile a version on PyPI if it is newer than the wheels.
+    """
+    return ["--only-binary", _PACKAGE, "--extra-index-url", f"{_WHEELS}/{_FOLDERS[flags]}"]
 
 
 def llama_requirement() -> str:

@@ -24,9 +24,10 @@ def refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
     reason = _LOG_PREFIX.sub("", reason)
     sentence = f"llama.cpp cannot load this model: {path}: {shown(reason, 200)}"
     if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
-        return UnsupportedModel(
-            sentence, hint="a newer llama-cpp-python may support it: pip install -U llama-cpp-python"
-        )
+        from llmrun.backends.llama.build_command import COMPILES
+
+        hint = f"a newer llama-cpp-python may support it ({COMPILES}): pip install -U llama-cpp-python"
+        return UnsupportedModel(sentence, hint=hint)
     if "does not support split buffers" in reason:
         return UsageError(f"--split-mode row: {shown(reason, 200)}", hint="use --split-mode layer, the default")
     if "allocat" in reason or "out of memory" in reason:

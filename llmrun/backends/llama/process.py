@@ -123,10 +123,11 @@ class LlamaProcess:
             if answer.get("number") != number:
                 continue
             if "broken" in answer:
-                reinstall = f"reinstall it: {sys.executable} -m pip install --force-reinstall llama-cpp-python"
+                from llmrun.backends.llama.build_command import COMPILES, rebuild_command
+
                 raise LlmrunError(
                     f"llama-cpp-python does not work: {shown(answer['broken'], 300)}",
-                    hint=advice_for(answer["broken"]) or reinstall,
+                    hint=advice_for(answer["broken"]) or f"reinstall it ({COMPILES}): {rebuild_command('')}",
                 )
             if "progress" not in answer:
                 return answer

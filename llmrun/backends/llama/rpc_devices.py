@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.backends.base import MOST_DEVICES
-from llmrun.backends.llama.build_command import RPC_FLAG, build_command, build_flags, rebuild_command
+from llmrun.backends.llama.build_command import COMPILES, RPC_FLAG, build_command, build_flags, rebuild_command
 from llmrun.backends.llama.probe import is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc_servers import SERVER_PROGRAM, RpcServer, find_servers
@@ -125,7 +125,7 @@ def use_servers(process: LlamaProcess, text: str, *, anyway: bool) -> list[dict[
 
 def _raise_problem(problem: BuildProblem | None) -> None:
     if problem is not None:
-        raise UsageError(f"--rpc: {problem.words}", hint=f"{problem.verb}: {problem.command}")
+        raise UsageError(f"--rpc: {problem.words}", hint=f"{problem.verb} ({COMPILES}): {problem.command}")
 
 
 def _add_server(process: LlamaProcess, server: RpcServer) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmrun.backends.llama.build_command import (
+    COMPILES,
     WITHOUT_AMX,
     build_command,
     build_flags,
     install_command,
     rebuild_command,
+    wheel_options,
 )
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
 from llmrun.backends.llama.log import REBUILD, advice_for
@@ -54,9 +56,10 @@ def look_at_llama(machine: Machine) -> Iterator[Finding]:
         facts = {"installed": False}
         words = "not installed; most models run without it"
         if flags:
-            advice, command = _for_the_gpu(needed), build_command(flags)
+            advice, command = _for_the_gpu(flags, needed), build_command(flags)
         else:
-            advice, command = "To run models of other architectures, install it:", install_command()
+            advice = f"To run models of other architectures, install a wheel. Without these options, {COMPILES}:"
+            command = install_command()
         yield Finding(LLAMA, "llama_cpp", NOTE, words, advice, command, facts)
         return
     yield _finding_of(trial, machine.gpus, flags, needed)
@@ -85,12 +88,12 @@ def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str)
         return Finding(LLAMA, "llama_cpp", NOTE, words, _sentence(trial.advice), facts=facts)
     if trial.offloads:
         words = f"{name} works; it has GPU support but finds no GPU"
-        advice, command = (_for_the_gpu(needed), rebuild_command(flags)) if usable else ("", "")
+        advice, command = (_for_the_gpu(flags, needed), rebuild_command(flags)) if usable else ("", "")
         return Finding(LLAMA, "llama_cpp", NOTE if usable else OK, words, advice, command, facts)
     words = f"{name} works; it was built without GPU support"
     if not flags:
         return Finding(LLAMA, "llama_cpp", OK, words, facts=facts)
-    return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(needed), rebuild_command(flags), facts)
+    return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(flags, needed), rebuild_command(flags), facts)
 
 
 def _device_names(trial: LlamaTrial) -> str:
@@ -98,8 +101,10 @@ def _device_names(trial: LlamaTrial) -> str:
     return " and ".join(f"{name}, a software driver" if is_software_device(name) else name for name in names)
 
 
-def _for_the_gpu(needed: str) -> str:
-    return f"To use the GPU, install {needed} first, then run:" if needed else "To use the GPU:"
+def _for_the_gpu(flags: str, needed: str) -> str:
+    first = f"To use the GPU, install {needed} first, then run" if needed else "To use the GPU, run"
+    wheel = f"For a ready-made wheel, add {' '.join(wheel_options(flags))}"
+    return f"{first} the command below: {COMPILES}. {wheel}."
 
 
 def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
@@ -109,14 +114,14 @@ def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
     """
     about_the_gpu = advice_for(trial.failure)
     if about_the_gpu == REBUILD:
-        return "Rebuild it for this GPU:", rebuild_command(flags)
+        return f"Rebuild it for this GPU; {COMPILES}:", rebuild_command(flags)
     if about_the_gpu:
         return _sentence(about_the_gpu), ""
     if trial.crashed and _has_amx():
-        return "Rebuild it without AMX:", rebuild_command(f"{flags} {WITHOUT_AMX}".strip())
+        return f"Rebuild it without AMX; {COMPILES}:", rebuild_command(f"{flags} {WITHOUT_AMX}".strip())
     if trial.crashed:
-        return "Use --backend cpu, or rebuild it for this machine:", rebuild_command(flags)
-    return "Use --backend cpu, or reinstall it:", rebuild_command(flags)
+        return f"Use --backend cpu, or rebuild it for this machine; {COMPILES}:", rebuild_command(flags)
+    return f"Use --backend cpu, or reinstall it; {COMPILES}:", rebuild_command(flags)
 
 
 def _sentence(words: str) -> str:
@@ -142,7 +147,8 @@ def look_at_rpc(machine: Machine) -> Iterator[Finding]:
     problem = build_problem()
     if problem is not None:
         words = f"RPC servers cannot be used: {problem.words}"
-        yield Finding(LLAMA, _NAME, NOTE, words, "To use the RPC servers in the settings:", problem.command, facts)
+        advice = f"To use the RPC servers in the settings, {problem.verb}; {COMPILES}:"
+        yield Finding(LLAMA, _NAME, NOTE, words, advice, problem.command, facts)
         return
     if machine.offline:
         yield Finding(

@@ -21,4 +21,4 @@ def test_in_a_clone_that_was_never_installed_it_is_the_clones_extra(monkeypatch:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", missing)
-    assert install_command().endswith(" -m pip install '.[llama]'")
+    assert install_command().endswith("/llama-cpp-python/whl/cpu '.[llama]'")

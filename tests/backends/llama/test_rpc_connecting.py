@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from llmrun.backends.llama import rpc_devices
+from llmrun.backends.llama.build_command import COMPILES
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc_devices import build_problem, check_servers, devices_with, use_servers
 from llmrun.backends.llama.rpc_servers import RpcServer
@@ -97,7 +98,7 @@ def test_a_build_without_rpc_gets_the_command_that_rebuilds_it(
     error = refusal(process)
     assert isinstance(error, UsageError)
     assert str(error) == "--rpc: the installed llama.cpp was built without RPC"
-    rebuild = f'rebuild it: CMAKE_ARGS="{flags}" {PIP} --force-reinstall --no-deps --no-cache-dir '
+    rebuild = f'rebuild it ({COMPILES}): CMAKE_ARGS="{flags}" {PIP} --force-reinstall --no-deps --no-cache-dir '
     assert error.hint.startswith(rebuild)
     assert error.hint.removeprefix(rebuild).strip("'").startswith("llama-cpp-python")
     assert worker.asked == [("describe", "")]
@@ -109,7 +110,7 @@ def test_without_llama_cpp_the_hint_installs_it_with_rpc(
     monkeypatch.setattr(rpc_devices, "is_installed", lambda: False)
     error = refusal(process)
     assert str(error) == "--rpc: llama.cpp is not installed"
-    assert error.hint.startswith(f'install it: CMAKE_ARGS="-DGGML_RPC=on" {PIP} --no-cache-dir ')
+    assert error.hint.startswith(f'install it ({COMPILES}): CMAKE_ARGS="-DGGML_RPC=on" {PIP} --no-cache-dir ')
     problem = build_problem()
     assert problem is not None
     assert problem.words == "llama.cpp is not installed"

@@ -26,7 +26,9 @@ WHAT = shlex.quote(name if (name := llama_requirement()).startswith("llama-cpp")
 PIP = f"{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir {WHAT}"
 FRESH = f"{sys.executable} -m pip install --no-cache-dir {WHAT}"
 
-SDK_ADVICE = "To use the GPU, install the Vulkan SDK 1.3.272 or later (glslc, vulkan.hpp, spirv.hpp) first, then run:"
+SDK_ADVICE = "To use the GPU, install the Vulkan SDK 1.3.272 or later (glslc, vulkan.hpp, spirv.hpp) first, then run"
+PATIENCE = "which takes a quarter of an hour or more and needs a C++ compiler"
+INDEX = "--only-binary llama-cpp-python --extra-index-url https://abetlen.github.io/llama-cpp-python/whl/"
 
 
 @pytest.fixture(autouse=True)
@@ -69,22 +71,25 @@ def test_each_gpu_is_a_line_with_driver_and_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "found", "flags"),
+    ("gpus", "found", "flags", "wheels"),
     [
-        ((H200, ARC), ("nvcc",), "-DGGML_CUDA=on"),
-        ((APPLE,), (), "-DGGML_METAL=on"),
-        ((RADEON,), ("hipcc",), "-DGGML_HIP=on"),
-        ((RADEON,), ("glslc",), "-DGGML_VULKAN=on"),
-        ((ARC,), ("glslc",), "-DGGML_VULKAN=on"),
+        ((H200, ARC), ("nvcc",), "-DGGML_CUDA=on", "cu124"),
+        ((APPLE,), (), "-DGGML_METAL=on", "metal"),
+        ((RADEON,), ("hipcc",), "-DGGML_HIP=on", "rocm72"),
+        ((RADEON,), ("glslc",), "-DGGML_VULKAN=on", "vulkan"),
+        ((ARC,), ("glslc",), "-DGGML_VULKAN=on", "vulkan"),
     ],
 )
-def test_the_command_builds_for_the_gpu_that_is_there(
-    gpus: tuple[Gpu, ...], found: tuple[str, ...], flags: str, monkeypatch: pytest.MonkeyPatch
+def test_the_command_builds_for_the_gpu_and_the_advice_names_wheels(
+    gpus: tuple[Gpu, ...], found: tuple[str, ...], flags: str, wheels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools(monkeypatch, *found)
     finding = llama(monkeypatch, LlamaTrial("0.3.36"), *gpus)
     assert finding.status == NOTE
-    assert finding.advice == "To use the GPU:"
+    assert finding.advice == (
+        f"To use the GPU, run the command below: pip compiles it, {PATIENCE}. "
+        f"For a ready-made wheel, add {INDEX}{wheels}."
+    )
     assert finding.command == f'CMAKE_ARGS="{flags}" {PIP}'
 
 
@@ -130,7 +135,7 @@ def test_a_software_driver_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("header", "spirv", "advice"),
     [
-        ("#define VK_EXT_layer_settings 1", True, "To use the GPU:"),
+        ("#define VK_EXT_layer_settings 1", True, "To use the GPU, run"),
         ("#define VK_EXT_layer_settings 1", False, SDK_ADVICE),
         ("#define VK_HEADER_VERSION 239", True, SDK_ADVICE),
         (None, True, SDK_ADVICE),
@@ -147,7 +152,7 @@ def test_old_vulkan_headers_are_detected(
     tools(monkeypatch, "glslc")
     monkeypatch.delenv("VULKAN_SDK")
     monkeypatch.setattr(build_command, "_HEADERS", tmp_path)
-    assert llama(monkeypatch, LlamaTrial("0.3.36"), RADEON).advice == advice
+    assert llama(monkeypatch, LlamaTrial("0.3.36"), RADEON).advice.startswith(f"{advice} the command below: ")
 
 
 def test_a_missing_vulkan_driver_is_not_a_wrong_build(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +187,8 @@ def test_a_build_for_other_gpus_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> N
     why = "llama.cpp died while multiplying on a GPU: SIGABRT: no kernel image is available for execution on the device"
     tools(monkeypatch, "nvcc")
     found = llama(monkeypatch, LlamaTrial("0.3.36", failure=why, crashed=True), H200, amx=True)
-    assert (found.advice, found.command) == ("Rebuild it for this GPU:", f'CMAKE_ARGS="-DGGML_CUDA=on" {PIP}')
+    assert found.advice == f"Rebuild it for this GPU; pip compiles it, {PATIENCE}:"
+    assert found.command == f'CMAKE_ARGS="-DGGML_CUDA=on" {PIP}'
 
 
 def test_a_gpu_without_memory_needs_no_rebuilding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +201,8 @@ def test_a_gpu_without_memory_needs_no_rebuilding(monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_installed_is_a_note_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     found = llama(monkeypatch, None)
     assert found.status == NOTE
-    assert found.command.startswith(f"{sys.executable} -m pip install")
+    assert PATIENCE in found.advice
+    assert found.command.startswith(f"{sys.executable} -m pip install {INDEX}cpu ")
     tools(monkeypatch, "nvcc")
     assert llama(monkeypatch, None, H200).command == f'CMAKE_ARGS="-DGGML_CUDA=on" {FRESH}'
 
