@@ -10,7 +10,7 @@ import codecs
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.base.errors import UsageError
 
@@ -24,30 +24,76 @@ UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # byte order marks; `>` in 
 _LARGEST = 1 << 20  # the maximum number of bytes in a file that a user wrote
 
 
-def cache_folder() -> Path:
-    """Return the directory for files that llmrun can recreate, such as compiled kernels.
+# The names of all folders and files that llmrun writes, and what they hold. `llmrun doctor --paths` lists them.
+_CACHE = {
+    "kernels": "compiled kernels of the CPU engine",
+    "levels": "instruction levels that work on this processor",
+    "speeds": "measured speeds of this machine",
+    "llama": "GPUs that llama.cpp can use",
+    "locks": "locks of running batches",
+    "prefixes": "prefixes of prompts, from serve --save-prefixes",
+}
+_DATA = {
+    "models": "models that do not come from the Hub, and records of all models",
+    "conversations": "conversations of chat, and their saved states",
+    "history.jsonl": "lines typed in chat",
+    "history.lock": "lock of history.jsonl",
+    "logs": "logged answers (see llmrun logs)",
+    "bench": "runs saved with bench --save",
+    "tools": "tools that you marked as safe",
+    "told": "which notes have been shown",
+}
 
-    LLMRUN_CACHE_DIR overrides the default. The directory is not created.
+
+class Place(NamedTuple):
+    """A folder or file that llmrun writes, or that users write for llmrun.
+
+    holds      what is in the place, in a few words
+    is_shared  whether the place also holds what does not belong to llmrun, so that it must not be removed as a whole
     """
-    return _named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path
+
+    path: Path
+    holds: str
+    is_shared: bool = False
 
 
-def data_folder() -> Path:
-    """Return the directory for files that cannot be recreated, such as models.
+def places() -> list[Place]:
+    """Return the folders and files in llmrun's own directories, whether or not they exist."""
+    return [
+        Place(config_file(), "settings"),
+        Place(own_models_file(), "your models and presets"),
+        Place(templates_folder(), "prompt templates of earlier versions"),
+        *(Place(data_folder(name), holds) for name, holds in _DATA.items()),
+        *(Place(cache_folder(name), holds) for name, holds in _CACHE.items()),
+    ]
 
-    LLMRUN_DATA_DIR overrides the default. The directory is not created.
+
+def cache_folder(name: str) -> Path:
+    """Return the path of a folder for files that llmrun can recreate, such as compiled kernels, without creating it.
+
+    LLMRUN_CACHE_DIR overrides the default location. Raises KeyError for a name that is not listed above.
     """
-    return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
+    _CACHE[name]
+    return (_named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path) / name
+
+
+def data_folder(name: str) -> Path:
+    """Return the path of a folder or file that cannot be recreated, such as models, without creating it.
+
+    LLMRUN_DATA_DIR overrides the default location. Raises KeyError for a name that is not listed above.
+    """
+    _DATA[name]
+    return (_named_path("LLMRUN_DATA_DIR") or _platform().user_data_path) / name
 
 
 def conversations_folder() -> Path:
     """Return the directory for conversations and their saved states, without creating it."""
-    return data_folder() / "conversations"
+    return data_folder("conversations")
 
 
 def prefixes_folder() -> Path:
     """Return the directory for prefixes of the KV cache that servers save, without creating it."""
-    return cache_folder() / "prefixes"
+    return cache_folder("prefixes")
 
 
 def config_file() -> Path:
@@ -61,6 +107,11 @@ def config_file() -> Path:
 def own_models_file() -> Path:
     """Return the path of the user's `models.toml`, which is next to `config.toml` and need not exist."""
     return config_file().with_name("models.toml")
+
+
+def templates_folder() -> Path:
+    """Return the folder of earlier versions' prompt templates, which are presets now. The folder need not exist."""
+    return own_models_file().with_name("templates")
 
 
 def read_user_file(path: Path, kind: str) -> bytes:

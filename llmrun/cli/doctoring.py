@@ -1,4 +1,4 @@
-"""Prints the doctor's report as text or as JSON, and contributes its terminal check.
+"""Prints the doctor's report and llmrun's paths as text or as JSON, and contributes the terminal check.
 
 The check reports the width, colors and encoding that llmrun detects.
 """
@@ -14,13 +14,16 @@ from dataclasses import asdict
 from rich.text import Text
 
 from llmrun import __version__
-from llmrun.base.amounts import counted
+from llmrun.base.amounts import counted, format_bytes
+from llmrun.cli.completing import installed
 from llmrun.cli.console.output import out, wrapped
 from llmrun.cli.console.terminal import can_color, columns, is_terminal
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, Report
 
 SECTION = "Terminal"
 _NARROW = 60
+_SIZE = 7  # columns for a size
+_LEAST_ROOM = 24  # columns for what a path holds; with fewer columns, the words follow on the next line
 
 
 def look_at_terminal(machine: Machine) -> Iterator[Finding]:
@@ -83,6 +86,42 @@ def show_report(report: Report) -> None:
             _print_advice(finding)
     out.answer("\n")
     out.picture(_verdict(report))
+
+
+def show_paths(*, as_json: bool) -> None:
+    """Print all folders and files that llmrun writes, with their sizes, and the files that load completion."""
+    from llmrun.jobs.doctor.folders import all_places, shown_path, use_of
+
+    places = [*all_places(), *installed.installed()]
+    uses = [use_of(place.path) for place in places]
+    if as_json:
+        rows = [
+            {
+                "path": str(place.path),
+                "holds": place.holds,
+                "shared": place.is_shared,
+                "exists": place.path.exists(),
+                "files": use.files,
+                "bytes": use.n_bytes,
+                "counted_all": use.whole,
+            }
+            for place, use in zip(places, uses, strict=True)
+        ]
+        out.json({"schema": SCHEMA, "llmrun": __version__, "paths": rows})
+        return
+    names = [shown_path(place.path) for place in places]
+    left = max(map(len, names))
+    for name, place, use in zip(names, places, uses, strict=True):
+        size = format_bytes(use.n_bytes) if use.files else "-"
+        room = columns() - left - _SIZE - 4
+        if room >= _LEAST_ROOM:
+            first, *more = wrapped(place.holds, room)
+            out.lines(
+                [f"{size:>{_SIZE}}  {name:{left}}  {first}", *(f"{'':{left + _SIZE + 4}}{line}" for line in more)]
+            )
+        else:
+            more = wrapped(place.holds, columns() - _SIZE - 2)
+            out.lines([f"{size:>{_SIZE}}  {name}", *(f"{'':{_SIZE + 2}}{line}" for line in more)])
 
 
 def _lines(findings: list[Finding]) -> Text:

@@ -18,7 +18,7 @@ from typing import Any
 from llmrun.backends.base import AUTO, MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.base.errors import BadGGUF, UsageError, shown
-from llmrun.base.folders import config_file, own_models_file
+from llmrun.base.folders import config_file, own_models_file, templates_folder
 from llmrun.base.sampling_texts import ListOfTexts
 from llmrun.formats.layouts.kv import KV_TYPE
 from llmrun.options.presets import KEYS as PRESET_KEYS
@@ -285,11 +285,6 @@ def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Sett
     wrong: list[UsageError] = []
     values = _configured(wrong.append) | _overriding(flags, wrong.append)
     return with_values(Settings(), values), wrong
-
-
-def templates_folder() -> Path:
-    """Return the folder of earlier versions' prompt templates, which are presets now. The folder need not exist."""
-    return own_models_file().with_name("templates")
 
 
 def load_presets() -> Mapping[str, Preset]:

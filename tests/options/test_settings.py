@@ -271,23 +271,23 @@ def test_folders_follow_their_variables(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "c"))
     monkeypatch.setenv("LLMRUN_DATA_DIR", "~/d")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "c"
-    assert data_folder() == tmp_path / "d"
-    assert not cache_folder().exists()
+    assert cache_folder("kernels") == tmp_path / "c" / "kernels"
+    assert data_folder("models") == tmp_path / "d" / "models"
+    assert not cache_folder("kernels").parent.exists()
 
 
 def test_without_variables_the_folders_are_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMRUN_CONFIG")
-    for folder in (cache_folder(), data_folder(), config_file()):
+    for folder in (cache_folder("kernels"), data_folder("models"), config_file()):
         assert folder.is_absolute()
         assert "llmrun" in folder.parts
-    assert len({cache_folder(), data_folder()}) == 2
+    assert cache_folder("kernels").parent != data_folder("models").parent
 
 
 def test_a_home_that_does_not_exist_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_DATA_DIR", "~no-such-user-here/x")
     with pytest.raises(UsageError, match="LLMRUN_DATA_DIR: the home directory in '~no-such-user-here/x'"):
-        data_folder()
+        data_folder("models")
 
 
 def test_importing_settings_loads_nothing_heavy() -> None:

@@ -70,7 +70,7 @@ def gpus(progress: Progress | None = None) -> Gpus:
     package = _package()
     if package is None:
         return Gpus((), "llama.cpp is not installed")
-    memory = cache_folder() / "llama" / f"gpus-{_state(package)}.json"
+    memory = cache_folder("llama") / f"gpus-{_state(package)}.json"
     known = _read_cached(memory)
     if known is not None:
         return known

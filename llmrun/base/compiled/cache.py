@@ -60,7 +60,7 @@ class KernelCache:
     """Reads and writes the cache folder while kernels are loaded. Problems are collected, and `warn` reports them."""
 
     def __init__(self) -> None:
-        self.folder = folders.cache_folder() / "kernels"
+        self.folder = folders.cache_folder("kernels")
         self.damaged: set[str] = set()
         self._trouble: OSError | None = None
 

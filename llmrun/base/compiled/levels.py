@@ -43,7 +43,7 @@ def level_works(level: str, triple: str, cpu: str, features: str) -> bool:
     """
     sources = [(_KERNELS / name).read_bytes() for name in _TRIED]
     tried = "\0".join([level, triple, cpu, features, version("llvmlite"), version("numba")]).encode()
-    path = folders.cache_folder() / "levels" / hashlib.sha256(b"\0".join([tried, *sources])).hexdigest()
+    path = folders.cache_folder("levels") / hashlib.sha256(b"\0".join([tried, *sources])).hexdigest()
     with contextlib.suppress(OSError):
         if path.read_bytes() == _WORKED:
             return True

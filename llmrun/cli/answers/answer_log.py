@@ -109,7 +109,7 @@ class AnswerLog:
 
 def answer_log() -> AnswerLog:
     """Return the user's answer log, which is in the data folder."""
-    return AnswerLog(data_folder() / "logs" / "answers.jsonl")
+    return AnswerLog(data_folder("logs") / "answers.jsonl")
 
 
 def logger(preset: str | None) -> Callable[[AnsweredRequest], None]:

@@ -80,7 +80,7 @@ def tell_of_default_model(settings: Settings, command: str) -> None:
     """
     if out.quiet or not is_terminal(sys.stderr) or is_stand_in(settings.backend):
         return
-    told = data_folder() / "told" / "default-model"
+    told = data_folder("told") / "default-model"
     if settings.model != Settings().model or told.exists() or is_set("model") or not _remembered(told):
         return
     out.note(_sentence(settings.model, command))

@@ -26,12 +26,13 @@ import typer
 from llmrun.backends.base import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.base.errors import UsageError
+from llmrun.base.folders import templates_folder
 from llmrun.cli.arguments.prompts import check_params, checked_text, parse_params, read_text
 from llmrun.cli.arguments.usage import GENERAL
 from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.settings import RULES, Settings, load_settings, load_sound_settings, templates_folder
+from llmrun.options.settings import RULES, Settings, load_settings, load_sound_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

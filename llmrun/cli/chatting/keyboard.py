@@ -261,7 +261,7 @@ class TerminalTurns(Turns):
             prompt_continuation=" " * len(PROMPT),
             rprompt=self._shown_meter,
             placeholder=self._hint,
-            history=StoredHistory(data_folder() / "history.jsonl"),
+            history=StoredHistory(data_folder("history.jsonl")),
             key_bindings=self._keys(),
             completer=_Completer(lambda before: self.completions(before)),
             complete_while_typing=Condition(self._is_command),

@@ -1,12 +1,13 @@
 """Print a shell completion script.
 
 With the script, Tab completes commands, flags and their values, and model names. Without an argument, the command
-prints how to install the script.
+prints how to install the script. --remove undoes these instructions.
 
 Examples:
     llmrun completion
     llmrun completion bash
     llmrun completion fish > ~/.config/fish/completions/llmrun.fish
+    llmrun completion --remove
 """
 
 from __future__ import annotations
@@ -20,17 +21,12 @@ import typer
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.options import one_of
+from llmrun.cli.completing import installed
 from llmrun.cli.console.output import out
 
 LISTING = {"heading": "Help", "place": 140}
 
-# Each of these commands configures new shells to load the completion script.
-_STEPS = {
-    "bash": "echo 'eval \"$(llmrun completion bash)\"' >> ~/.bashrc",
-    "zsh": "echo 'eval \"$(llmrun completion zsh)\"' >> ~/.zshrc",
-    "fish": "mkdir -p ~/.config/fish/completions && llmrun completion fish > ~/.config/fish/completions/llmrun.fish",
-}
-_SHELLS = tuple(_STEPS)
+_SHELLS = tuple(installed.SHELLS)
 
 
 def command(
@@ -43,11 +39,16 @@ def command(
             autocompletion=one_of(*_SHELLS),
         ),
     ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove completion from the files of all shells.")] = False,
     complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # called by the completion scripts
 ) -> int:
     words = words or []
     if complete:
         _complete(context, words)
+    elif remove:
+        if words:
+            raise UsageError("completion: --remove applies to all shells", hint="leave out the shell")
+        _remove()
     elif not words:
         out.lines(_instructions())
     elif len(words) > 1:
@@ -75,11 +76,16 @@ def _complete(context: typer.Context, words: list[str]) -> None:
         out.answer(":files\n")
 
 
+def _remove() -> None:
+    changed = installed.remove()
+    out.lines([f"removed completion from {path}" for path in changed] or ["No shell loads completion of llmrun."])
+
+
 def _instructions() -> Iterator[str]:
     own = os.path.basename(os.environ.get("SHELL", ""))  # noqa: PTH119
     for shell in [own] if own in _SHELLS else _SHELLS:
         yield f"To enable completion in {shell}, run this once and start a new shell:"
-        yield f"  {_STEPS[shell]}"
+        yield f"  {installed.SHELLS[shell].command}"
     if own in _SHELLS:
         others = " or ".join(f"`llmrun completion {shell}`" for shell in _SHELLS if shell != own)
         yield f"For another shell, {others} prints the script."

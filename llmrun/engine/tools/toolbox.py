@@ -72,7 +72,7 @@ class SafeMarks:
     """The marks of one file. Every change first reads the file again and then replaces the file atomically."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path or data_folder() / "tools" / "safe-tools.json"
+        self._path = path or data_folder("tools") / "safe-tools.json"
         self._marks = {mark.key: mark for mark in self._read()}
 
     def why_unsafe(self, program: Program, tool: Definition, *, in_file: bool) -> str | None:

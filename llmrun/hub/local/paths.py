@@ -74,7 +74,7 @@ PARTIAL = ".llmrun.incomplete"  # suffix of partial downloads in the shared cach
 
 def models_folder() -> Path:
     """Return the folder for llmrun's own models and for the records of all models."""
-    return data_folder() / "models"
+    return data_folder("models")
 
 
 def own_model(file: str) -> Path:

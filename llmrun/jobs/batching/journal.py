@@ -348,7 +348,7 @@ def _locked(output: Path) -> BaseFileLock:
     import filelock
 
     name = hashlib.sha256(os.fsencode(os.path.realpath(output))).hexdigest()[:32]
-    folder = cache_folder() / "locks"
+    folder = cache_folder("locks")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # One thread acquires the lock, and another thread may release it.

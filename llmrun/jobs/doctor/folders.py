@@ -13,7 +13,7 @@ from typing import Any
 
 from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.errors import UsageError
-from llmrun.base.folders import config_file, own_models_file
+from llmrun.base.folders import Place, config_file, own_models_file, places
 from llmrun.base.machine.shell import another_folder, remove
 from llmrun.hub.catalog import read_file, read_whole
 from llmrun.hub.local.paths import hub_cache, models_folder
@@ -40,7 +40,10 @@ class Use:
 
 
 def use_of(folder: Path) -> Use:
+    """Return the disk usage of a folder, or of a single file."""
     files = n_bytes = 0
+    if folder.is_file():
+        return Use(1, folder.stat().st_size, _free(folder), True)
     for parent, _, names in os.walk(folder):
         for name in names:
             if files >= _MOST_FILES:
@@ -49,6 +52,11 @@ def use_of(folder: Path) -> Use:
                 n_bytes += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118 - ten times as fast as pathlib
                 files += 1
     return Use(files, n_bytes, _free(folder), True)
+
+
+def all_places() -> list[Place]:
+    """Return all folders and files that llmrun writes by itself, whether or not they exist."""
+    return [*places(), Place(hub_cache(), "models from the Hugging Face Hub, for all programs", is_shared=True)]
 
 
 def can_write(folder: Path) -> bool:

@@ -151,7 +151,7 @@ def _machine(n_threads: int) -> list[Any]:
 
 
 def _path(n_threads: int) -> Path:
-    return folders.cache_folder() / "speeds" / f"{n_threads}.json"
+    return folders.cache_folder("speeds") / f"{n_threads}.json"
 
 
 READ = KernelName.of("limits", "read")

@@ -29,7 +29,7 @@ class History:
 
 def history_file() -> Path:
     """Return the path of the history file."""
-    return data_folder() / "bench" / "history.jsonl"
+    return data_folder("bench") / "history.jsonl"
 
 
 def save(document: Document) -> None:
