@@ -34,6 +34,7 @@ def context_of(words: list[str], command: Any) -> Any:
 @each_command
 def test_the_help_fits_a_terminal_of_30_lines(words: list[str], command: Any) -> None:
     lines = help_page(context_of(words, command)).splitlines()
+    assert max(map(len, lines)) < 80
     assert len(lines) <= SCREEN, "move options under a heading with `under` (cli/arguments/options.py)"
     assert lines[0].startswith(f"Usage: llmrun {' '.join(words)} [OPTIONS]")
 

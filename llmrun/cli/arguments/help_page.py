@@ -75,10 +75,12 @@ def _page(context: Any, text: str, shown: Sequence[Section], ending: str = "") -
     for section in shown:
         rows = [line for row in section.rows for line in _row(*row, left, width)]
         blocks.append([f"{section.heading}:", *rows])
-    if examples := (command.epilog or "").splitlines():
-        if ending:
-            used = sum(len(block) + 1 for block in blocks)
-            examples = examples[: max(_EXAMPLES, _SCREEN - used - _FRAME)]
+    examples = (command.epilog or "").splitlines()
+    if ending:
+        used = sum(len(block) + 1 for block in blocks)
+        short = [example for example in examples if len(example) + 2 <= width]
+        examples = short[: max(_EXAMPLES, _SCREEN - used - _FRAME)]
+    if examples:
         blocks.append(
             ["Examples:", *(f"  {example}" for example in examples)]
         )  # not wrapped, so that they can be copied
