@@ -19,6 +19,7 @@ from llmrun.base.errors import Cancelled, kernel_warnings_told
 from llmrun.cli.answers.answering import cancelling, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
+from llmrun.jobs.bench.intervals import ENOUGH_PARTS
 from llmrun.jobs.evaluation.choices import Accuracy, Answered, ChoiceScorer, accuracy_of, context_for
 from llmrun.jobs.evaluation.measuring import PERCENTILES, Source, chunks_of, opened, scores_of_chunks, summarized
 from llmrun.options.settings import Settings
@@ -93,7 +94,9 @@ def _size_of_base(model: ModelInfo, base: ModelInfo) -> str:
 
 
 def _text_lines(text: TextResult, context: int) -> Iterator[str]:
-    yield _line("text", f"{counted(text.chunks, 'chunk')} of {context:,} tokens, {text.scored:,} tokens scored")
+    size = f"{counted(text.chunks, 'chunk')} of {context:,} tokens, {text.scored:,} tokens scored"
+    is_enough = text.chunks >= ENOUGH_PARTS
+    yield _line("text", size if is_enough else f"{size}; too few for intervals, which need {ENOUGH_PARTS} chunks")
     yield _line("perplexity", _with_interval(text.model.value, "{:.4f}".format))
     if text.base is None or text.comparison is None:
         return
@@ -136,7 +139,7 @@ def _line(label: str, text: str) -> str:
 
 def _with_interval(found: Interval, written: Callable[[float], str]) -> str:
     if math.isinf(found.high):
-        return f"{written(found.estimate)}  (a single chunk has no interval)"
+        return written(found.estimate)
     return f"{written(found.estimate)}  (95 %: {written(found.low)} to {written(found.high)})"
 
 
@@ -222,9 +225,10 @@ def _accuracy(found: Accuracy) -> dict[str, Any]:
 
 
 def _interval(found: Interval) -> dict[str, float | None]:
-    """Return an interval for JSON, with null for infinity, which JSON cannot represent."""
-    names = ("value", "low", "high")
-    return {name: value if math.isfinite(value) else None for name, value in zip(names, found, strict=True)}
+    """Return an interval for JSON, whose ends are null if there is too little data."""
+    if math.isinf(found.high):
+        return {"value": found.estimate, "low": None, "high": None}
+    return {"value": found.estimate, "low": found.low, "high": found.high}
 
 
 Part = TypeVar("Part")

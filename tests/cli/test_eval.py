@@ -91,9 +91,17 @@ def test_adapters_are_named_for_the_model_only(text: str, tmp_path: Path) -> Non
     assert "pirate" not in lines[1]
 
 
-def test_a_single_chunk_has_no_interval(text: str) -> None:
-    found = told(*SCRIPTED, "--text", text, "--chunks", "1", "--against", "model")["text"]
-    assert (found["perplexity"]["high"], found["chunks"]) == (None, 1)
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_few_chunks_have_no_intervals(text: str, chunks: int) -> None:
+    arguments = (*SCRIPTED, "--text", text, "--chunks", str(chunks), "--against", "model")
+    found = told(*arguments)["text"]
+    assert found["chunks"] == chunks
+    for name in ("perplexity", "base_perplexity", "perplexity_ratio", "kl_divergence", "same_top"):
+        assert (found[name]["low"], found[name]["high"]) == (None, None)
+        assert found[name]["value"] is not None
+    done = llmrun(*arguments).stdout.decode()
+    assert "too few for intervals, which need 4 chunks\n" in done
+    assert "95 %" not in done
 
 
 def test_models_with_different_vocabularies_are_refused_in_one_line(text: str, tmp_path: Path) -> None:

@@ -305,8 +305,8 @@ class TextResult:
 def summarized(chunks: Sequence[Scores]) -> TextResult:
     """Summarize the scores of at least one chunk. All chunks must have the same number of scored tokens.
 
-    The intervals are computed from the chunks' means, because errors within a chunk are correlated. The intervals are
-    infinite for a single chunk.
+    The intervals are computed from the chunks' means, because errors within a chunk are correlated. With fewer
+    than ENOUGH_PARTS chunks, the intervals are infinite.
     """
     surprise = np.array([chunk.surprise for chunk in chunks])
     model = _perplexity(surprise)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from llmrun.jobs.bench.intervals import Interval, mean_of_series, proportion
+from llmrun.jobs.bench.intervals import ENOUGH_PARTS, Interval, mean_of_series, proportion
 from llmrun.jobs.bench.statistics import widening
 
 BATCHES = 300
@@ -37,9 +37,11 @@ def test_intervals_of_series_contain_their_mean(memory: float) -> None:
     assert naive / BATCHES < 0.8 or memory == 0
 
 
-def test_a_single_part_has_an_infinite_interval() -> None:
-    assert mean_of_series([3.0]) == (3.0, -math.inf, math.inf)
-    assert mean_of_series([3.0, 3.0, 3.0]) == (3.0, 3.0, 3.0)
+def test_few_parts_have_an_infinite_interval() -> None:
+    for count in range(1, ENOUGH_PARTS):
+        assert mean_of_series([3.0] * count) == (3.0, -math.inf, math.inf)
+        assert proportion([5] * count, 10) == (0.5, -math.inf, math.inf)
+    assert mean_of_series([3.0] * ENOUGH_PARTS) == (3.0, 3.0, 3.0)
 
 
 def test_proportions_of_independent_trials_have_wilson_intervals() -> None:

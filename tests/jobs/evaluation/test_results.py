@@ -44,12 +44,18 @@ def test_the_error_of_llama_perplexity_assumes_independent_tokens() -> None:
     assert found.token_error == pytest.approx(math.exp(2.5) * math.sqrt(1.25 / 3))
 
 
-def test_a_single_chunk_has_no_interval() -> None:
-    found = summarized(random_chunks(1))
-    assert found.comparison is not None
-    for interval in (found.model.value, found.comparison.ratio, found.comparison.divergence):
-        assert interval.low in (0, -math.inf)
-        assert interval.high == math.inf
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_chunks_have_no_intervals(count: int) -> None:
+    found = summarized(random_chunks(count)).comparison
+    assert found is not None
+    assert [each.high for each in (found.divergence, found.same_top, found.ratio)] == [math.inf] * 3
+
+
+def test_four_chunks_have_an_interval() -> None:
+    found = summarized(random_chunks(4)).comparison
+    assert found is not None
+    assert 0.8 < found.ratio.low < found.ratio.high < 1.3
+    assert math.isfinite(found.same_top.low)
 
 
 def test_the_ratio_is_much_more_precise_than_the_perplexities() -> None:
