@@ -22,7 +22,7 @@ from llmrun.base.machine.shell import words
 from llmrun.formats.gguf.format import DEFAULT_ALIGNMENT
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.jobs.batching.journal import MORE_ROOM, absent_file
-from llmrun.jobs.file_types import FileType
+from llmrun.jobs.file_types import FileType, file_type_of
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.imatrix_file import Imatrix
@@ -147,13 +147,20 @@ class Job:
     allow_requantize: bool = False
     only_copy: bool = False
 
+    @property
+    def is_by_type_alone(self) -> bool:
+        """True if no option asks for other tensor types than the usual ones, or allows any input."""
+        return not (self.only_copy or self.allow_requantize or self.pure or self.output_type or self.embedding_type)
+
 
 def plan_of(file: GGUFFile, job: Job) -> Plan:
     """Let llama.cpp choose the types of the new tensors, which takes a fraction of a second. Return the plan.
 
-    Raises UsageError if the job needs an imatrix or would quantize again without permission, ModelFileError if the
-    imatrix belongs to another model, UnsupportedModel and BackendCrashed.
+    Raises UsageError if the job needs an imatrix, would change nothing, or would quantize again without permission,
+    ModelFileError if the imatrix belongs to another model, UnsupportedModel and BackendCrashed.
     """
+    if job.is_by_type_alone and file_type_of(file.metadata) == job.file_type.name:
+        raise _unchanged(file, job)
     answer = _asked(file.path, Path(), job, dry_run=True)
     if answer["failed"]:
         raise refusal(str(file.path), answer["failed"], ())
@@ -172,7 +179,16 @@ def plan_of(file: GGUFFile, job: Job) -> Plan:
             f"{shown(plan.requantized[0].old.name)} ({plan.requantized[0].old.type.name})",
             hint="quantize the F16 or BF16 original, or accept the loss of quality with --allow-requantize",
         )
+    if not (job.only_copy or job.allow_requantize or any(one.is_converted for one in plan.tensors)):
+        raise _unchanged(file, job)
     return plan
+
+
+def _unchanged(file: GGUFFile, job: Job) -> UsageError:
+    return UsageError(
+        f"{file.path}: the model is {job.file_type.name} already",
+        hint="choose another TYPE, or copy the file; --allow-requantize runs the quantizer anyway",
+    )
 
 
 def without_data(plan: Plan, imatrix: Imatrix) -> list[str]:
