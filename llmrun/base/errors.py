@@ -21,7 +21,7 @@
 Messages have the form ``what happened: file or key: actual value, limit``. The `hint` advises the user on what to do
 next. `cli/messages.py` formats messages and hints for the terminal.
 
-KernelWarning is the only warning that llmrun issues through Python's `warnings`.
+KernelWarning and BrokenEntry are the only warnings that llmrun issues through Python's `warnings`.
 """
 
 from __future__ import annotations
@@ -142,11 +142,28 @@ class KernelWarning(UserWarning):
     """
 
 
+class BrokenEntry(UserWarning):
+    """An invalid entry of the user's models.toml was left out. The other entries work."""
+
+
+def warn_of_broken_entry(error: UsageError) -> None:
+    """Issue a BrokenEntry warning for an invalid entry, which is then left out."""
+    warnings.warn(f"{error}; ignored" + (f" ({error.hint})" if error.hint else ""), BrokenEntry, stacklevel=2)
+
+
 @contextmanager
 def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
     """In the `with` block, call `tell` once per distinct KernelWarning message. Other warnings are shown as usual."""
+    with warnings_told(tell, KernelWarning):
+        yield
+
+
+@contextmanager
+def warnings_told(tell: Callable[[str], None], kind: type[Warning]) -> Iterator[None]:
+    """In the `with` block, call `tell` once per distinct message of this kind. Other warnings are shown as usual."""
+    told_before: set[str] = set()
     with warnings.catch_warnings():
-        warnings.simplefilter("once", KernelWarning)
+        warnings.simplefilter("always", kind)
         show = warnings.showwarning
 
         def told(
@@ -157,10 +174,11 @@ def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            if issubclass(category, KernelWarning):
-                tell(str(message))
-            else:
+            if not issubclass(category, kind):
                 show(message, category, filename, lineno, file, line)
+            elif str(message) not in told_before:
+                told_before.add(str(message))
+                tell(str(message))
 
         warnings.showwarning = told
         yield

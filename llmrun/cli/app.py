@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
-from llmrun.base.errors import LlmrunError
+from llmrun.base.errors import BrokenEntry, LlmrunError, warnings_told
 from llmrun.base.machine.processor import missing_instructions
 from llmrun.base.processes.commands import TERMINATING
 from llmrun.cli.arguments.options import Debug, general_option
@@ -60,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, _terminate)
     try:
         _check_processor()
-        return _run(arguments)
+        with warnings_told(out.note, BrokenEntry):
+            return _run(arguments)
     except KeyboardInterrupt:
         out.clear_progress()
         return INTERRUPTED

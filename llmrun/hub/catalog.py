@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import llmrun
-from llmrun.base.errors import ModelNotFound, UsageError, shown
+from llmrun.base.errors import ModelNotFound, UsageError, shown, warn_of_broken_entry
 from llmrun.base.folders import decoded_text, own_models_file
 from llmrun.hub.names import (
     SHA256,
@@ -40,7 +40,7 @@ from llmrun.hub.names import (
     weights_in,
 )
 from llmrun.options.presets import TABLE as PRESETS
-from llmrun.options.presets import read_toml
+from llmrun.options.presets import Refuse, read_toml, with_line
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import RULES
 
@@ -152,6 +152,8 @@ T = TypeVar("T")
 class CatalogFile:
     """The tables of one models.toml file, whose entries have not been parsed yet.
 
+    broken        the errors for invalid entries, keyed by what users would type: the name of a model or family, or a
+                  short name, in lower case
     aliases       maps each alias to a model name
     repositories  maps each repository on the Hub to the names of the models with files in it
     presets       the names of the user's presets, which options/presets.py reads
@@ -160,34 +162,32 @@ class CatalogFile:
     path: Path
     models: Mapping[str, Any]
     families: Mapping[str, Any]
-    shortnames: Mapping[str, Any]
+    shortnames: Mapping[str, str]
+    broken: Mapping[str, UsageError] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     repositories: Mapping[str, list[str]] = field(default_factory=dict)
     presets: Collection[str] = ()
 
 
 def read_file(path: Path) -> CatalogFile:
-    """Read the tables of a models.toml file. Raises UsageError for invalid TOML and for unknown tables."""
+    """Read the tables of a models.toml file, but do not parse models and families. Raises UsageError for bad TOML."""
     tables = read_toml(path, "catalogue")
-    known = ("models", "families", "shortnames")
-    for name, table in tables.items():
-        if name not in (*known, PRESETS) or not isinstance(table, dict):
-            raise UsageError(
-                f"catalogue: {path}: {name!r}: only [models.NAME], [families.NAME], [shortnames] and [presets.NAME] "
-                "are allowed"
-            )
-    models, families, shortnames = (tables.get(name, {}) for name in known)
-    return CatalogFile(path, models, families, shortnames, presets=tuple(tables.get(PRESETS, {})))
-
-
-def read_shortnames(file: CatalogFile) -> dict[str, str]:
-    """Return a map from lower-case short names to model names."""
-    shortnames = {}
-    for name, target in file.shortnames.items():
-        if not isinstance(target, str) or not target or not target.isprintable():
-            raise UsageError(f"catalogue: {file.path}: shortnames: {name!r}: {target!r} is not the name of a model")
-        shortnames[name.lower()] = target
-    return shortnames
+    known = ("models", "families", "shortnames", PRESETS)
+    broken: dict[str, UsageError] = {}
+    for name, table in [*tables.items()]:
+        if name not in known or not isinstance(table, dict):
+            words = "only [models.NAME], [families.NAME], [shortnames] and [presets.NAME] are allowed"
+            broken[name.lower()] = with_line(UsageError(f"catalogue: {path}: {name!r}: {words}"), path, name)
+            del tables[name]
+    models, families, targets, presets = (tables.get(name, {}) for name in known)
+    shortnames: dict[str, str] = {}
+    for name, target in targets.items():
+        if isinstance(target, str) and target and target.isprintable():
+            shortnames[name.lower()] = target
+        else:
+            error = UsageError(f"catalogue: {path}: shortnames: {name!r}: {target!r} is not the name of a model")
+            broken[name.lower()] = with_line(error, path, "shortnames", name)
+    return CatalogFile(path, models, families, shortnames, broken, presets=tuple(presets))
 
 
 class TableKeys:
@@ -474,9 +474,8 @@ def read_sections(path: Path) -> CatalogFile:
         kind, quoted, bare = heading.groups()
         texts[kind][quoted or bare] = text[heading.start() : following.start() if following else len(text)]
     models = Sections("models", texts["models"])
-    return CatalogFile(
-        path, models, Sections("families", texts["families"]), {}, models.aliases(), models.repositories()
-    )
+    families = Sections("families", texts["families"])
+    return CatalogFile(path, models, families, {}, aliases=models.aliases(), repositories=models.repositories())
 
 
 def _read_text(path: Path) -> str:
@@ -505,18 +504,25 @@ class Catalog:
         self._repositories: dict[str, list[str]] = {}
         self._entries: dict[str, CatalogEntry] = {}
         self._presets: list[str] = []
+        self._broken: dict[str, UsageError] = {}
         self.shortnames: dict[str, str] = {}
         for file in files:
-            self.shortnames |= read_shortnames(file)
+            self.shortnames |= file.shortnames
+            self._broken |= file.broken
             self._presets += file.presets
             self._aliases |= file.aliases
-            for alias in file.aliases:
-                self._models.pop(alias, None)
+            for name in (*file.aliases, *file.broken):
+                self._models.pop(name, None)
             self._models |= dict.fromkeys(file.models, file)
             for repository, names in file.repositories.items():
                 self._repositories.setdefault(repository, []).extend(names)
             for name in file.families:
                 self._families.setdefault(name, []).append(file)
+
+    def check(self, name: str) -> None:
+        """Raise the error of the model, family or short name in the user's file, if it is invalid."""
+        if (error := self._broken.get(name.lower())) is not None:
+            raise error
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all models, grouped by family."""
@@ -528,6 +534,7 @@ class Catalog:
 
     def entry(self, name: str) -> CatalogEntry:
         """Return the model with exactly this name. Raises KeyError for unknown names, UsageError for bad entries."""
+        self.check(name)
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
@@ -585,6 +592,7 @@ class Catalog:
 
     def _model_named(self, wanted: str) -> str | None:
         """Return the model that a name without a quantization refers to, or None."""
+        self.check(wanted)
         if wanted in self._models:
             return wanted
         if wanted in self._aliases:
@@ -601,7 +609,9 @@ class Catalog:
 
     def _usual(self, family: str) -> str | None:
         """Return the model that a family's name refers to, or None. Raises ModelNotFound if the name is ambiguous."""
+        self.check(family)
         usual = self._family(family).get("usual")
+        self.check(f"{family}:{usual}")
         if usual is not None and f"{family}:{usual}" in self._models:
             return f"{family}:{usual}"
         sizes = self.sizes(family)
@@ -640,13 +650,19 @@ class Catalog:
         )
 
 
-def load_catalog() -> Catalog:
-    """Return our catalogue merged with the user's. Raises UsageError with the file, the entry and the key."""
+def load_catalog(refuse: Refuse = warn_of_broken_entry) -> Catalog:
+    """Return our catalogue merged with the valid entries of the user's.
+
+    refuse  called with the error for each invalid entry, which names the file, the line, the entry and the key
+    Raises UsageError if the user's file cannot be read or is not valid TOML.
+    """
     ours, own = _shipped(shipped_catalog()), own_models_file()
     if not own.is_file():
         return Catalog(ours)
-    file = read_file(own)
-    return Catalog(ours, _indexed(file, read_whole(file)))
+    file, entries = parse_file(read_file(own))
+    for error in file.broken.values():
+        refuse(error)
+    return Catalog(ours, _indexed(file, entries))
 
 
 def shipped_catalog() -> Path:
@@ -661,20 +677,41 @@ def read_whole(file: CatalogFile) -> dict[str, CatalogEntry]:
 
     Models that belong to a family in our own catalogue inherit the family's values.
     """
-    shipped = _shipped(shipped_catalog())
-    catalog = Catalog(file) if file.path == shipped.path else Catalog(shipped, file)
-    for name, table in file.families.items():
-        read_family(file.path, name, table)
-    entries = {name: catalog.entry(name) for name in file.models}
-    owners: dict[str, str] = dict.fromkeys(entries, "")
-    for entry in entries.values():
-        for alias in entry.aliases:
-            if alias in owners:
-                raise UsageError(
-                    f"catalogue: {file.path}: {entry.name}: aliases: {alias!r} already names another model"
-                )
-            owners[alias] = entry.name
+    file, entries = parse_file(file)
+    for error in file.broken.values():
+        raise error
     return entries
+
+
+def parse_file(file: CatalogFile) -> tuple[CatalogFile, dict[str, CatalogEntry]]:
+    """Parse every entry of one file. Return the file with only its valid entries, and its models."""
+    broken = dict(file.broken)
+
+    def valid(kind: str, tables: Mapping[str, Any], parse: Callable[[str], T]) -> dict[str, T]:
+        found: dict[str, T] = {}
+        for name in tables:
+            try:
+                found[name] = parse(name)
+            except UsageError as error:
+                broken[name.lower()] = with_line(error, file.path, kind, name)
+        return found
+
+    shipped = _shipped(shipped_catalog())
+    families = valid("families", file.families, lambda name: read_family(file.path, name, file.families[name]))
+    file = replace(file, families={name: file.families[name] for name in families}, broken={})
+    catalog = Catalog(file) if file.path == shipped.path else Catalog(shipped, file)
+    taken = set(file.models)
+
+    def entry(name: str) -> CatalogEntry:
+        parsed = catalog.entry(name)
+        for alias in parsed.aliases:
+            if alias in taken:
+                raise UsageError(f"catalogue: {file.path}: {name}: aliases: {alias!r} already names another model")
+        taken.update(parsed.aliases)
+        return parsed
+
+    entries = valid("models", file.models, entry)
+    return replace(file, models={name: file.models[name] for name in entries}, broken=broken), entries
 
 
 def _indexed(file: CatalogFile, entries: Mapping[str, CatalogEntry]) -> CatalogFile:

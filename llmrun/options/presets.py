@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun.base.errors import UsageError, nearest
 from llmrun.base.folders import decoded_text, read_user_file
@@ -69,7 +69,9 @@ ONLY_INPUT = f"${INPUT}"  # a template that consists only of the user's prompt
 # URLs and .gguf files are never presets, so they always keep their own meaning.
 _NAME = re.compile(r"(?!.*://)(?!.*\.gguf\Z)[a-z0-9][a-z0-9._:/-]*", re.IGNORECASE)
 _TEMPLATE_NAME = re.compile(r"(?!.*\.gguf\Z)\w[\w .-]{0,63}", re.IGNORECASE)  # matches template files
-_NAME_RULE = "a name of letters, digits, . _ - : and /, which is neither a URL nor a .gguf file"
+NAME_RULE = "a name of letters, digits, . _ - : and /, which is neither a URL nor a .gguf file"
+
+Refuse = Callable[[UsageError], None]  # called with the error for an invalid setting or entry; may raise this error
 
 # Checks a setting. The arguments are the place for error messages, the name and the value. Raises UsageError.
 Check = Callable[[str, str, object], object]
@@ -130,32 +132,76 @@ def _parts(template: str) -> Iterator[re.Match[str]]:
     return Template.pattern.finditer(template)
 
 
-def read_presets(path: Path, check: Check) -> dict[str, Preset]:
-    """Return the presets in a models.toml file, keyed by their names in lower case. A missing file contains no presets.
+class Presets(NamedTuple):
+    """The presets in a models.toml file.
 
-    Raises UsageError, whose message names the file, the preset and the key.
+    valid   the valid presets, keyed by their names in lower case
+    broken  the errors for all other presets, whose messages name the file, the line, the preset and the key; keyed
+            likewise. The key is TABLE if all presets are missing, because the table is none
     """
+
+    valid: dict[str, Preset]
+    broken: dict[str, UsageError]
+
+
+def read_presets(path: Path, check: Check) -> Presets:
+    """Return the presets in a models.toml file. A missing file contains no presets.
+
+    Raises UsageError for an unreadable file and for invalid TOML.
+    """
+    found = Presets({}, {})
     try:
         tables = read_toml(path, "catalogue").get(TABLE, {})
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return found
     if not isinstance(tables, dict):
-        raise UsageError(f"catalogue: {path}: {TABLE}: {tables!r:.60} is not a table, as in [presets.pirate]")
-    presets: dict[str, Preset] = {}
+        error = UsageError(f"catalogue: {path}: {TABLE}: {tables!r:.60} is not a table, as in [presets.pirate]")
+        return Presets({}, {TABLE: with_line(error, path, TABLE)})
+    names: dict[str, str] = {}
     for name, table in tables.items():
-        where = f"catalogue: {path}: {TABLE}.{name}"
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"catalogue: {path}: {TABLE}: {name!r:.60} is not {_NAME_RULE}")
-        if not isinstance(table, dict):
-            hint = f"write [{TABLE}.{name}] and its keys below it"
-            raise UsageError(f"{where}: {table!r:.60} is not a table", hint=hint)
-        preset = _preset(where, path.parent, name, table, check)
-        if (other := presets.get(name.lower())) is not None:
-            raise UsageError(f"{where}: differs from {TABLE}.{other.name} only in case")
-        presets[name.lower()] = preset
-    for preset in presets.values():
-        _check_model(f"catalogue: {path}: {TABLE}.{preset.name}", preset, presets)
-    return presets
+        key = name.lower()
+        try:
+            if key in names:
+                raise UsageError(f"catalogue: {path}: {TABLE}.{name}: differs from {TABLE}.{names[key]} only in case")
+            names[key] = name
+            found.valid[key] = _table(path, name, table, check)
+        except UsageError as error:
+            found.valid.pop(key, None)
+            found.broken[key] = with_line(error, path, TABLE, name)
+    for key, preset in [*found.valid.items()]:
+        try:
+            _check_model(f"catalogue: {path}: {TABLE}.{preset.name}", preset, found.valid)
+        except UsageError as error:
+            del found.valid[key]
+            found.broken[key] = with_line(error, path, TABLE, preset.name)
+    return found
+
+
+def with_line(error: UsageError, path: Path, *keys: str) -> UsageError:
+    """Return the error for an entry of the user's models.toml with the number of the entry's line.
+
+    keys  the keys of the entry, from the top of the file
+    """
+    from llmrun.options.toml_text import line_of
+
+    where = f"catalogue: {path}"
+    line = line_of(decoded_text(path.read_bytes(), where), keys)
+    return UsageError(str(error).replace(where, f"{where}: line {line}", 1) if line else str(error), hint=error.hint)
+
+
+def _table(path: Path, name: str, table: object, check: Check) -> Preset:
+    where = f"catalogue: {path}: {TABLE}.{name}"
+    if not is_preset_name(name):
+        raise UsageError(f"catalogue: {path}: {TABLE}: {name!r:.60} is not {NAME_RULE}")
+    if not isinstance(table, dict):
+        hint = f"write [{TABLE}.{name}] and its keys below it"
+        raise UsageError(f"{where}: {table!r:.60} is not a table", hint=hint)
+    return _preset(where, path.parent, name, table, check)
+
+
+def is_preset_name(name: str) -> bool:
+    """Return whether a preset in models.toml may have this name."""
+    return bool(_NAME.fullmatch(name))
 
 
 def template_files(folder: Path) -> dict[str, Path]:

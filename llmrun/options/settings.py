@@ -10,28 +10,36 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from llmrun.backends.base import AUTO, MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
-from llmrun.base.errors import BadGGUF, UsageError, shown
+from llmrun.base.errors import BadGGUF, UsageError, shown, warn_of_broken_entry
 from llmrun.base.folders import config_file, own_models_file, templates_folder
 from llmrun.base.sampling_texts import ListOfTexts
 from llmrun.formats.layouts.kv import KV_TYPE
 from llmrun.options.presets import KEYS as PRESET_KEYS
 from llmrun.options.presets import SETTINGS as PRESET_SETTINGS
-from llmrun.options.presets import THINKING, Preset, read_presets, read_template, read_toml, template_files
+from llmrun.options.presets import (
+    THINKING,
+    Preset,
+    Presets,
+    Refuse,
+    is_preset_name,
+    read_presets,
+    read_template,
+    read_toml,
+    template_files,
+)
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 
 PREFIX = "LLMRUN_"
 
 # These values of `speculate` are not names of draft models.
 SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
-
-Refuse = Callable[[UsageError], None]  # called with the error for an invalid setting; may raise this error
 
 # Environment variables that are not settings: folders, an API key and switches for a single run.
 NOT_SETTINGS = frozenset(
@@ -287,33 +295,50 @@ def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Sett
     return with_values(Settings(), values), wrong
 
 
-def load_presets() -> Mapping[str, Preset]:
-    """Return the user's presets, keyed by their names in lower case. Raises UsageError.
+def load_presets(refuse: Refuse = warn_of_broken_entry) -> Mapping[str, Preset]:
+    """Return the user's valid presets, keyed by their names in lower case.
 
     A preset in models.toml takes precedence over a template file with the same name.
+
+    refuse  called with the error for each invalid preset
+    Raises UsageError if models.toml cannot be read or is not valid TOML.
     """
-    own = _own_presets()
-    files = template_files(templates_folder())
-    old = {name: read_template(path, _checked_in_preset, own) for name, path in files.items() if name not in own}
-    return {name: _completed(preset) for name, preset in (own | old).items()}
+    own = own_presets()
+    for error in own.broken.values():
+        refuse(error)
+    found = dict(own.valid)
+    for name, path in template_files(templates_folder()).items():
+        if name not in own.valid and name not in own.broken:
+            try:
+                found[name] = read_template(path, _checked_in_preset, own.valid)
+            except UsageError as error:
+                refuse(error)
+    return {name: _completed(preset) for name, preset in found.items()}
 
 
 def preset_named(name: str) -> Preset | None:
-    """Return the preset with this name, or None. Raises UsageError if this or any preset in models.toml is invalid."""
+    """Return the preset with this name, or None. Raises UsageError if the preset is invalid.
+
+    Raises UsageError, too, if models.toml cannot be read or is not valid TOML.
+    """
     preset = _preset_named(name)
     return None if preset is None else _completed(preset)
 
 
-def _own_presets() -> dict[str, Preset]:
+def own_presets() -> Presets:
+    """Return the presets in the user's models.toml. Raises UsageError for an unreadable file and for invalid TOML."""
     return read_presets(own_models_file(), _checked_in_preset)
 
 
 def _preset_named(name: str) -> Preset | None:
-    own = _own_presets()
-    if (preset := own.get(name.lower())) is not None:
+    own = own_presets()
+    if (preset := own.valid.get(name.lower())) is not None:
         return preset
+    # A URL or a .gguf file is never a preset, even if a preset has this invalid name.
+    if (error := own.broken.get(name.lower())) is not None and is_preset_name(name):
+        raise error
     file = template_files(templates_folder()).get(name.lower())
-    return None if file is None else read_template(file, _checked_in_preset, own)
+    return None if file is None else read_template(file, _checked_in_preset, own.valid)
 
 
 def _completed(preset: Preset) -> Preset:

@@ -310,10 +310,13 @@ def test_list_shows_presets(stored: Stores) -> None:
 
 
 def test_list_works_without_an_invalid_preset(stored: Stores, tmp_path: Path) -> None:
-    (tmp_path / "models.toml").write_text("[presets.p]\nmodel = 3\n")
+    (tmp_path / "models.toml").write_text("[presets.p]\nmodel = 3\n[presets.good]\nmodel = 'm'\n")
     out, err = run("list")
+    assert out.splitlines()[-1].startswith("good    m")
     assert "hf:org/name:Q4_K_M" in out
-    assert "presets.p: model: 3 is not the name of a model; presets are not listed" in err
+    assert f"note: catalogue: {tmp_path}/models.toml: line 1: presets.p: model: 3 is not the name of a model; " in err
+    assert err.count("note: ") == 1
+    assert [each["name"] for each in json.loads(run("list", "--json")[0])["presets"]] == ["good"]
 
 
 def test_show_has_the_preset_and_its_model(stored: Stores) -> None:

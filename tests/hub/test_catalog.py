@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrun
-from llmrun.base.errors import ModelNotFound, UsageError
+from llmrun.base.errors import BrokenEntry, ModelNotFound, UsageError
 from llmrun.hub.catalog import (
     Catalog,
     CatalogEntry,
@@ -22,6 +22,7 @@ from llmrun.hub.catalog import (
     shipped_catalog,
 )
 from llmrun.hub.names import Expected, HubSource, PypiSource, UrlSource, quantization_of, without_shard
+from llmrun.hub.resolve.model_file import understand
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import Settings
 
@@ -352,12 +353,16 @@ def test_every_sampling_parameter_can_be_recommended(own: Path) -> None:
 # Invalid catalogues
 
 
+def raised(error: UsageError) -> None:
+    raise error
+
+
 @pytest.mark.parametrize("key", ["description", "license", "quants"])
 def test_a_missing_key_is_named(own: Path, key: str) -> None:
     path = written(own, leave_out=key)
     with pytest.raises(UsageError) as caught:
-        load_catalog()
-    assert str(caught.value) == f"catalogue: {path}: tiny: {key}: missing"
+        load_catalog(raised)
+    assert str(caught.value) == f"catalogue: {path}: line 1: tiny: {key}: missing"
 
 
 @pytest.mark.parametrize(
@@ -403,9 +408,9 @@ def test_a_missing_key_is_named(own: Path, key: str) -> None:
 def test_a_wrong_value_is_named_with_file_entry_and_key(own: Path, key: str, value: str) -> None:
     path = written(own, **{key: value})
     with pytest.raises(UsageError) as caught:
-        load_catalog()
+        load_catalog(raised)
     message = str(caught.value)
-    assert message.startswith(f"catalogue: {path}: tiny: {key}")
+    assert message.startswith(f"catalogue: {path}: line 1: tiny: {key}")
     assert message.isprintable()
 
 
@@ -445,9 +450,9 @@ def test_a_wrong_value_is_named_with_file_entry_and_key(own: Path, key: str, val
 def test_a_wrong_quantization_is_named_with_its_key(own: Path, quant: str, key: str) -> None:
     path = written(own, quant=quant)
     with pytest.raises(UsageError) as caught:
-        load_catalog()
+        load_catalog(raised)
     message = str(caught.value)
-    assert message.startswith(f"catalogue: {path}: tiny: quants.Q8_0: {key}")
+    assert message.startswith(f"catalogue: {path}: line 1: tiny: quants.Q8_0: {key}")
     assert message.isprintable()
 
 
@@ -467,7 +472,7 @@ def test_an_entry_without_a_repository_is_refused(own: Path) -> None:
 def test_a_name_that_could_not_be_typed_is_refused(own: Path, name: str) -> None:
     written(own, name)
     with pytest.raises(UsageError, match=r"models\.toml"):
-        load_catalog()
+        load_catalog(raised)
 
 
 @pytest.mark.parametrize(
@@ -493,7 +498,7 @@ def test_a_file_of_another_shape_is_refused_by_name(own: Path, text: str) -> Non
     path = own / "models.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        load_catalog()
+        load_catalog(raised)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -501,13 +506,60 @@ def test_a_file_of_another_shape_is_refused_by_name(own: Path, text: str) -> Non
 def test_a_file_that_is_not_text_is_refused_by_name(own: Path) -> None:
     (own / "models.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"models\.toml: not UTF-8"):
-        load_catalog()
+        load_catalog(raised)
 
 
 def test_two_models_cannot_share_an_alias(own: Path) -> None:
     path = written(own, "one", aliases='["two"]')
     path.write_text(path.read_text() + "\n" + path.read_text().replace("'one'", "'two'").replace('"two"', '"three"'))
     with pytest.raises(UsageError, match="aliases: 'two' already names another model"):
+        load_catalog(raised)
+
+
+def test_a_broken_entry_leaves_the_others_usable(own: Path) -> None:
+    """The notes name each broken entry with its line, and looking up such an entry raises its error."""
+    path = own / "models.toml"
+    path.write_text(
+        """[models."qwen3:4b"]
+description = 3
+
+[models.fine]
+description = "fine"
+license = "MIT"
+quants.Q8_0 = { url = "https://example.org/m.gguf" }
+
+[families.qwen3]
+surprise = 1
+
+[shortnames]
+good = "fine"
+bad = 3
+
+[model.typo]
+"""
+    )
+    broken: list[UsageError] = []
+    catalog = load_catalog(broken.append)
+    assert [str(error).split(": ", 3)[2:] for error in broken] == [
+        ["line 16", "'model': only [models.NAME], [families.NAME], [shortnames] and [presets.NAME] are allowed"],
+        ["line 14", "shortnames: 'bad': 3 is not the name of a model"],
+        ["line 9", "families.qwen3: surprise: no such key"],
+        ["line 1", "qwen3:4b: quants: missing"],
+    ]
+    for name in ("fine", "qwen3:8b", "smollm2"):
+        assert catalog.find(name).entry
+    for name in ("qwen3:4b", "QWEN3:4b-q8_0", "qwen3", "qwen3:latest"):
+        with pytest.raises(UsageError, match=r"models\.toml: line (1|9): "):
+            catalog.find(name)
+    assert understand("good") == catalog.find("fine")
+    with pytest.raises(UsageError, match="line 14: shortnames: 'bad'"):
+        understand("bad")
+    assert "qwen3:4b" not in catalog.names()
+
+
+def test_a_broken_entry_is_a_warning(own: Path) -> None:
+    (own / "models.toml").write_text("[models.x]\n")
+    with pytest.warns(BrokenEntry, match=r"models\.toml: line 1: x: license: missing; ignored$"):
         load_catalog()
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import BrokenEntry, UsageError
 from llmrun.cli.answers.answering import local_options
 from llmrun.options import settings
 from llmrun.options.presets import KEYS, SETTINGS, read_presets
@@ -186,11 +186,40 @@ def test_names_that_clients_have_built_in_are_allowed(own: Path, name: str) -> N
 def test_a_mistake_names_the_file_the_preset_and_the_key(own: Path, text: str, words: str, hint: str | None) -> None:
     own.write_text(text)
     with pytest.raises(UsageError) as caught:
-        load_settings()
+        load_presets(raised)
     assert str(caught.value).startswith(f"catalogue: {own}: ")
+    assert "not valid TOML" in words or ": line " in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert (hint or "") in (caught.value.hint or "")
+
+
+def raised(error: UsageError) -> None:
+    raise error
+
+
+def test_a_broken_preset_leaves_the_others_usable(own: Path) -> None:
+    own.write_text(
+        '# mine\n[presets.good]\nmodel = "m"\n[presets.bad]\nmodel = 3\n[presets."x.gguf"]\nmodel = "m"\n'
+        '[presets.A]\nseed = 1\n[presets.a]\nseed = 1\n[presets.both]\nmodel = "good"\n'
+    )
+    assert load_settings({"model": "good"}).model == "m"
+    assert load_settings({"model": "x.gguf"}).model == "x.gguf"
+    broken: list[UsageError] = []
+    assert load_presets(broken.append).keys() == {"good"}
+    assert [str(error).split(": ")[2] for error in broken] == ["line 4", "line 6", "line 10", "line 12"]
+    for name in ("bad", "a", "BOTH"):
+        with pytest.raises(UsageError, match=r"models\.toml: line \d+: presets\."):
+            load_settings({"model": name})
+    with pytest.warns(BrokenEntry, match=r"line 4: presets\.bad: .*; ignored"):
+        load_presets()
+
+
+def test_a_presets_table_that_is_none_is_refused_by_its_line(own: Path) -> None:
+    own.write_text("# mine\npresets = 3\n")
+    assert load_settings({"model": "m"}).model == "m"
+    with pytest.raises(UsageError, match="line 2: presets: 3 is not a table"):
+        load_presets(raised)
 
 
 # --- Prompts, and presets without a model
@@ -275,7 +304,7 @@ def test_a_mistake_in_a_template_concerns_only_its_own_name(
     own.write_text('[presets.own]\nmodel = "m"\n')
     (templates / "t.toml").write_text(text)
     assert load_settings({"model": "own"}).model == "m"
-    for load in (lambda: load_settings({"model": "t"}), load_presets):
+    for load in (lambda: load_settings({"model": "t"}), lambda: load_presets(raised)):
         with pytest.raises(UsageError) as caught:
             load()
         assert str(caught.value).startswith(f"preset: {templates / 't.toml'}: ")
@@ -326,9 +355,10 @@ def test_any_values_are_a_preset_or_a_usage_error(
     path = tmp_path_factory.mktemp("presets") / "models.toml"
     lines = [f"{key} = {toml(value)}\n" for key, value in table.items()]
     path.write_bytes("".join(["[presets.p]\n", *lines]).encode("utf-8"))
-    try:
-        preset = read_presets(path, settings._checked_in_preset)["p"]
-    except UsageError:
+    found = read_presets(path, settings._checked_in_preset)
+    assert len(found.valid) + len(found.broken) == 1
+    if not found.valid:
         return
+    preset = found.valid["p"]
     assert preset.model == table.get("model", "")
     assert preset.values.keys() == table.keys() & set(SETTINGS)

@@ -111,6 +111,7 @@ def _is_surely_path(text: str) -> bool:
 def _name(text: str, left: int) -> Wanted | LocalPath:
     """Look up a name in the user's short names, then in the catalogue."""
     catalog = load_catalog()
+    catalog.check(text)
     target = catalog.shortnames.get(text.lower())
     if target is None:
         is_path = any(separator in text for separator in (os.sep, os.altsep) if separator)

@@ -15,7 +15,7 @@ from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import Place, config_file, own_models_file, places
 from llmrun.base.machine.shell import another_folder, remove
-from llmrun.hub.catalog import read_file, read_whole
+from llmrun.hub.catalog import parse_file, read_file
 from llmrun.hub.local.paths import hub_cache, models_folder
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, advice_of
 from llmrun.options.settings import load_presets, load_sound_settings
@@ -180,17 +180,21 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_own_models(machine: Machine) -> Iterator[Finding]:
-    """Check the user's models.toml, if the file exists. An invalid file prevents finding any model by name."""
+    """Check the user's models.toml, if the file exists. Invalid TOML prevents finding any model by name."""
     del machine
     path = own_models_file()
     if not path.is_file():
         return
     facts: dict[str, Any] = {"file": str(path), "models": [], "presets": [], "error": None}
     try:
-        facts["models"] = [*read_whole(read_file(path))]
-        facts["presets"] = [preset.name for preset in load_presets().values()]
+        file, models = parse_file(read_file(path))
+        broken = [*file.broken.values()]
+        facts["models"] = [*models]
+        facts["presets"] = [preset.name for preset in load_presets(broken.append).values()]
     except UsageError as error:
-        yield _invalid("own_models", path, error, facts)
+        broken = [error]
+    if broken:
+        yield from (_invalid("own_models", path, error, facts) for error in broken)
         return
     words = f"{counted(len(facts['models']), 'model')} and {counted(len(facts['presets']), 'preset')}"
     yield Finding(SETTINGS, "own_models", OK, f"{words} in {shown_path(path)}", facts=facts)
