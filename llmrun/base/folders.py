@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -154,13 +155,15 @@ def refuse_utf_16(data: bytes, where: str) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically, and create its folder if necessary. Raises OSError."""
+    """Write a file atomically, and create its folder if necessary. An existing file keeps its mode. Raises OSError."""
     import threading  # imported here because most runs do not need this module
 
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         partial.write_bytes(data)
+        if path.exists():
+            partial.chmod(stat.S_IMODE(path.stat().st_mode))
         partial.replace(path)
     finally:
         with contextlib.suppress(OSError):

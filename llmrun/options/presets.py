@@ -44,10 +44,11 @@ def read_toml(path: Path, role: str) -> dict[str, Any]:
         raise
     except OSError as error:
         raise UsageError(f"{role}: {path}: cannot be read: {error.strerror}") from error
-    return _parsed(data, path, role)
+    return parse_toml(data, path, role)
 
 
-def _parsed(data: bytes, path: Path, role: str) -> dict[str, Any]:
+def parse_toml(data: bytes, path: Path, role: str) -> dict[str, Any]:
+    """Return the tables of a TOML file's data. Raises UsageError for invalid TOML and for data that is not UTF-8."""
     import tomllib  # importing tomllib takes 5 ms, and most runs do not need it
 
     text = decoded_text(data, f"{role}: {path}")
@@ -69,7 +70,7 @@ ONLY_INPUT = f"${INPUT}"  # a template that consists only of the user's prompt
 # URLs and .gguf files are never presets, so they always keep their own meaning.
 _NAME = re.compile(r"(?!.*://)(?!.*\.gguf\Z)[a-z0-9][a-z0-9._:/-]*", re.IGNORECASE)
 _TEMPLATE_NAME = re.compile(r"(?!.*\.gguf\Z)\w[\w .-]{0,63}", re.IGNORECASE)  # matches template files
-NAME_RULE = "a name of letters, digits, . _ - : and /, which is neither a URL nor a .gguf file"
+_NAME_RULE = "a name of letters, digits, . _ - : and /, which is neither a URL nor a .gguf file"
 
 Refuse = Callable[[UsageError], None]  # called with the error for an invalid setting or entry; may raise this error
 
@@ -192,11 +193,18 @@ def with_line(error: UsageError, path: Path, *keys: str) -> UsageError:
 def _table(path: Path, name: str, table: object, check: Check) -> Preset:
     where = f"catalogue: {path}: {TABLE}.{name}"
     if not is_preset_name(name):
-        raise UsageError(f"catalogue: {path}: {TABLE}: {name!r:.60} is not {NAME_RULE}")
+        raise UsageError(f"catalogue: {path}: {TABLE}: {name!r:.60} is not {_NAME_RULE}")
     if not isinstance(table, dict):
         hint = f"write [{TABLE}.{name}] and its keys below it"
         raise UsageError(f"{where}: {table!r:.60} is not a table", hint=hint)
     return _preset(where, path.parent, name, table, check)
+
+
+def read_table(path: Path, name: str, table: object, check: Check, others: Mapping[str, Preset]) -> Preset:
+    """Return the preset in a table of models.toml, beside the other presets. Raises UsageError."""
+    preset = _table(path, name, table, check)
+    _check_model(f"catalogue: {path}: {TABLE}.{name}", preset, others)
+    return preset
 
 
 def is_preset_name(name: str) -> bool:
@@ -220,8 +228,13 @@ def read_template(path: Path, check: Check, others: Mapping[str, Preset]) -> Pre
 
     others  the presets in models.toml
     """
+    return parse_template(path, read_user_file(path, "preset"), check, others)
+
+
+def parse_template(path: Path, data: bytes, check: Check, others: Mapping[str, Preset]) -> Preset:
+    """Return the preset in the data of a prompt template's file. Raises UsageError."""
     where = f"preset: {path}"
-    table = _parsed(read_user_file(path, "preset"), path, "preset")
+    table = parse_toml(data, path, "preset")
     preset = _preset(where, path.parent, path.stem, {_PROMPT: ONLY_INPUT, **table} if table else {}, check)
     _check_model(where, preset, others)
     return preset

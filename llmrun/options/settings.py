@@ -310,7 +310,7 @@ def load_presets(refuse: Refuse = warn_of_broken_entry) -> Mapping[str, Preset]:
     for name, path in template_files(templates_folder()).items():
         if name not in own.valid and name not in own.broken:
             try:
-                found[name] = read_template(path, _checked_in_preset, own.valid)
+                found[name] = read_template(path, checked_in_preset, own.valid)
             except UsageError as error:
                 refuse(error)
     return {name: _completed(preset) for name, preset in found.items()}
@@ -327,7 +327,7 @@ def preset_named(name: str) -> Preset | None:
 
 def own_presets() -> Presets:
     """Return the presets in the user's models.toml. Raises UsageError for an unreadable file and for invalid TOML."""
-    return read_presets(own_models_file(), _checked_in_preset)
+    return read_presets(own_models_file(), checked_in_preset)
 
 
 def _preset_named(name: str) -> Preset | None:
@@ -338,7 +338,7 @@ def _preset_named(name: str) -> Preset | None:
     if (error := own.broken.get(name.lower())) is not None and is_preset_name(name):
         raise error
     file = template_files(templates_folder()).get(name.lower())
-    return None if file is None else read_template(file, _checked_in_preset, own.valid)
+    return None if file is None else read_template(file, checked_in_preset, own.valid)
 
 
 def _completed(preset: Preset) -> Preset:
@@ -443,7 +443,7 @@ def _checked(rule: Rule, value: object, where: str, name: str) -> object:
         raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}", hint=rule.advice(value)) from None
 
 
-def _checked_in_preset(where: str, name: str, value: object) -> object:
+def checked_in_preset(where: str, name: str, value: object) -> object:
     """Return the checked value of a setting in a preset. Raises UsageError."""
     if name in PRESET_SETTINGS:
         return _checked(RULES[name], value, where, name)

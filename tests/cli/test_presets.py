@@ -343,7 +343,7 @@ def test_pull_and_verify_act_on_the_model(stored: Stores) -> None:
 def test_rm_refuses_a_preset(stored: Stores) -> None:
     _, err = run("rm", "p", code=2)
     assert "error: model: 'p': a preset of hf:org/name:Q4_K_M, not a model\n" in err
-    assert "models.toml" in err
+    assert "hint: `llmrun preset rm p` removes the preset; " in err
     assert "hf:org/name:Q4_K_M" in run("list")[0]
 
 

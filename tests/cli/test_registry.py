@@ -39,7 +39,7 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
     assert listed(llmrun("--help-all").stdout.decode()) == {
         "Run models": ["chat, run", "generate", "serve", "batch", "embed", "rerank"],
         "Find and fit models": ["fit", "search", "pull"],
-        "Manage files": ["list, ls", "show", "rm, remove", "verify", "prune", "conversations", "logs"],
+        "Manage files": ["list, ls", "show", "rm, remove", "verify", "prune", "preset", "conversations", "logs"],
         "Help": ["doctor", "help", "completion"],
         "Measure": ["bench", "eval", "replay"],
         "Make model files": ["quantize", "imatrix", "convert"],

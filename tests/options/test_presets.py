@@ -355,7 +355,7 @@ def test_any_values_are_a_preset_or_a_usage_error(
     path = tmp_path_factory.mktemp("presets") / "models.toml"
     lines = [f"{key} = {toml(value)}\n" for key, value in table.items()]
     path.write_bytes("".join(["[presets.p]\n", *lines]).encode("utf-8"))
-    found = read_presets(path, settings._checked_in_preset)
+    found = read_presets(path, settings.checked_in_preset)
     assert len(found.valid) + len(found.broken) == 1
     if not found.valid:
         return

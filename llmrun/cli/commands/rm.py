@@ -15,7 +15,6 @@ import typer
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
-from llmrun.base.folders import own_models_file
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
@@ -80,7 +79,7 @@ def _planned(name: str, found: list[Model], begun: list[UnfinishedDownload]) -> 
     if preset is not None and preset.model.lower() != name.lower():
         raise UsageError(
             f"model: {name!r}: a preset of {preset.model}, not a model",
-            hint=f"to remove the preset, edit {own_models_file()}; to remove the model, name {preset.model}",
+            hint=f"`llmrun preset rm {preset.name}` removes the preset; to remove the model, name {preset.model}",
         )
     partial = next((each for each in begun if each.name.lower() == name.lower()), None)
     try:

@@ -98,15 +98,17 @@ def _osc_52(data: bytes) -> str:
 _USUAL = ("editor", "nano", "vim", "vi", "notepad")
 
 
-def edited(text: str) -> str:
+def edited(text: str, suffix: str = ".md") -> str:
     """Open text in an editor and return the saved text without trailing newlines.
+
+    suffix  the suffix of the temporary file, by which editors choose the syntax to highlight
 
     The editor is $VISUAL, $EDITOR or a common editor. Graphical editors need an option to wait until the window is
     closed, as in "code --wait". Raises UsageError if no editor is found, if the editor fails, or if the saved text is
     not UTF-8.
     """
     command = _editor()
-    descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=".md")  # a file that only the user can read
+    descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=suffix)  # a file that only the user can read
     path = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
@@ -144,7 +146,7 @@ def _run(command: list[str], path: Path) -> None:
         raise _failure(command, error) from error
     if code:
         hint = "set EDITOR to choose another editor"
-        raise UsageError(f"editor: {command[0]}: exit code {code}, so nothing was sent", hint=hint)
+        raise UsageError(f"editor: {command[0]}: exit code {code}, so its text was not used", hint=hint)
 
 
 def _failure(command: list[str], error: OSError) -> UsageError:

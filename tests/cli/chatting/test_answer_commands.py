@@ -169,7 +169,7 @@ def test_an_editor_that_fails_sends_nothing_and_keeps_the_question(
         found.run("one", "/undo", "/edit", "two")
         assert found.turns.drafts == ["", "", "one", "one", *found.turns.drafts[4:]]
         assert [question for question, _ in found.said] == ["two"]
-    assert "exit code 1, so nothing was sent" in capsys.readouterr().err
+    assert "exit code 1, so its text was not used" in capsys.readouterr().err
 
 
 def test_edit_in_a_pipe_is_refused(tmp_path: Path, editor: Path) -> None:

@@ -57,7 +57,7 @@ def test_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("editor", "said"),
     [
         ("missing", "editor: missing: No such file"),
-        ("fails", "editor: fails: exit code 3, so nothing was sent"),
+        ("fails", "editor: fails: exit code 3, so its text was not used"),
         ("bytes", "the saved text: not UTF-8"),
         ("'open", "EDITOR"),
     ],
