@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.batching.batch_runs import answers_in, batch, openai_line, random_lines, texts_in, write_lines
-from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, on_terminal
+from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, on_terminal, shell
 from tests.support.cli.tool_chats import call, tool_script_file
 from tests.support.hub.small_disks import SmallDisk, mounted_disk
 from tests.support.serving.served import serve
@@ -47,33 +47,81 @@ def test_prompts_messages_and_openais_lines_are_answered(tmp_path: Path, output:
 
 
 def test_errors_are_records_and_the_exit_code(tmp_path: Path, output: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, b"\xff", b"x" * 100, {"prompt": "a", "top_p": 7}])
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, {"prompt": "a", "top_p": 7}])
     done = batch(source, "-o", output, *SCRIPTED)
     assert done.returncode == 1
-    assert f"note: 3 lines of {output} have an error; --retry-errors runs them again" in done.stderr.decode()
+    assert f"note: 1 line of {output} has an error; --retry-errors runs them again" in done.stderr.decode()
     answers = answers_in(output)
-    assert [answer["error"] and answer["error"]["message"] for answer in answers] == [
-        None,
-        "the line is not UTF-8 text: invalid byte at 0",
-        "the line is not valid JSON: Expecting value: line 1, column 1",
-        None,
-    ]
-    assert answers[3]["response"]["status_code"] == 400
-    assert answers[3]["response"]["body"]["error"]["param"] == "top_p"
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert answers[1]["response"]["status_code"] == 400
+    assert answers[1]["response"]["body"]["error"]["param"] == "top_p"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"\xff", "not UTF-8 text: invalid byte at 0"),
+        (b"Why?", "not valid JSON: Expecting value: column 1\nhint: if each line is a prompt, add --text"),
+        (b'{"prompt": 5}', "prompt: expected a string, got 5"),
+        (b'{"prompt": "x", "custom_id": "line-1"}', "custom_id: already used in line 1"),
+    ],
+)
+@pytest.mark.parametrize("flag", [[], ["--dry-run"]])
+def test_the_first_bad_line_stops_before_anything_is_written(
+    tmp_path: Path, output: Path, line: bytes, words: str, flag: list[str]
+) -> None:
+    """The model does not even exist, so no attempt is made to load it."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, b"", line, b"[", {"prompt": "two"}])
+    done = batch(source, "-o", output, "-m", "no-such-model", *flag)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith(f"error: {source}: line 3: {words}")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(("name", "flag"), [("in.TXT", []), ("in", ["--text"])])
+def test_each_line_of_a_text_is_a_prompt(tmp_path: Path, output: Path, name: str, flag: list[str]) -> None:
+    source = tmp_path / name
+    source.write_bytes(b'\xef\xbb\xbf one \r\n\r\n{"prompt": "two"}\nthr\xc3\xa9e')
+    done = batch(source, "-o", output, *SCRIPTED, *flag)
+    assert done.returncode == 0, done.stderr
+    assert texts_in(output) == ["You said: one", 'You said: {"prompt": "two"}', "You said: thrée"]
+    assert [answer["custom_id"] for answer in answers_in(output)] == ["line-1", "line-3", "line-4"]
+
+
+def test_standard_input_and_output_are_a_pipeline(tmp_path: Path) -> None:
+    done = llmrun("batch", "-", "--text", "-o", "-", *SCRIPTED, stdin=b"one\ntwo\n")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    contents = [each["response"]["body"]["choices"][0]["message"]["content"] for each in records]
+    assert contents == ["You said: one", "You said: two"]
+    assert b"2 lines in " in done.stderr
+    bad = llmrun("batch", "-", "-o", "-", *SCRIPTED, stdin=b"one\n")
+    assert (bad.returncode, bad.stdout) == (2, b"")
+    assert bad.stderr.startswith(b"error: standard input: line 1: not valid JSON")
+    empty = llmrun("batch", "-", "-o", "-", *SCRIPTED, stdin=b"\n")
+    assert empty.stderr == b"error: standard input: the file has no lines\n"
 
 
 @pytest.mark.night
-def test_a_line_of_100_megabytes_is_one_record(tmp_path: Path, output: Path) -> None:
+def test_a_closed_pipe_ends_the_run_quietly(tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("".join(f"number {number}\n" for number in range(2000)))
+    model = " ".join(slow_model(tmp_path))
+    done = shell(f"$LLMRUN batch {source} -o - {model} | head -n 1")
+    assert (done.returncode, done.stdout.count(b"\n"), done.stderr) == (141, 1, b"")
+
+
+@pytest.mark.night
+def test_a_line_of_100_megabytes_is_refused(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in.jsonl"
     with source.open("wb") as stream:
         stream.write(b'{"prompt": "before"}\n{"prompt": "')
         for _ in range(100):
             stream.write(b"x" * (1 << 20))
         stream.write(b'"}\n{"prompt": "after"}\n')
-    assert batch(source, "-o", output, *SCRIPTED).returncode == 1
-    before, long, after = answers_in(output)
-    assert long["error"]["message"] == "the line has 104,857,614 bytes, limit 16,777,216"
-    assert [each["response"]["status_code"] for each in (before, after)] == [200, 200]
+    done = batch(source, "-o", output, *SCRIPTED)
+    assert (done.returncode, output.exists()) == (2, False)
+    assert b"in.jsonl: line 2: the line has more than 16,777,216 bytes" in done.stderr
 
 
 @pytest.fixture
@@ -100,11 +148,13 @@ def test_parameters_fill_what_lines_do_not(tmp_path: Path, output: Path, presets
         tmp_path / "in.jsonl", [{"a": "A", "input": "x"}, {"input": "y", "b": 2, "a": "own"}, {"a": 1}]
     )
     done = batch(source, "-o", output, "-m", "t", "-P", "b=B")
-    assert done.returncode == 1
-    first, second, third = answers_in(output)
+    assert (done.returncode, output.exists()) == (2, False)
+    assert b"in.jsonl: line 3: preset t: the line has no field input" in done.stderr
+    write_lines(source, [{"a": "A", "input": "x"}, {"input": "y", "b": 2, "a": "own"}])
+    assert batch(source, "-o", output, "-m", "t", "-P", "b=B").returncode == 0
+    first, second = answers_in(output)
     assert first["response"]["body"]["choices"][0]["message"]["content"] == "You said: A B C: x"
     assert second["response"]["body"]["choices"][0]["message"]["content"] == "You said: own 2 C: y"
-    assert third["error"]["message"] == "preset t: the line has no field input"
 
 
 def test_flags_are_defaults_for_the_lines(tmp_path: Path, output: Path) -> None:
@@ -186,7 +236,7 @@ def test_tools_are_called(tmp_path: Path, output: Path) -> None:
 
 
 def test_json_reports_the_counts(tmp_path: Path, output: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, {"prompt": "one"}, b"?"])
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, {"prompt": "one"}, {"prompt": "x", "top_p": 7}])
     done = batch(source, "-o", output, *SCRIPTED, "--json")
     body = json.loads(done.stdout)
     assert {name: body[name] for name in ("complete", "lines", "done", "failed", "duplicates", "requests")} == {
@@ -220,11 +270,10 @@ def test_ctrl_c_leaves_a_run_that_continues(tmp_path: Path, output: Path) -> Non
 @pytest.mark.night
 def test_ctrl_c_does_not_wait_for_a_large_input(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_bytes(b"{}\n" * 5_000_000)  # reading it takes longer than the limit below
+    source.write_bytes(b'{"prompt": "x"}\n' * 5_000_000)  # reading it takes longer than the limit below
     command = [*LLMRUN, "batch", str(source), "-o", str(output), *SCRIPTED]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
-        while not output.with_name("out.jsonl.partial").exists():
-            time.sleep(0.01)
+        time.sleep(3)
         process.send_signal(signal.SIGINT)
         _, written = process.communicate(timeout=5)
     assert process.returncode == 130
@@ -353,6 +402,8 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
         (["-o", "out", "--workers", "http://127.0.0.1:1", "--kv-tokens", "9"], "--kv-tokens: has no effect"),
         (["-o", "out", "--workers", "http://127.0.0.1:1,http://127.0.0.1:1/v1/"], "is given twice"),
         (["-o", "out", "--parallel", "0"], "--parallel: 0 is not a whole number from 1 to 256"),
+        (["-o", "-", "--retry-errors"], "--retry-errors: cannot be combined with -o -"),
+        (["-o", "-", "--json"], "--json: cannot be combined with -o -"),
         (["-o", "out", "--choice", ""], "--choice: the text must not be empty"),
     ],
 )

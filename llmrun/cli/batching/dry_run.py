@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.amounts import counted, format_clock, format_number, format_percent, format_seconds
 from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.cli.batching.running import check_lines
 from llmrun.cli.batching.workers import LOCAL, WorkersWanted
 from llmrun.cli.console.output import hanging, out
 from llmrun.cli.console.progress import show_loading
@@ -93,13 +94,14 @@ def report_json(estimate: Estimate) -> dict[str, Any]:
 def dry_run(source: Path, calls: CallOptions, wanted: WorkersWanted, settings: Settings, *, as_json: bool) -> int:
     """Count a batch's tokens, measure the speed, print the report, and return the exit code 0.
 
-    Raises UsageError for an input without lines and for workers on other machines, LlmrunError if no line can be
-    answered, and any error from opening the model.
+    Raises UsageError for an input without lines or with a bad line and for workers on other machines, LlmrunError if no
+    line can be answered, and any error from opening the model.
     """
     if list(wanted.names) != [LOCAL]:
         hint = "name a model with -m, and leave out --workers"
         raise UsageError("--dry-run: works only for a model on this machine", hint=hint)
     check_source(source, has_template=calls.fill is not None)
+    check_lines(source, calls)
     show_control_echo = hide_control_echo()
     try:
         estimate = _estimated(source, calls, wanted, settings)
@@ -144,8 +146,6 @@ def _measuring(done: int, seconds: float) -> str:
 
 def _check(source: Path, counts: Counts) -> None:
     """Raise an error if there is no line to answer."""
-    if not counts.lines:
-        raise UsageError(f"{source}: the file has no lines")
     if counts.first_problem is not None and not counts.calls:
         number, words = counts.first_problem
         raise LlmrunError(f"{source}: no line can be answered; line {number:,}: {words}")

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.base.amounts import counted, format_clock, format_number, format_percent, format_seconds
@@ -22,6 +23,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import hide_control_echo
 from llmrun.engine.constraint.closing import openai_json_schema
 from llmrun.engine.constraint.matcher import schema_of
+from llmrun.jobs.batching.intake import check_input
 from llmrun.jobs.batching.requests import CallOptions, Default
 from llmrun.jobs.batching.run import Outcome, run_batch
 from llmrun.options.presets import INPUT
@@ -47,10 +49,13 @@ def call_options(
     settings: Settings,
     variables: Mapping[str, Any],
     response_format: ResponseFormat | None,
+    *,
+    text: bool,
 ) -> CallOptions:
     """Return the options of a batch's calls. The fields of a line take precedence over these options.
 
     variables  variables for the chat template
+    text       True if each line of the input is a prompt
     """
     defaults = (
         *_sampling(settings),
@@ -59,10 +64,10 @@ def call_options(
     )
     if settings.preset is None or settings.preset.prompt is None:
         system = settings.system if flags.system is None else flags.system
-        return CallOptions(settings.seed or 0, defaults, system)
+        return CallOptions(settings.seed or 0, defaults, system, text=text)
     prompts = Prompts.of(settings, flags.prompt_values(), flags.system)
     digest = hashlib.sha256(json.dumps(asdict(prompts)).encode()).hexdigest()
-    return CallOptions(settings.seed or 0, defaults, prompts.system, partial(_filled, prompts), digest)
+    return CallOptions(settings.seed or 0, defaults, prompts.system, partial(_filled, prompts), digest, text)
 
 
 def _sampling(settings: Settings) -> Iterator[Default]:
@@ -121,6 +126,17 @@ def _value(name: str, value: Any) -> str:
 _SHOWN_NAMES = 5
 
 
+def check_lines(source: Path, options: CallOptions) -> None:
+    """Read the whole input, which takes a few seconds for each 100,000 lines. Raises UsageError for the first bad line.
+
+    The check comes before the model is loaded and before a file is written, so that a mistake can simply be corrected.
+    """
+    try:
+        check_input(source, options, lambda count: out.progress(f"checking {counted(count, 'line')}"))
+    finally:
+        out.clear_progress()
+
+
 def run(batch: Batch, workers: Sequence[Worker], *, as_json: bool) -> int:
     """Run a batch, print its statistics, and return the exit code: 0, 1 if a line has an error, or 130 after Ctrl-C."""
     signals, show_control_echo = StopSignals(), hide_control_echo()
@@ -135,13 +151,17 @@ def run(batch: Batch, workers: Sequence[Worker], *, as_json: bool) -> int:
     _tell_of_lines(outcome)
     if not outcome.is_complete:
         answered = f"{tally.done:,} of {tally.lines:,} lines" if tally.lines else "0 lines"
+        if batch.emit is not None:
+            out.note(f"stopped after {answered}")
+            return 128 + signals.number
         again = "run the command again without --force" if batch.force else "run the same command again"
         out.note(f"stopped after {answered}; {again} to continue")
         return 128 + signals.number
     out.fields(_statistics(tally))
     if tally.failed:
-        retry = "--retry-errors runs them again"
-        out.note(f"{counted(tally.failed, 'line')} of {batch.output} {_have(tally.failed)} an error; {retry}")
+        where = f" of {batch.output}" if batch.emit is None else ""
+        retry = "; --retry-errors runs them again" if batch.emit is None else ""
+        out.note(f"{counted(tally.failed, 'line')}{where} {_have(tally.failed)} an error{retry}")
     return 1 if tally.failed else 0
 
 

@@ -1,14 +1,16 @@
 """Answer all requests in a file, and continue after a crash.
 
-IN is a JSON Lines file. Each line contains a prompt, messages, or a request in the format of OpenAI's Batch API. A CSV
-file needs a column prompt, or -m with a preset whose prompt uses its columns.
+IN is a JSON Lines file, a text file with one prompt per line (.txt, or --text) or a CSV file; - reads standard input. A
+JSON line contains a prompt, messages, or a request in the format of OpenAI's Batch API. A CSV file needs a column
+prompt, or -m with a preset whose prompt uses its columns. All lines are checked before the model is loaded.
 
 The output contains the answers in the order of the input. Finished answers are kept in FILE.partial until the output is
 complete, so the same command continues an interrupted run. On the CPU engine, the same input, model and options give
-the same output.
+the same output. -o - writes the answers to standard output while the run lasts, and cannot be continued.
 
 Examples:
     llmrun batch prompts.jsonl -o answers.jsonl -m qwen3:4b
+    llmrun batch questions.txt -o -
     llmrun batch prompts.jsonl -m qwen3:4b --dry-run
     llmrun batch reviews.csv -o labels.jsonl -m label --choice good,bad
     llmrun batch prompts.jsonl -o answers.jsonl --retry-errors
@@ -26,18 +28,19 @@ import typer
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import AnswerFlags, parse_template_variables, takes_answer_flags
-from llmrun.cli.arguments.prompts import read_text
+from llmrun.cli.arguments.prompts import STDIN, read_text
 
 LISTING = {"heading": "Run models", "place": 13}
 
 
 @takes_answer_flags(but=("seed", "hide_thinking", "stream"))
 def command(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl, .csv or .tsv file.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl, .txt, .csv or .tsv file; - for stdin.")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Output file; optional with --dry-run."),
+        typer.Option("-o", "--output", metavar="FILE", help="Output file, or - for stdout; optional with --dry-run."),
     ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Read each line of IN as a prompt.  [default for .txt]")] = False,
     *,
     flags: AnswerFlags,
     seed: Annotated[
@@ -84,6 +87,10 @@ def command(
         raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run for an estimate")
     if force and retry_errors:
         raise UsageError("--force: cannot be combined with --retry-errors")
+    is_streamed = output is not None and str(output) == STDIN
+    for flag, given in (("--retry-errors", retry_errors), ("--json", json_output)):
+        if is_streamed and given and not is_dry_run:
+            raise UsageError(f"{flag}: cannot be combined with -o -", hint="write the answers to a file: -o FILE")
     flags = replace(flags, seed=seed)
     settings = flags.settings()
     flags.check_model(settings.model)
@@ -93,24 +100,30 @@ def command(
 
     # Slow imports must stay below this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answering import tell_of_default_model
-    from llmrun.cli.batching.running import call_options, run
+    from llmrun.cli.batching.files import opened_input, output_file
+    from llmrun.cli.batching.running import call_options, check_lines, run
     from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
-    from llmrun.jobs.batching.journal import resolved
+    from llmrun.jobs.batching.requests import is_csv, is_text
     from llmrun.jobs.batching.run import Batch
 
     wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
     if not wanted.needs_model:
         refuse_local(flags, settings, kv_tokens)
-    calls = call_options(flags, settings, variables, response_format)
-    if is_dry_run:
-        from llmrun.cli.batching.dry_run import dry_run
+    if text and is_csv(source):
+        raise UsageError(f"--text: {source} is a CSV file", hint="rename the file if each of its lines is a prompt")
+    calls = call_options(flags, settings, variables, response_format, text=text or is_text(source))
+    with opened_input(source) as file:
+        if is_dry_run:
+            from llmrun.cli.batching.dry_run import dry_run
 
-        return dry_run(source, calls, wanted, settings, as_json=json_output)
-    assert output is not None  # checked above
-    model = settings.model if wanted.needs_model else ""
-    batch = Batch(source, resolved(output), calls, model, mixed=mixed, retry_errors=retry_errors, force=force)
-    batch.check_files()
-    if flags.model is None and wanted.needs_model:
-        tell_of_default_model(settings, "llmrun batch -m")
-    with workers_of(wanted, as_begun(batch, settings)) as opened:
-        return run(batch, opened, as_json=json_output)
+            return dry_run(file, calls, wanted, settings, as_json=json_output)
+        assert output is not None  # checked above
+        with output_file(output) as (answers, emit):
+            model = settings.model if wanted.needs_model else ""
+            batch = Batch(file, answers, calls, model, mixed=mixed, retry_errors=retry_errors, force=force, emit=emit)
+            batch.check_files()
+            check_lines(file, calls)
+            if flags.model is None and wanted.needs_model:
+                tell_of_default_model(settings, "llmrun batch -m")
+            with workers_of(wanted, as_begun(batch, settings)) as opened:
+                return run(batch, opened, as_json=json_output)

@@ -208,6 +208,14 @@ class Output:
         lines = ",\n".join(visible_json(json.dumps(body, ensure_ascii=False)) for body in bodies)
         self._write_stdout(f"[\n{lines}\n]\n" if bodies else "[]\n")
 
+    def json_lines(self, data: bytes) -> None:
+        """Write JSON Lines to stdout. Raises BrokenPipeError, even without data, if the reader has closed the pipe."""
+        if not data and not is_terminal(sys.stdout) and reader_is_gone(sys.stdout):
+            raise BrokenPipeError
+        if data:
+            self.clear_progress()
+            self._write_stdout(visible_json(data.decode()) if is_terminal(sys.stdout) else data.decode())
+
     def lines(self, lines: Iterable[str], *, dim: bool = False) -> None:
         """Write the lines of a report to stdout. Always make control characters visible."""
         self.clear_progress()

@@ -105,7 +105,7 @@ def count_batch(
 
     read      reads a call as the engine does, and raises LlmrunError if the run would answer with an error
     progress  a function that is called now and then
-    Raises UsageError if the input cannot be read.
+    Raises UsageError if the input cannot be read, and for the first line that is not a request.
     """
     counting = _Counting(read, progress)
     intake = Intake(source, options)
@@ -127,18 +127,17 @@ class _Counting:
 
     def add(self, window: Sequence[ReadLine]) -> None:
         """Count the lines of a window."""
-        calls = {line.call.key: line.call for line in window if line.call is not None}
+        calls = {line.call.key: line.call for line in window}
         problems = self._add_calls(call for key, call in calls.items() if key not in self._tokens)
         for line in window:
             self.counts.lines += 1
-            tokens = None if line.call is None else self._tokens[line.call.key]
+            tokens = self._tokens[line.call.key]
             if tokens is not None:
                 self.counts.billed_tokens += tokens
                 continue
             self.counts.failing += 1
             if self.counts.first_problem is None:
-                words = str(line.problem) if line.call is None else problems[line.call.key]
-                self.counts.first_problem = (line.id.number, words)
+                self.counts.first_problem = (line.id.number, problems[line.call.key])
 
     def _add_calls(self, calls: Iterable[Call]) -> dict[bytes, str]:
         """Count new calls, and return a mapping from the keys of failing calls to their problems."""

@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from llmrun.jobs.batching.requests import BadLine, Call, CallOptions, Line, read_lines, read_request
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.jobs.batching.requests import Asked, Call, CallOptions, Line, bad_line, read_lines, read_request
 from llmrun.jobs.batching.workers.base import CHAT, COMPLETION, Reply
 
 _OK: Final = 200
@@ -23,11 +24,11 @@ _PREFIXES: Final = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
 
 @dataclass(frozen=True, slots=True)
 class LineId:
-    """The identity of a line: its number, the digest of its bytes, and its own ID, or None if the ID is unreadable."""
+    """The identity of a line: its number, the digest of its bytes, and its own ID."""
 
     number: int
     digest: bytes
-    custom_id: str | None
+    custom_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,6 @@ class RecordWriter:
     def failed(self, line: LineId, code: str, message: str) -> bytes:
         """Return the record of a line that received no answer."""
         return self._record(line, None, {"code": code, "message": message}, {})
-
-    def bad(self, line: LineId, problem: BadLine) -> bytes:
-        """Return the record of a line that is not a request."""
-        return self.failed(line, problem.code, str(problem))
 
     def copied(self, line: LineId, record: bytes) -> bytes:
         """Return the record of a line with the same call as another line, derived from the other line's record."""
@@ -114,11 +111,10 @@ _MOST_MODELS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """A line of the input, with either its call or its problem."""
+    """A line of the input, with its call."""
 
     id: LineId
-    call: Call | None
-    problem: BadLine | None = None
+    call: Call
 
 
 class Intake:
@@ -129,13 +125,17 @@ class Intake:
 
     def __init__(self, path: Path, options: CallOptions, check: Callable[[], None] = lambda: None) -> None:
         """Create an intake without opening the file. `check` is called for every line and may raise an exception."""
+        self._path = path
         self._lines = read_lines(path, check)
         self._options = options
         self._first_uses: dict[bytes, int] = {}  # maps the digest of an ID to the number of the first line with that ID
         self.foreign_models: set[str] = set()
 
     def next_window(self) -> list[ReadLine]:
-        """Return the next lines, or an empty list after the last line. This method may run in any thread."""
+        """Return the next lines, or an empty list after the last line. This method may run in any thread.
+
+        Raises UsageError for a line that is not a request, or that repeats the ID of an earlier line.
+        """
         found, size = [], 0
         for line in islice(self._lines, _LINES):
             found.append(self._read(line))
@@ -145,25 +145,36 @@ class Intake:
         return found
 
     def _read(self, line: Line) -> ReadLine:
-        try:
-            asked = read_request(line, self._options)
-            self._check_id(line, asked.custom_id)
-        except BadLine as problem:
-            if problem.custom_id is not None:
-                self._first_uses.setdefault(_digest(problem.custom_id), line.number)
-            return ReadLine(LineId(line.number, line.digest, problem.custom_id), None, problem)
+        asked = self._request(line)
+        first = self._first_uses.setdefault(_digest(asked.custom_id), line.number)
+        if first != line.number:
+            raise bad_line(self._path, line.number, f"custom_id: already used in line {first:,}")
         if asked.call.model and len(self.foreign_models) < _MOST_MODELS:
             self.foreign_models.add(asked.call.model)
         return ReadLine(LineId(line.number, line.digest, asked.custom_id), asked.call)
 
-    def _check_id(self, line: Line, custom_id: str) -> None:
-        first = self._first_uses.setdefault(_digest(custom_id), line.number)
-        if first != line.number:
-            raise BadLine(f"custom_id: already used in line {first:,}", "duplicate_custom_id", custom_id)
+    def _request(self, line: Line) -> Asked:
+        try:
+            return read_request(line, self._options)
+        except LlmrunError as error:
+            raise bad_line(self._path, line.number, str(error), error.hint) from None
 
 
 def _digest(custom_id: str) -> bytes:
     return hashlib.sha256(custom_id.encode()).digest()[:16]
+
+
+def check_input(path: Path, options: CallOptions, progress: Callable[[int], None]) -> None:
+    """Read all lines of the input. Raises UsageError for the first bad line, and for an input without lines.
+
+    progress  called with the number of lines so far
+    """
+    intake, count = Intake(path, options), 0
+    while window := intake.next_window():
+        count += len(window)
+        progress(count)
+    if not count:
+        raise UsageError(f"{path}: the file has no lines")
 
 
 def survey(path: Path, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:

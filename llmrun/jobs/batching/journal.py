@@ -165,7 +165,7 @@ class Journal:
     places   maps line numbers to the places of their records
     """
 
-    def __init__(self, output: Path, lock: BaseFileLock) -> None:
+    def __init__(self, output: Path, lock: BaseFileLock | None) -> None:
         self.path = journal_path(output)
         self.header: Mapping[str, Any] | None = None
         self.places: dict[int, Place] = {}
@@ -176,12 +176,13 @@ class Journal:
         self._is_dirty = False
 
     @classmethod
-    def open(cls, output: Path, check: Callable[[], None] = lambda: None) -> Self:
+    def open(cls, output: Path, check: Callable[[], None] = lambda: None, *, is_private: bool = False) -> Self:
         """Open the journal of an output file, if the journal exists. Raises UsageError and LlmrunError.
 
-        check  called often; may raise an exception to stop
+        check       called often; may raise an exception to stop
+        is_private  True if no other process knows the file, which then needs no lock
         """
-        journal = cls(output, _locked(output))
+        journal = cls(output, None if is_private else _locked(output))
         try:
             remove_leftovers(output)
             if os.path.lexists(journal.path):
@@ -284,7 +285,8 @@ class Journal:
         """Close the journal. This method is idempotent."""
         if self._file is not None:
             self._file.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     @property
     def _open_file(self) -> FileIO:

@@ -1,4 +1,7 @@
-"""Reads the lines of a batch, which are JSON Lines or rows of a CSV file, and turns the lines into OpenAI API calls."""
+"""Reads the lines of a batch, and turns the lines into OpenAI API calls.
+
+The lines are JSON Lines, prompts, or rows of a CSV file.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from typing import Annotated, Any, BinaryIO, Final, Literal, TypedDict
 from llmrun.base.errors import LlmrunError, UsageError, shown
 from llmrun.base.folders import refuse_utf_16
 from llmrun.jobs.batching.workers.base import CHAT
+from llmrun.options.presets import INPUT
 from llmrun.serving.protocol.declarations import Limits, missing, read, wrong_type
 from llmrun.serving.protocol.errors import parse_json
 
 LONGEST_LINE: Final = 16 << 20  # bytes, the same limit as for the body of a request to the server
-_CHUNK: Final = 1 << 20
 _CSV: Final = {".csv": ",", ".tsv": "\t"}
+_TEXT: Final = ".txt"
 _BLANK: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -29,20 +33,23 @@ class Line:
     """One line of the input.
 
     number   counts from 1, as editors do; if a CSV row has line breaks, the number of the row's first line
-    data     the line, or a CSV row as a JSON object; b"" if there is a problem
-    digest   the SHA-256 of the complete line, regardless of its length
-    problem  the reason why the line cannot be used, or ""
+    data     the line without surrounding whitespace, or a CSV row as a JSON object
+    digest   the SHA-256 of `data`
     """
 
     number: int
     data: bytes
     digest: bytes
-    problem: str = ""
 
 
 def is_csv(path: Path) -> bool:
     """Return whether a file name has a CSV or TSV extension."""
     return path.suffix.lower() in _CSV
+
+
+def is_text(path: Path) -> bool:
+    """Return whether the lines of a file with this name are prompts."""
+    return path.suffix.lower() == _TEXT
 
 
 def check_source(path: Path, *, has_template: bool) -> None:
@@ -53,7 +60,7 @@ def check_source(path: Path, *, has_template: bool) -> None:
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     if not path.is_file():
-        raise UsageError(f"{path}: not a file", hint="save the input to a file, which is read again to continue a run")
+        raise UsageError(f"{path}: not a file", hint="use - to read standard input")
     if not is_csv(path):
         return
     names = _csv_names(path)
@@ -69,11 +76,10 @@ def read_lines(path: Path, check: Callable[[], None] = lambda: None) -> Iterator
     """Yield the lines of a batch that are not blank. Only one line is in memory at a time, regardless of its length.
 
     check  called for every line, including blank lines; may raise an exception to stop
-    Raises UsageError for a file that cannot be read, for a CSV file without a header, and for a CSV row that is too
-    long.
+    Raises UsageError for a file that cannot be read, for a line that is too long, and for invalid CSV.
     """
     with _reading(path) as stream:
-        yield from _csv_rows(stream, path, check) if is_csv(path) else _text_lines(stream, check)
+        yield from _csv_rows(stream, path, check) if is_csv(path) else _text_lines(stream, path, check)
 
 
 @contextmanager
@@ -86,23 +92,20 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _text_lines(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Line]:
-    """Yield every line without surrounding whitespace. If a line is too long, yield a problem instead."""
+def _text_lines(stream: BinaryIO, path: Path, check: Callable[[], None]) -> Iterator[Line]:
     number = 0
-    while piece := stream.readline(LONGEST_LINE + 1):
+    while line := stream.readline(LONGEST_LINE + 1):
         check()
         number += 1
-        if len(piece) <= LONGEST_LINE or piece.endswith(b"\n"):
-            if data := piece.removeprefix(_BOM).strip(_BLANK):
-                yield Line(number, data, hashlib.sha256(data).digest())
-            continue
-        hashed, size = hashlib.sha256(), 0
-        while piece:
-            text = piece.removesuffix(b"\n")
-            hashed.update(text)
-            size += len(text)
-            piece = b"" if piece.endswith(b"\n") else stream.readline(_CHUNK)
-        yield Line(number, b"", hashed.digest(), f"the line has {size:,} bytes, limit {LONGEST_LINE:,}")
+        if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            raise bad_line(path, number, f"the line has more than {LONGEST_LINE:,} bytes")
+        if data := line.removeprefix(_BOM).strip(_BLANK):
+            yield Line(number, data, hashlib.sha256(data).digest())
+
+
+def bad_line(path: Path, number: int, words: str, hint: str = "") -> UsageError:
+    """Return the error for a line that cannot be used."""
+    return UsageError(f"{path}: line {number:,}: {words}", hint=hint)
 
 
 class _CsvText:
@@ -121,7 +124,7 @@ class _CsvText:
             self._number += 1
             self.row_bytes += len(line)
             if self.row_bytes > LONGEST_LINE:
-                raise UsageError(f"{self._path}: line {self._number:,}: the row has more than {LONGEST_LINE:,} bytes")
+                raise bad_line(self._path, self._number, f"the row has more than {LONGEST_LINE:,} bytes")
             yield line.removeprefix(_BOM).decode(errors="surrogateescape")
 
 
@@ -146,20 +149,17 @@ def _csv_rows(stream: BinaryIO, path: Path, check: Callable[[], None]) -> Iterat
         try:
             row = next(rows, None)
         except csv.Error as error:
-            yield _problem(number, f"not valid CSV: {error}")
-            continue
+            raise bad_line(path, number, f"not valid CSV: {error}") from None
         if row is None:
             return
         if not row:
             continue
         if len(row) != len(names):
-            yield _problem(number, f"the row has {len(row):,} fields, the header has {len(names):,}", row)
-            continue
+            raise bad_line(path, number, f"the row has {len(row):,} fields, the header has {len(names):,}")
         try:
             data = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            yield _problem(number, "the row is not UTF-8 text", row)
-            continue
+            raise bad_line(path, number, "the row is not UTF-8 text") from None
         yield Line(number, data, hashlib.sha256(data).digest())
 
 
@@ -177,11 +177,6 @@ def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
         if any("\udc80" <= character <= "\udcff" for character in name):
             raise UsageError(f"{path}: the header is not UTF-8 text")
     return names
-
-
-def _problem(number: int, problem: str, row: list[str] | None = None) -> Line:
-    content = repr((problem, row)).encode(errors="surrogateescape")
-    return Line(number, b"", hashlib.sha256(content).digest(), problem)
 
 
 _LONGEST_ID: Final = 512  # The maximum length of a line's ID in characters.
@@ -209,6 +204,7 @@ class CallOptions:
     system    the system prompt for lines that contain a prompt, or None
     fill      turns a line's fields into a prompt and a system prompt; None if the lines are calls or prompts
     template  the text of the prompt template that `fill` uses, or None
+    text      True if each line of the input is a prompt, and not a JSON object
     """
 
     seed: int = 0
@@ -216,11 +212,13 @@ class CallOptions:
     system: str | None = None
     fill: Fill | None = None
     template: str | None = None
+    text: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return all options except the seed as JSON, to detect a run with different options."""
         defaults = {default.names[0]: default.value for default in self.defaults}
-        return {**defaults, "--system": self.system, "--template": self.template}
+        text = {"--text": True} if self.text else {}  # older versions have no such option
+        return {**defaults, "--system": self.system, "--template": self.template, **text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +243,6 @@ class Asked:
     call: Call
 
 
-class BadLine(LlmrunError):
-    """An error for a line that is not a request.
-
-    code       a word for the kind of problem, as in OpenAI's API
-    custom_id  the line's ID, or None if the ID cannot be read
-    """
-
-    def __init__(self, message: str, code: str, custom_id: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.custom_id = custom_id
-
-
 class _BatchLine(TypedDict, total=False):
     custom_id: Annotated[str, Limits(1, _LONGEST_ID)]
     method: Literal["POST"]
@@ -266,28 +251,38 @@ class _BatchLine(TypedDict, total=False):
 
 
 def read_request(line: Line, options: CallOptions) -> Asked:
-    """Read a line as a request. Raises BadLine if the line is not a request.
+    """Read a line as a request. Raises LlmrunError if the line is not a request.
 
     A line is an object with `custom_id`, `method`, `url` and `body`, as in OpenAI's Batch API, or an object with either
     `messages` or `prompt`, which may have a `custom_id` and any field of a chat completion. With `options.fill`, a line
-    contains the values for a prompt template.
+    contains the values for a prompt template. With `options.text`, a line is a prompt, or the input of the template.
     """
-    if line.problem:
-        raise BadLine(line.problem, "invalid_line")
-    custom_id: str | None = None
+    given = _text(line, options) if options.text else _object(line)
+    head, _ = read(_BatchLine, {"custom_id": given.get("custom_id")})
+    custom_id = head.get("custom_id", f"line-{line.number}")
+    if options.fill is not None:
+        values = {**given, "custom_id": custom_id}
+        return _asked(custom_id, CHAT, {"messages": _messages(*options.fill(values))}, options)
+    if "body" in given:
+        return _openai_line(given, options)
+    return _plain_line(given, custom_id, options)
+
+
+def _text(line: Line, options: CallOptions) -> dict[str, Any]:
     try:
-        given = {name: value for name, value in parse_json(line.data).items() if value is not None}
-        head, _ = read(_BatchLine, {"custom_id": given.get("custom_id")})
-        custom_id = head.get("custom_id", f"line-{line.number}")
-        if options.fill is not None:
-            values = {**given, "custom_id": custom_id}
-            return _asked(custom_id, CHAT, {"messages": _messages(*options.fill(values))}, options)
-        if "body" in given:
-            return _openai_line(given, options)
-        return _plain_line(given, custom_id, options)
+        return {"prompt" if options.fill is None else INPUT: line.data.decode()}
+    except UnicodeDecodeError as error:
+        raise LlmrunError(f"not UTF-8 text: invalid byte at {error.start:,}") from None
+
+
+def _object(line: Line) -> dict[str, Any]:
+    """Return the fields of a line. Raises LlmrunError if the line is not a JSON object."""
+    try:
+        return {name: value for name, value in parse_json(line.data).items() if value is not None}
     except LlmrunError as error:
-        words = str(error).replace("the request body", "the line")
-        raise BadLine(f"{words}; {error.hint}" if error.hint else words, "invalid_request", custom_id) from None
+        words = str(error).replace("the request body is ", "").replace("the request body", "the line")
+        hint = "" if line.data.startswith(b"{") else "if each line is a prompt, add --text"
+        raise LlmrunError(words.replace(": line 1, column", ": column"), hint=hint) from None
 
 
 def _openai_line(given: Mapping[str, Any], options: CallOptions) -> Asked:

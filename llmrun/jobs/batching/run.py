@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ class Batch:
     mixed         accept workers whose answers may differ
     retry_errors  rerun the lines whose records are errors
     force         start over, and replace an existing output
+    emit          receives the records in order while the run lasts, in any thread, and b"" now and then; the output is
+                  then not written, and no other process may know its name. None to write the output
     """
 
     source: Path
@@ -41,6 +44,7 @@ class Batch:
     mixed: bool = False
     retry_errors: bool = False
     force: bool = False
+    emit: Callable[[bytes], None] | None = None
 
     def check_files(self) -> None:
         """Raise UsageError if the input cannot be read or the output cannot be written."""
@@ -172,6 +176,7 @@ def successes_in(
 
 _SYNC_S: Final = 1.0  # maximum time for which a power failure can lose a finished answer
 _SHOW_S: Final = 0.2
+_EMIT_BYTES: Final = 1 << 20  # a slow reader of the output delays no more than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +262,13 @@ class _Run:
         writer = RecordWriter(_digest(header), None if self._batch.mixed else self._model)
         await in_thread(self._halt, lambda: self._prepare(header, writer, replaced))
         work = Work(self._intake, self._journal, writer, self.tally, self._halt)
+        if self._batch.emit is not None:
+            work.read = deque()
         self.tally.start()
         try:
             async with asyncio.TaskGroup() as group:
                 helpers = [group.create_task(self._sync()), group.create_task(self._show())]
+                group.create_task(self._emit(work))
                 await Driver(work, admission, self._reporter).run(self._workers, opened)
                 for helper in helpers:
                     helper.cancel()
@@ -268,11 +276,17 @@ class _Run:
             raise first_error(errors) from errors
         finally:
             await work.close()
+        if self._batch.emit is not None:
+            self._journal.remove()
+            self.is_complete = True
+            return
         self._reporter.waiting(f"writing {self._batch.output.name}")
         await in_thread(self._halt, self._write_output)
 
     def _open_journal(self) -> None:
-        journal = self._opened_journal = Journal.open(self._batch.output, self._halt.check)
+        journal = self._opened_journal = Journal.open(
+            self._batch.output, self._halt.check, is_private=self._batch.emit is not None
+        )
         may_replace = self._batch.force or self._batch.retry_errors
         if not may_replace and journal.is_written(self._halt.check):
             self.tally.lines = self.tally.done = self.tally.resumed = len(journal.places)
@@ -331,6 +345,18 @@ class _Run:
             raise LlmrunError(f"bug in llmrun: {missing:,} lines have no answer", hint="run the same command again")
         self._journal.write_output(self._halt.check)
         self.is_complete = True
+
+    async def _emit(self, work: Work) -> None:
+        """Emit each record once all earlier records are emitted, until all lines are done."""
+        while self._batch.emit is not None:
+            was_over, data = work.is_over, b""
+            while work.read and work.read[0] in self._journal.places and len(data) < _EMIT_BYTES:
+                data += self._journal.record(work.read.popleft()) + b"\n"
+            await asyncio.to_thread(self._batch.emit, data)
+            if not data:
+                if was_over:
+                    return
+                await asyncio.sleep(_SHOW_S)
 
     async def _sync(self) -> None:
         while True:

@@ -237,6 +237,8 @@ class Work:
     """The calls of a run. All methods must be called on one event loop."""
 
     def __init__(self, intake: Intake, journal: Journal, writer: RecordWriter, tally: Tally, halt: Halt) -> None:
+        # The numbers of the lines read so far, in order. By default, none is kept.
+        self.read: deque[int] = deque(maxlen=0)
         self._intake, self._journal, self._writer, self._tally = intake, journal, writer, tally
         self._queue = WorkQueue()
         self._unfinished: dict[bytes, Job] = {}  # Maps the keys of calls to their jobs.
@@ -338,6 +340,7 @@ class Work:
 
     async def _read_window(self) -> None:
         window = await in_thread(self._halt, self._intake.next_window)
+        self.read.extend(line.id.number for line in window)
         # Finished lines are read first, so that their answers are known when an equal line needs them.
         fresh = [line for line in window if not self._note_finished(line)]
         self._queue.add([job for line in fresh if (job := self._new_job(line)) is not None])
@@ -348,16 +351,11 @@ class Work:
     def _note_finished(self, line: ReadLine) -> bool:
         if line.id.number not in self._journal.places:
             return False
-        if line.call is not None:
-            self._finished.setdefault(line.call.key, line.id.number)
+        self._finished.setdefault(line.call.key, line.id.number)
         return True
 
     def _new_job(self, line: ReadLine) -> Job | None:
         """Return the job for a line, or None if the line needs no job."""
-        if line.problem is not None:
-            self._write(line.id, self._writer.bad(line.id, line.problem), has_failed=True)
-            return None
-        assert line.call is not None
         key = line.call.key
         if key in self._finished:
             self._tally.copied += 1

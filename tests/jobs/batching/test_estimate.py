@@ -92,22 +92,21 @@ def test_lines_calls_and_tokens_are_counted(tmp_path: Path) -> None:
 
 def test_lines_with_errors_are_named(tmp_path: Path) -> None:
     long = {"prompt": "x" * 101}
-    counts = count(tmp_path, [{"prompt": "z"}, long, "{", {"custom_id": "a", "prompt": "b"}, long])
-    assert (counts.lines, counts.failing, counts.calls) == (5, 3, 2)
+    counts = count(tmp_path, [{"prompt": "z"}, long, {"custom_id": "a", "prompt": "b"}, long])
+    assert (counts.lines, counts.failing, counts.calls) == (4, 2, 2)
     assert counts.first_problem == (2, "too long; shorten it")
     assert counts.prompt_tokens == counts.billed_tokens == 2
 
 
-def test_repeated_ids_fail(tmp_path: Path) -> None:
-    counts = count(tmp_path, [{"custom_id": "a", "prompt": "b"}, {"custom_id": "a", "prompt": "c"}])
-    assert (counts.failing, counts.calls) == (1, 1)
-    assert counts.first_problem is not None
-    assert counts.first_problem[0] == 2
+def test_repeated_ids_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"in\.jsonl: line 2: custom_id: already used in line 1$"):
+        count(tmp_path, [{"custom_id": "a", "prompt": "b"}, {"custom_id": "a", "prompt": "c"}])
 
 
 def test_windows_do_not_change_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal lines in different windows are found, and so are errors."""
-    lines = [{"prompt": f"{number % 40}".zfill(3)} for number in range(100)] + ["["]
+    lines = [{"prompt": f"{number % 40}".zfill(3)} for number in range(100)]
+    lines.append({"prompt": "x" * 101})
     whole = count(tmp_path, lines)
     monkeypatch.setattr(intake, "_LINES", 7)
     parts = count(tmp_path, lines)

@@ -23,7 +23,7 @@ def read(folder: Path, data: bytes, name: str = "in.jsonl") -> list[requests.Lin
 
 
 def rows(folder: Path, text: str) -> list[tuple[int, object]]:
-    return [(line.number, line.problem or json.loads(line.data)) for line in read(folder, text.encode(), "in.csv")]
+    return [(line.number, json.loads(line.data)) for line in read(folder, text.encode(), "in.csv")]
 
 
 def test_lines_have_their_numbers_and_no_white_space(tmp_path: Path) -> None:
@@ -44,18 +44,11 @@ def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
     assert read(tmp_path, b"") == read(tmp_path, b"\n\n \n") == []
 
 
-def test_lines_that_are_too_long_have_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_are_too_long_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "LONGEST_LINE", 100)
-    monkeypatch.setattr(requests, "_CHUNK", 7)
-    long, longer = b"x" * 101, b"y" * 345
-    found = read(tmp_path, b"\n".join([b"x" * 100, long, b"short", longer]))
-    assert [(line.number, len(line.data), line.problem) for line in found] == [
-        (1, 100, ""),
-        (2, 0, "the line has 101 bytes, limit 100"),
-        (3, 5, ""),
-        (4, 0, "the line has 345 bytes, limit 100"),
-    ]
-    assert found[3].digest == hashlib.sha256(longer).digest()
+    assert len(read(tmp_path, b"\n".join([b"x" * 100, b"y" * 100]))) == 2
+    with pytest.raises(UsageError, match=r"in\.jsonl: line 2: the line has more than 100 bytes"):
+        read(tmp_path, b"\n".join([b"x" * 100, b"x" * 101, b"short"]))
 
 
 @given(st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b"").strip(b" \t\r\xef\xbb\xbf\xff\xfe"))))
@@ -81,14 +74,18 @@ def test_tsv_rows_have_tabs(tmp_path: Path) -> None:
     assert json.loads(line.data) == {"a": "1,5", "b": "2"}
 
 
-def test_bad_rows_do_not_stop_the_others(tmp_path: Path) -> None:
-    found = read(tmp_path, b'a,b\n1\n2,3\n\xff,4\n"5"x,6\n7,8\n', "in.csv")
-    assert [(line.number, line.problem) for line in found if line.problem] == [
-        (2, "the row has 1 fields, the header has 2"),
-        (4, "the row is not UTF-8 text"),
-        (5, "not valid CSV: ',' expected after '\"'"),
-    ]
-    assert [json.loads(line.data)["a"] for line in found if line.data] == ["2", "7"]
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (b"1", "the row has 1 fields, the header has 2"),
+        (b"\xff,4", "the row is not UTF-8 text"),
+        (b'"5"x,6', "not valid CSV: ',' expected after '\"'"),
+    ],
+)
+def test_bad_rows_are_refused_by_their_line(tmp_path: Path, row: bytes, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, b"a,b\n2,3\n" + row + b"\n7,8\n", "in.csv")
+    assert str(caught.value) == f"{tmp_path}/in.csv: line 3: {words}"
 
 
 @pytest.mark.parametrize(

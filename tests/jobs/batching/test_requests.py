@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.jobs.batching.requests import Asked, BadLine, CallOptions, Default, Line, read_request
+from llmrun.base.errors import LlmrunError
+from llmrun.jobs.batching.requests import Asked, CallOptions, Default, Line, read_request
 
 CHAT = "/v1/chat/completions"
 
@@ -27,8 +28,8 @@ def body_of(content: object, options: CallOptions | None = None) -> Mapping[str,
     return {name: value for name, value in asked(content, options).call.body.items() if name != "seed"}
 
 
-def problem_of(content: object) -> BadLine:
-    with pytest.raises(BadLine) as caught:
+def problem_of(content: object) -> LlmrunError:
+    with pytest.raises(LlmrunError) as caught:
         asked(content)
     return caught.value
 
@@ -100,9 +101,9 @@ def test_other_calls_have_other_keys_and_seeds() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"{", "the line is not valid JSON"),
-        (b"\xff{}", "the line is not UTF-8 text"),
-        (b"[1]", "the line is not a JSON object"),
+        (b"{", "not valid JSON: Expecting property name enclosed in double quotes: column 2"),
+        (b"\xff{}", "not UTF-8 text"),
+        (b"[1]", "not a JSON object; if each line is a prompt, add --text"),
         (b'{"prompt": "a", "prompt": "b"}', "occurs twice"),
         (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
@@ -122,16 +123,15 @@ def test_other_calls_have_other_keys_and_seeds() -> None:
 )
 def test_a_line_that_is_no_request_says_why(content: object, words: str) -> None:
     problem = problem_of(content)
-    assert words in str(problem)
-    assert problem.code == "invalid_request"
+    assert words in f"{problem}; {problem.hint}"
 
 
-def test_a_problem_keeps_the_id() -> None:
-    assert problem_of(openai_line({}, url="/nope")).custom_id == "mine"
-    assert problem_of(b"{").custom_id is None
-
-
-def test_the_problem_of_reading_a_line_comes_first() -> None:
-    with pytest.raises(BadLine, match="too long") as caught:
-        read_request(Line(1, b"", b"", "the line is too long"), CallOptions())
-    assert caught.value.code == "invalid_line"
+def test_a_line_of_text_is_a_prompt() -> None:
+    text = CallOptions(text=True, system="S")
+    assert body_of(b'{"prompt": "x"}', text)["messages"][1] == {"role": "user", "content": '{"prompt": "x"}'}
+    assert asked("Größe".encode(), text).custom_id == "line-7"
+    with pytest.raises(LlmrunError, match="not UTF-8 text: invalid byte at 1"):
+        asked(b"a\xff", text)
+    filled = CallOptions(text=True, fill=lambda fields: (f"Sum: {fields['input']}", None))
+    assert body_of(b"a text", filled)["messages"] == [{"role": "user", "content": "Sum: a text"}]
+    assert text.as_json() != CallOptions(system="S").as_json()

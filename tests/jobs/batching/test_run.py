@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ MIXED_LINES: list[Any] = [
     *PROMPTS,
     {"prompt": "b 0", "custom_id": "copy"},
     {"prompt": "refused"},
-    "not a request",
-    {"prompt": "x", "custom_id": "line-3"},
+    {"prompt": "refused too"},
+    {"prompt": "refused three times"},
 ]
 
 
@@ -103,10 +103,6 @@ def test_the_output_has_a_line_for_each_request(files: Files) -> None:
     assert body["usage"] == {"prompt_tokens": 10, "completion_tokens": 3}
     assert answers[61]["response"]["status_code"] == 400
     assert answers[61]["response"]["body"]["error"]["message"] == "refused"
-    assert [answer["error"] and answer["error"]["code"] for answer in answers[-2:]] == [
-        "invalid_request",
-        "duplicate_custom_id",
-    ]
     assert len({answer["id"] for answer in answers}) == len(answers) == 64
     tally = outcome.tally
     assert (tally.lines, tally.done, tally.failed, tally.copied, tally.calls) == (64, 64, 3, 1, 60)
@@ -183,7 +179,7 @@ def test_a_stopped_run_continues(files: Files, tmp_path: Path, stop_at: int) -> 
     resumed = files.run(second)
     assert resumed.tally.resumed == outcome.tally.done >= stop_at
     assert files.output.read_bytes() == reference(tmp_path)
-    assert len(first.asked) + len(second.asked) <= 61 + first.slots
+    assert len(first.asked) + len(second.asked) <= 63 + first.slots
 
 
 def test_a_run_that_was_killed_at_its_very_end_is_complete(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +301,7 @@ def test_a_refused_retry_changes_nothing(files: Files) -> None:
         assert not files.partial.exists()
     worker = FakeWorker()
     assert files.run(worker, retry_errors=True).is_complete
-    assert len(worker.asked) == 1
+    assert len(worker.asked) == 3
 
 
 def test_retrying_the_errors_of_nothing_is_a_run(files: Files, tmp_path: Path) -> None:
@@ -415,10 +411,23 @@ def test_a_mixed_run_continues_only_with_the_model_that_was_asked_for(files: Fil
     assert files.run(FakeWorker(card=FOREIGN), mixed=True, model="one").is_complete
 
 
-def test_a_bad_line_reserves_its_id(files: Files) -> None:
-    files.write([{"custom_id": "a", "prompt": 5}, {"custom_id": "a", "prompt": "x"}])
-    files.run(FakeWorker())
-    assert [answer["error"]["code"] for answer in files.answers()] == ["invalid_request", "duplicate_custom_id"]
+def test_records_are_emitted_in_order_while_the_run_lasts(files: Files, tmp_path: Path) -> None:
+    """No output is written, and answers that come too early wait for those of earlier lines."""
+    emitted: list[bytes] = []
+    outcome = files.run(FakeWorker(delay_s=0.02, slots=3), emit=emitted.append)
+    assert outcome.is_complete
+    assert b"".join(emitted) == reference(tmp_path)
+    assert sum(map(bool, emitted)) > 1
+    assert not files.output.exists()
+    assert not files.partial.exists()
+
+
+def test_a_reader_that_is_gone_ends_the_run(files: Files) -> None:
+    def emit(data: bytes) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        files.run(FakeWorker(delay_s=0.01), emit=emit)
 
 
 def test_errors_of_an_unfinished_run_are_run_again(files: Files, tmp_path: Path) -> None:
@@ -540,11 +549,10 @@ def test_a_bug_in_a_worker_ends_the_run(files: Files) -> None:
         files.run(Buggy())
 
 
-@pytest.mark.parametrize("lines", [[], ["nonsense"]])
-def test_an_input_without_requests_is_complete_at_once(files: Files, lines: Sequence[Any]) -> None:
-    files.write(lines)
+def test_an_input_without_lines_is_complete_at_once(files: Files) -> None:
+    files.write([])
     assert files.run(FakeWorker()).is_complete
-    assert len(files.answers()) == len(lines)
+    assert files.answers() == []
 
 
 def test_the_files_are_checked_first(files: Files, tmp_path: Path) -> None:

@@ -50,14 +50,10 @@ def random_lines(seed: int, count: int, *, most_tokens: int = 40) -> list[Any]:
                 body["top_p"] = 7  # refused
         line: Any = openai_line(f"request {number}", body)
         match draw.randrange(30):
-            case 0:
-                line = b"\xff is not UTF-8"
             case 1:
                 line = {"prompt": user["content"], "max_tokens": 5}
             case 2:
                 line = openai_line(f"request {number}", {"prompt": "Once upon", "max_tokens": 5}, "/v1/completions")
-            case 3:
-                line["custom_id"] = "request 0"
         lines.append(line)
     return lines
 
