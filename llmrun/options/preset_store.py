@@ -164,10 +164,11 @@ def _place(path: Path, text: str, name: str) -> tuple[int, int]:
 
 
 def _with_blank_lines(text: str, start: int, end: int) -> tuple[int, int]:
-    """Extend a part of the text by the blank lines below it or, at the end of the file, above it."""
+    """Extend a part of the text by the blank lines that separate it from the rest."""
     below = text[end:]
     if below.strip():
-        return start, end + len(below) - len(below.lstrip("\r\n"))
+        is_apart = start == 0 or text[:start].endswith(("\n\n", "\n\r\n"))
+        return start, end + (len(below) - len(below.lstrip("\r\n")) if is_apart else 0)
     above = len(text[:start].rstrip("\r\n"))
     ending = "\r\n" if text.startswith("\r\n", above) else "\n"
     return (above + len(ending) if above else 0), len(text)

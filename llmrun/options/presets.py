@@ -251,6 +251,9 @@ def _check_model(where: str, preset: Preset, others: Mapping[str, Preset]) -> No
 
 def _preset(where: str, folder: Path, name: str, table: Mapping[str, Any], check: Check) -> Preset:
     if not table.keys() & {_MODEL, _PROMPT, *SETTINGS}:
+        for key, value in table.items():
+            if key not in _OWN and not isinstance(value, dict):
+                check(where, key, value)  # names the misspelled key
         # TOML parses [presets.gpt-4.1] as a table named 1 in [presets.gpt-4].
         tables = (key for key, value in table.items() if isinstance(value, dict) and key not in _OWN)
         if (inner := next(tables, None)) is not None:

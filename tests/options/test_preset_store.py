@@ -65,8 +65,16 @@ def test_adding_and_removing_keeps_all_other_bytes(own: Path, text: str | None) 
 def test_removing_keeps_the_comments_of_its_neighbours(own: Path) -> None:
     own.write_text(REST)
     remove_preset("pirate")
-    gone = '[presets.pirate]\nmodel = "m"   # why\n# top_k = 3\n\n'
+    gone = '[presets.pirate]\nmodel = "m"   # why\n# top_k = 3\n'
     assert own.read_text() == REST.replace(gone, "")
+
+
+def test_removing_keeps_the_blank_lines_between_tables(own: Path) -> None:
+    own.write_text("[presets.a]\nseed = 1\n[presets.b]\nseed = 2\n\n[presets.c]\nseed = 3\n")
+    remove_preset("b")
+    assert own.read_text() == "[presets.a]\nseed = 1\n\n[presets.c]\nseed = 3\n"
+    remove_preset("a")
+    assert own.read_text() == "[presets.c]\nseed = 3\n"
 
 
 def test_an_existing_preset_is_replaced_only_with_force(own: Path) -> None:

@@ -135,6 +135,7 @@ def test_names_that_clients_have_built_in_are_allowed(own: Path, name: str) -> N
         ("[presets]\npirate = 'x'", "presets.pirate: 'x' is not a table", "[presets.pirate]"),
         ("[presets.pirate]", "presets.pirate: model: missing", 'model = "qwen3:4b"'),
         ("[presets.pirate]\nvariables = {a = 1}", "presets.pirate: model: missing", 'model = "qwen3:4b"'),
+        ("[presets.pirate]\ntemprature = 1", "presets.pirate: temprature: no such setting", "mean temperature?"),
         ("[presets.gpt-4.1]\nmodel = 'm'", "presets.gpt-4: model: missing", '[presets."gpt-4.1"]'),
         ("[presets.p]\nmodel = 3", "presets.p: model: 3 is not the name of a model", None),
         ("[presets.p]\nmodel = ' '", "presets.p: model: ' ' is not the name of a model", None),

@@ -194,7 +194,9 @@ def look_at_own_models(machine: Machine) -> Iterator[Finding]:
     except UsageError as error:
         broken = [error]
     if broken:
-        yield from (_invalid("own_models", path, error, facts) for error in broken)
+        words = "; ".join(str(error).removeprefix(f"catalogue: {path}: ") for error in broken[1:])
+        first = str(broken[0]) + (f"; {words}" if words else "")
+        yield _invalid("own_models", path, UsageError(first, hint=broken[0].hint), facts)
         return
     words = f"{counted(len(facts['models']), 'model')} and {counted(len(facts['presets']), 'preset')}"
     yield Finding(SETTINGS, "own_models", OK, f"{words} in {shown_path(path)}", facts=facts)

@@ -171,6 +171,14 @@ def test_a_models_file_that_is_refused_is_a_problem(
     assert words in found.words
 
 
+def test_all_broken_entries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = own_models(monkeypatch, tmp_path, "[models.x]\nlicense = 3\n[presets.p]\nmodel = 3\n")
+    assert found.words == (
+        f"invalid: catalogue: {tmp_path}/models.toml: line 1: x: license: 3 is not one line of text; "
+        "line 3: presets.p: model: 3 is not the name of a model"
+    )
+
+
 def test_a_missing_models_file_is_not_mentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     assert [*look_at_own_models(Machine())] == []
