@@ -40,7 +40,7 @@ class Page(NamedTuple):
     heading   the heading in `llmrun --help` under which the command is listed
     place     the sort key of the command in `llmrun --help`, in ascending order; headings follow their first command
     aliases   other names of the command
-    extra     the hint to show if there are too many arguments, or ""
+    extra     the hint to show for too many arguments and for an unknown subcommand, or ""
     """
 
     help: str

@@ -141,6 +141,9 @@ def test_an_invalid_edit_can_be_edited_again(own: Path, tmp_path: Path, monkeypa
 
 
 def test_the_group_names_the_commands_that_show_presets() -> None:
+    _, err = run("preset", "list", code=2)
+    hint = "hint: `llmrun list` lists your presets, and `llmrun show NAME` shows one\n"
+    assert err == f"error: no such command 'list'\n{hint}"
     out = run("preset", "--help")[0]
     assert "`llmrun list` lists your" in out
     assert all(f"  {name} " in out for name in ("add", "edit", "rm"))

@@ -47,7 +47,7 @@ _HELP_ALL = TyperOption(
 class _InOurWords:
     """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` contains one example per line.
 
-    extra_hint  the hint to show if there are too many arguments, or "" for the usual hint
+    extra_hint  the hint to show for too many arguments and for an unknown subcommand, or "" for the usual hint
     """
 
     epilog: str | None
@@ -181,6 +181,8 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
         sentence = sentence[:1].lower() + sentence[1:]
     if extra := _EXTRA.fullmatch(sentence):
         sentence = f"unexpected argument: {extra[1]}"
+        hint = context.command.extra_hint or hint
+    if sentence.startswith("no such command") and context:
         hint = context.command.extra_hint or hint
     if "Did you mean" in sentence:
         sentence, _, meant = sentence.partition(". Did you mean ")

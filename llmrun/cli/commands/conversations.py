@@ -30,7 +30,7 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Recording, Store
 
-LISTING = {"heading": "Manage files", "place": 114}
+LISTING = {"heading": "Manage files", "place": 115}
 FORMATS = {"markdown": "markdown", "md": "markdown", "json": "json"}
 NOTHING_FOUND = 1  # the same exit code as grep
 

@@ -28,7 +28,7 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.cli.answers.answer_log import AnswerLog, Entry
 
-LISTING = {"heading": "Manage files", "place": 115}
+LISTING = {"heading": "Manage files", "place": 116}
 _HEADER = ("TIME", "MODEL", "PROMPT", "ANSWER")
 _USUAL_COUNT = 10
 _LEAST_CELL = 12  # minimum width in columns

@@ -29,7 +29,11 @@ from llmrun.cli.console.terminal import is_terminal
 from llmrun.options.presets import SETTINGS
 from llmrun.options.settings import preset_named
 
-LISTING = {"heading": "Manage files", "place": 112}
+LISTING = {
+    "heading": "Manage files",
+    "place": 114,
+    "extra": "`llmrun list` lists your presets, and `llmrun show NAME` shows one",
+}
 _KEPT = {*SETTINGS, "sampling", "lora", "chat_template_kwargs", "quiet"}  # the fields of AnswerFlags that apply
 _OTHERS = {field.name for field in fields(AnswerFlags)} - _KEPT
 _NOTHING = "add a model (-m), a system prompt (-s), a --prompt or a setting such as --temp 0.7"
