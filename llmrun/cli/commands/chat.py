@@ -105,11 +105,11 @@ def command(
     if continued and flags.model is None and _is_model(continued, store):
         flags, continued = replace(flags, model=continued), LAST
     settings = flags.settings()
+    chooses_model = continued is None or flags.model is not None  # otherwise, the model is that of the conversation
     preset = settings.preset
-    if preset is not None and preset.prompt not in (None, ONLY_INPUT):
+    if chooses_model and preset is not None and preset.prompt not in (None, ONLY_INPUT):
         out.note(f"preset {preset.name}: a chat uses the preset's system prompt and settings, but not its prompt")
-    chooses_system = flags.system is None and (continued is None or flags.model is not None)
-    settings = _with_system(settings, flags, strict=chooses_system)
+    settings = _with_system(settings, flags, strict=chooses_model and flags.system is None)
     if save_state is not None:
         settings = replace(settings, save_state=save_state)
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
@@ -128,7 +128,7 @@ def command(
         from llmrun.cli.chatting.context import Prompting
         from llmrun.cli.chatting.model_in_use import ModelInUse
 
-        if flags.model is None and not continued:
+        if chooses_model and flags.model is None:
             tell_of_default_model(settings, "llmrun chat")
         settings_for = functools.partial(_base_settings, flags)
         opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from llmrun.base.machine import memory as memory_module
 from llmrun.cli.answers import answering
 from llmrun.cli.answers.answering import tell_of_default_model
+from llmrun.cli.arguments.options import AnswerFlags
+from llmrun.cli.commands import chat
 from llmrun.cli.console.output import out
 from llmrun.options.settings import Settings, load_settings
 
@@ -80,6 +84,35 @@ def test_it_is_said_neither_in_a_pipe_nor_in_quiet_mode(capsys: Capture, monkeyp
 def test_a_stand_in_for_a_model_is_no_toy_of_ours(capsys: Capture) -> None:
     tell_of_default_model(Settings(backend="scripted"), "llmrun chat")
     assert capsys.readouterr().err == ""
+
+
+def chats(monkeypatch: pytest.MonkeyPatch, continued: str | None, model: str | None = None) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+    assert chat.command.__wrapped__(None, continued, flags=AnswerFlags(backend="scripted", model=model)) == 0
+
+
+def test_a_continued_chat_is_told_nothing_about_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[str] = []
+    monkeypatch.setattr(answering, "tell_of_default_model", lambda settings, command: models.append(settings.model))
+    chats(monkeypatch, None, "other")
+    chats(monkeypatch, "")
+    chats(monkeypatch, "hello")
+    assert models == []
+    chats(monkeypatch, None)
+    assert models == ["smollm2:135m"]
+
+
+def test_a_continued_chat_is_told_nothing_about_the_preset_of_new_chats(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models.toml").write_text('[presets.shout]\nmodel = "a"\nprompt = "Shout: $input"\n')
+    (tmp_path / "config.toml").write_text('model = "shout"\n')
+    chats(monkeypatch, None, "other")
+    capsys.readouterr()
+    chats(monkeypatch, "")
+    assert "shout" not in capsys.readouterr().err
+    chats(monkeypatch, None)
+    assert "preset shout: a chat uses" in capsys.readouterr().err
 
 
 def test_where_nothing_can_be_remembered_nothing_is_said(tmp_path: Path, capsys: Capture) -> None:
