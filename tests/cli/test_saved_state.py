@@ -32,7 +32,7 @@ def answers(data: Path) -> list[dict[str, int]]:
 def test_a_continued_chat_starts_from_the_saved_state(tmp_path: Path) -> None:
     assert chat(tmp_path, "-q", turns=f"{LONG}\n").returncode == 0
     (state,) = states(tmp_path)
-    assert state.with_suffix(".jsonl") == journals(tmp_path)[0]
+    assert state.name.partition(".")[0] == journals(tmp_path)[0].stem
     assert state.stat().st_mode & 0o777 == 0o600
     done = chat(tmp_path, "-q", "--continue", turns="two\n")
     assert (done.stdout, done.stderr) == (b"You said: two\n", b"")
@@ -172,6 +172,21 @@ def test_a_resumed_chat_says_the_same_with_a_real_model(tmp_path: Path) -> None:
     first, second, third = answers(tmp_path / "parts")
     assert second["cached_tokens"] >= first["prompt_tokens"]
     assert third["cached_tokens"] >= second["prompt_tokens"]
+
+
+@pytest.mark.night
+def test_switching_back_to_a_model_changes_no_answer(tmp_path: Path) -> None:
+    first, second = str(smollm2()), tmp_path / "second.gguf"
+    second.symlink_to(first)
+    turns = [f"Summarize this: {LONG}", f"/model {second}", "Name an animal.", f"/model {first}", "Name another."]
+    options = ("chat", "-q", first, "--seed", "3", "-n", "24", "-c", "1024")
+    for state in ("--save-state", "--no-save-state"):
+        done = llmrun(*options, state, stdin=words(turns).encode(), env=environment(tmp_path / state))
+        assert done.returncode == 0, done.stderr
+    saved, unsaved = (answers(tmp_path / state) for state in ("--save-state", "--no-save-state"))
+    assert [answer["text"] for answer in saved] == [answer["text"] for answer in unsaved]
+    assert saved[2]["cached_tokens"] >= saved[0]["prompt_tokens"]
+    assert unsaved[2]["cached_tokens"] == 0
 
 
 def test_listing_commands_do_not_import_numpy() -> None:

@@ -3,7 +3,7 @@
 If a prompt does not fit, the oldest turns are left out. The module also counts the tokens of a conversation, checks
 whether a model supports tools and past tool calls, and holds the settings of the model or preset in use.
 
-The KV cache of a conversation is saved beside the conversation's file, so that `--continue` can reuse it.
+The KV cache of a conversation is saved beside the conversation's file, so that `--continue` and `/model` can reuse it.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class ModelSettings:
 
 
 class ConversationState:
-    """The saved KV cache of a chat's current conversation.
+    """The saved KV cache of a chat's current conversation, in a file for each model that the conversation uses.
 
     conversations  the folder of the conversations
     limit          the maximum size of all saved states in bytes
@@ -261,7 +261,7 @@ class ConversationState:
         local = _local(engine)
         if local is None:
             return
-        file = None if conversation is None else state_path(conversation)
+        file = None if conversation is None else state_path(conversation, local.info)
         if self._saved is not None and (file is None or not self._saved.is_for(file, local.state_key)):
             self.finish(local)
             self._saved = None

@@ -1,11 +1,11 @@
 """The folder of saved conversations. Each conversation is an append-only file, and /save makes copies.
 
-    conversations/why-is-the-sky-blue.jsonl      a conversation, named after its first question, one line per event
-    conversations/why-is-the-sky-blue.answering  the streaming answer: the size of the .jsonl file when the answer
-                                                 began, then one line per piece of the answer
-    conversations/why-is-the-sky-blue.kv         the saved KV cache (see context.py)
-    conversations/saved/NAME.jsonl               a copy, written atomically
-    conversations/.locks/                        the lock files of conversations that are open for writing
+    conversations/why-is-the-sky-blue.jsonl        a conversation, named after its first question, one line per event
+    conversations/why-is-the-sky-blue.answering    the streaming answer: the size of the .jsonl file when the answer
+                                                   began, then one line per piece of the answer
+    conversations/why-is-the-sky-blue.5f2c81d0.kv  the saved KV cache of one of its models (see context.py)
+    conversations/saved/NAME.jsonl                 a copy, written atomically
+    conversations/.locks/                          the lock files of conversations that are open for writing
 
 Folders are created with mode 0700 and files with mode 0600. Earlier versions of llmrun used file names such as
 20261120-143012-1f3a9c2e.jsonl.
@@ -18,6 +18,7 @@ readers ignore the .answering file.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -38,6 +39,8 @@ from llmrun.engine.saved_state.budget import ENDING
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+    from llmrun.base.types import ModelInfo
 
 
 class ConversationFileError(LlmrunError):
@@ -83,9 +86,13 @@ def answering_path(path: Path) -> Path:
     return path.with_suffix(".answering")
 
 
-def state_path(path: Path) -> Path:
-    """Return the path of the file with the saved KV cache, given the path of the conversation's file."""
-    return path.with_suffix(ENDING)
+def state_path(path: Path, info: ModelInfo) -> Path:
+    """Return the path of the file with the KV cache of a model, given the path of the conversation's file.
+
+    Each model and each set of adapters has its own file, so switching back to a model finds its cache again.
+    """
+    digest = hashlib.sha256(repr((info.path, info.adapters)).encode()).hexdigest()
+    return path.with_suffix(f".{digest[:8]}{ENDING}")
 
 
 class Journal:
@@ -170,8 +177,10 @@ def new_journal(path: Path, conversation: Conversation, lock: Lock) -> Journal:
 
 
 def remove_files(path: Path) -> None:
-    """Remove a conversation's file, its streaming answer and its saved KV cache. Raises OSError."""
-    state_path(path).unlink(missing_ok=True)
+    """Remove a conversation's file, its streaming answer and its saved KV caches. Raises OSError."""
+    for state in path.parent.glob(f"{path.stem}.*{ENDING}"):
+        state.unlink(missing_ok=True)
+    path.with_suffix(ENDING).unlink(missing_ok=True)  # earlier versions of llmrun kept the cache of one model
     answering_path(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 

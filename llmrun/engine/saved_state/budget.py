@@ -110,9 +110,14 @@ def abandoned(conversations: Path, prefixes: Path, now: float) -> list[StoredSta
     lost = [
         each
         for each in stored_states([conversations])
-        if not each.path.with_suffix(".jsonl").exists() or now - each.used > _ABANDONED_S
+        if not _conversation_of(each.path).exists() or now - each.used > _ABANDONED_S
     ]
     return lost + [each for each in stored_states([prefixes]) if now - each.used > _ABANDONED_S]
+
+
+def _conversation_of(state: Path) -> Path:
+    """Return the file of the conversation to which a saved state belongs. Names of conversations contain no dots."""
+    return state.with_name(f"{state.name.partition('.')[0]}.jsonl")
 
 
 def stored_states(folders: Sequence[Path]) -> list[StoredState]:

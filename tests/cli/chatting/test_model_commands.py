@@ -10,14 +10,19 @@ from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound
 from llmrun.cli.chatting.commands import completions
 from llmrun.cli.chatting.model_in_use import ModelLost
-from llmrun.cli.chatting.store import read_conversation
-from tests.support.cli.chats import journals, session
+from llmrun.cli.chatting.store import Store, read_conversation
+from tests.support.cli.chats import Session, journals, session
+
+LONG = ("word " * 40).strip()
 
 Capture = pytest.CaptureFixture[str]
 
 
 def other(context_size: int = 4096) -> ScriptedBackend:
-    return ScriptedBackend(scripted_answers([("assistant\n", "other")]), context_size=context_size)
+    voice = scripted_answers([("assistant\n", "other")])
+    backend = ScriptedBackend(voice, path=Path("other"), context_size=context_size)
+    backend.kv.key = "07" * 32  # another model's cache cannot be loaded
+    return backend
 
 
 @pytest.mark.push
@@ -33,6 +38,38 @@ def test_another_model_answers_with_the_conversation_kept(tmp_path: Path, capsys
     assert told.splitlines()[-1] == "the model is other; /model NAME opens another one"
     saved = read_conversation(journals(tmp_path)[0]).conversation
     assert (saved.model, saved.began.model) == ("other", "scripted")
+
+
+def computed(found: Session) -> list[int]:
+    return [one.prompt_tokens - one.cached_tokens for one in found.chat.totals]
+
+
+def test_an_earlier_model_computes_only_what_is_new(tmp_path: Path) -> None:
+    with session(tmp_path, others={"other": other()}, saves_state=True) as found:
+        found.run(LONG, "/model other", "two", "/model scripted", "three", "/model other", "four")
+        whole, _, third, fourth = computed(found)
+        assert (third < whole / 2, fourth < whole / 2) == (True, True)
+        assert found.said[2] == ("three", "You said: three")
+
+
+def test_undo_clear_and_load_after_a_switch_stay_right(tmp_path: Path) -> None:
+    turns = [LONG, "/model other", "two", "/undo", "/model scripted", "/retry", "/clear", "new", "/load word", "last"]
+    with session(tmp_path, others={"other": other()}, saves_state=True) as found:
+        found.run(*turns)
+        _, _, again, _, last = computed(found)
+        assert again == 1  # the last token of the prompt, whose logits are needed
+        assert last < len(LONG) / 2
+        assert found.said == [(LONG, f"You said: {LONG}"), ("last", "You said: last")]
+
+
+def test_removing_a_conversation_removes_the_states_of_all_models(tmp_path: Path) -> None:
+    with session(tmp_path, others={"other": other()}, saves_state=True) as found:
+        found.run(LONG, "/model other", "two")
+    [journal] = journals(tmp_path)
+    assert len(list(journal.parent.glob("*.kv"))) == 2
+    (journal.parent / f"{journal.stem}.kv").touch()  # as earlier versions named it
+    Store(journal.parent).remove(journal)
+    assert [path.name for path in journal.parent.iterdir()] == [".locks"]
 
 
 def test_the_model_in_use_is_not_opened_twice(tmp_path: Path, capsys: Capture) -> None:

@@ -67,6 +67,7 @@ def test_states_without_a_conversation_and_old_ones_are_abandoned(tmp_path: Path
     old = state(chats, "old.kv", used=now - 31 * DAY)
     state(chats, "old.jsonl")
     state(chats, "kept.kv", used=now - 29 * DAY)
+    state(chats, "kept.5f2c81d0.kv", used=now)
     state(chats, "kept.jsonl")
     stale = state(prefixes, "stale.kv", used=now - 31 * DAY)
     state(prefixes, "fresh.kv", used=now)

@@ -15,7 +15,7 @@ from llmrun.backends.scripted import ScriptedBackend, echo
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound
 from llmrun.cli.answers.answering import OpenModel
 from llmrun.cli.chatting.commands import run_command
-from llmrun.cli.chatting.context import Prompting
+from llmrun.cli.chatting.context import ConversationState, Prompting
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.model_in_use import ModelInUse
 from llmrun.cli.chatting.plain import Meter, Turns
@@ -189,17 +189,19 @@ def session(
     interactive: bool = True,
     others: Mapping[str, ScriptedBackend | LlmrunError] | None = None,
     toolbox: Toolbox | None = None,
+    saves_state: bool = False,
 ) -> Iterator[Session]:
     """Yield a session on a scripted backend that echoes (or on `backend`), with conversations under `data`.
 
     `others` are the models that /model finds, or errors for those that cannot be opened.
     """
     backend = backend or ScriptedBackend(echo)
+    state = ConversationState(data / "conversations", 1 << 30) if saves_state else None
     store = Store(data / "conversations")
     record = record or ConversationRecord(store, new_conversation("scripted"))
     turns, view = ListedTurns([], interactive=interactive), ListedView()
     opener = ScriptedOpener({"scripted": backend, **(others or {})})
-    with closing(ModelInUse(opener, "scripted")) as models, Signals(models.cancel, turns.restore) as signals:
+    with closing(ModelInUse(opener, "scripted", state)) as models, Signals(models.cancel, turns.restore) as signals:
         chat = Chat(
             models,
             store=store,

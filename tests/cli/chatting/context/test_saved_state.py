@@ -31,7 +31,7 @@ def answer_in(state: ConversationState, engine: Engine, conversation: Path, toke
 
 
 def states(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.kv"))
+    return sorted(path.name.partition(".")[0] for path in folder.glob("*.kv"))
 
 
 def test_the_earlier_conversation_is_saved(tmp_path: Path, engine: Engine) -> None:
@@ -39,9 +39,9 @@ def test_the_earlier_conversation_is_saved(tmp_path: Path, engine: Engine) -> No
     answer_in(state, engine, tmp_path / "a.jsonl", 65)
     assert states(tmp_path) == []
     answer_in(state, engine, tmp_path / "b.jsonl", 66)
-    assert states(tmp_path) == ["a.kv"]
+    assert states(tmp_path) == ["a"]
     state.finish(engine)
-    assert states(tmp_path) == ["a.kv", "b.kv"]
+    assert states(tmp_path) == ["a", "b"]
 
 
 def test_nothing_is_saved_under_a_name_that_a_conversation_no_longer_has(tmp_path: Path, engine: Engine) -> None:
@@ -50,7 +50,7 @@ def test_nothing_is_saved_under_a_name_that_a_conversation_no_longer_has(tmp_pat
     (tmp_path / "a.jsonl").rename(tmp_path / "b.jsonl")
     answer_in(state, engine, tmp_path / "b.jsonl", 66)
     state.finish(engine)
-    assert states(tmp_path) == ["b.kv"]
+    assert states(tmp_path) == ["b"]
 
 
 def test_nothing_is_saved_for_a_removed_conversation(tmp_path: Path, engine: Engine) -> None:
