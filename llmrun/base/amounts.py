@@ -41,6 +41,16 @@ def format_number(value: float) -> str:
     return f"{value:.{1 if size >= 9.995 else 2 if size >= 0.9995 else 3}f}"
 
 
+def format_roughly(value: float) -> str:
+    """Format a number with two significant digits, or with all of its integer digits if it has more than two.
+
+    Examples: 0.031, 0.91, 9.1, 23, 1,235. NaN and infinity become a dash.
+    """
+    if not math.isfinite(value):
+        return _NOT_A_NUMBER
+    return f"{value:,.0f}" if abs(value) >= 9.95 or value == 0 else f"{value:#.2g}"
+
+
 def counted(count: int, noun: str) -> str:
     """Format a count with its noun: `1 model`, `2 models`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -141,6 +151,13 @@ def format_seconds_briefly(seconds: float) -> str:
     if seconds < 99.95:
         return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
     return f"{round(seconds) // 60}m{round(seconds) % 60:02d}s"
+
+
+def format_seconds_roughly(seconds: float) -> str:
+    """Format a duration for people, with two significant digits: 0.031 s, 9.1 s, 44 s, 2 min 04 s."""
+    if seconds < 99.5:
+        return f"{format_roughly(seconds)} s"
+    return f"{round(seconds) // 60:,} min {round(seconds) % 60:02d} s"
 
 
 def format_clock(seconds: float) -> str:

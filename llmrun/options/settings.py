@@ -55,7 +55,7 @@ NOT_SETTINGS = frozenset(
 )
 
 # Other names for our settings, used by our flags, Ollama, llama.cpp, vLLM or Transformers.
-_NAMES_ELSEWHERE = {
+NAMES_ELSEWHERE = {
     **dict.fromkeys(("c", "ctx", "context", "context_size", "context_length", "n_ctx", "num_ctx"), "ctx_size"),
     **dict.fromkeys(("max_model_len", "max_context"), "ctx_size"),
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length", "max_output_tokens"), "max_tokens"),
@@ -203,6 +203,7 @@ class Settings:
     state_gb: float = _setting(4.0, float, minimum=0, maximum=1e6)  # the maximum size of all saved states
     on_full: str = _setting("stop", str, choices=("stop", "forget"))  # the action when the context is full
     stream: bool = _setting(True, bool)  # whether to show an answer while it is being generated
+    stats: bool = _setting(False, bool)  # whether `generate` and `chat` show detailed statistics after an answer
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
@@ -447,7 +448,7 @@ def checked_in_preset(where: str, name: str, value: object) -> object:
     """Return the checked value of a setting in a preset. Raises UsageError."""
     if name in PRESET_SETTINGS:
         return _checked(RULES[name], value, where, name)
-    if (meant := _NAMES_ELSEWHERE.get(name, name)) in RULES.keys() - set(PRESET_SETTINGS):
+    if (meant := NAMES_ELSEWHERE.get(name, name)) in RULES.keys() - set(PRESET_SETTINGS):
         raise UsageError(f"{where}: {name}: presets cannot set {meant}", hint="use a flag or config.toml")
     raise _unknown(where, name, value, known=PRESET_KEYS)
 
@@ -469,7 +470,7 @@ def _meant(name: str, known: Collection[str]) -> str:
     import difflib
 
     flags = {flag.lstrip("-").replace("-", "_"): key for key, declared in SAMPLING.items() for flag in declared.flags}
-    meanings = {key: key for key in known} | flags | _NAMES_ELSEWHERE
+    meanings = {key: key for key in known} | flags | NAMES_ELSEWHERE
     near = difflib.get_close_matches(name, [word for word, key in meanings.items() if key in known], n=1)
     return meanings[near[0]] if near else ""
 

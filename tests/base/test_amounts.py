@@ -18,8 +18,10 @@ from llmrun.base.amounts import (
     format_number,
     format_parameters,
     format_percent,
+    format_roughly,
     format_seconds,
     format_seconds_briefly,
+    format_seconds_roughly,
     format_tokens,
     parse_duration,
 )
@@ -55,6 +57,14 @@ def test_tokens() -> None:
         "1,000,000",
         "1,048,576",
     ]
+
+
+def test_numbers_for_people_have_two_digits() -> None:
+    values = (0, 0.0312, 0.996, 9.94, 9.96, 23.4, 1234.5, math.nan)
+    assert [*map(format_roughly, values)] == ["0", "0.031", "1.0", "9.9", "10", "23", "1,234", "–"]
+    seconds = (0.0312, 9.12, 44.2, 99.4, 99.6, 124.4)
+    expected = ["0.031 s", "9.1 s", "44 s", "99 s", "1 min 40 s", "2 min 04 s"]
+    assert [*map(format_seconds_roughly, seconds)] == expected
 
 
 def test_ages_and_counts() -> None:

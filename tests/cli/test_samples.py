@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,9 @@ def test_best_of_vote_prints_the_most_frequent_answer(tmp_path: Path) -> None:
 
 
 def test_the_closing_line_counts_all_samples() -> None:
-    line = scripted("--samples", "3", "--seed", "5", "hello").stderr.decode()
+    short = scripted("--samples", "3", "--seed", "5", "hello").stderr.decode()
+    assert re.fullmatch(r"3 samples, 48 tokens in [\d.]+ s, [\d,.]+ tok/s\n", short)
+    line = scripted("--stats", "--samples", "3", "--seed", "5", "hello").stderr.decode()
     assert line.count("\n") == 1
     assert "3 samples  48 out " in line
     assert "seed 5 to 7" in line

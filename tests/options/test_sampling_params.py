@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gguf import Keys
 
-from llmrun.cli.chatting.events import name_of
+from llmrun.cli.chatting.events import meant
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 from llmrun.options.settings import PREFIX, RULES, default_sampling
 from tests.support.cli.commands import llmrun
@@ -49,7 +49,7 @@ def test_help_lists_every_flag_with_a_short_sentence() -> None:
 
 @EACH
 def test_each_spelling_of_a_flag_can_be_set_in_a_chat(name: str, parameter: SamplingParameter) -> None:
-    assert {name_of(spelling) for spelling in (name, *(flag[2:] for flag in parameter.flags))} == {name}
+    assert {meant(spelling, "1") for spelling in (name, *(flag[2:] for flag in parameter.flags))} == {(name, "1")}
 
 
 @EACH

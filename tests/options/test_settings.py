@@ -180,8 +180,8 @@ def test_a_name_like_none_gets_all_and_a_table_gets_told_that_there_are_none(con
 
 def test_names_of_other_programs_mean_settings_that_exist() -> None:
     known = {*settings.RULES, *presets.KEYS}
-    assert set(settings._NAMES_ELSEWHERE.values()) <= known
-    assert not set(settings._NAMES_ELSEWHERE) & known
+    assert set(settings.NAMES_ELSEWHERE.values()) <= known
+    assert not set(settings.NAMES_ELSEWHERE) & known
 
 
 def test_sound_settings_remain_beside_wrong_ones(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

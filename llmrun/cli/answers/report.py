@@ -1,4 +1,4 @@
-"""Reports on an answer, as a line of statistics or as a JSON body in OpenAI's format, and describes the sampling."""
+"""Reports on an answer, as a short line, as statistics or as a JSON body in OpenAI's format. Describes the sampling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.base.amounts import counted, format_number, format_percent, format_seconds_briefly
+from llmrun.base.amounts import (
+    counted,
+    format_number,
+    format_percent,
+    format_roughly,
+    format_seconds_briefly,
+    format_seconds_roughly,
+)
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, width
@@ -43,13 +50,19 @@ class AnsweredRequest:
 _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "accepted", "total", "TTFT", "steps")
 
 
-def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
-    """Print the statistics line.
+NEARLY_FULL = 0.9  # the share of the context in use from which people should know about it
+_LONG_WAIT_S = 1.0  # people notice longer waits for the first token
 
-    The line contains all statistics with --verbose or in a log file, but only the most important ones on a terminal.
 
-    with_context  True to show how much of the context is used
+def show_statistics(answer: AnsweredRequest) -> None:
+    """Print the closing line: a short line for people, or with --stats or --verbose a line of statistics.
+
+    The line of statistics contains all statistics with --verbose or in a log file. On a terminal, it contains the most
+    important statistics that fit.
     """
+    if not (out.stats or out.verbose):
+        out.fields([short_line(answer)])
+        return
     timings = answer.finished.timings
     if timings.drafted_tokens:
         out.detail(
@@ -57,7 +70,35 @@ def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> No
             f"{counted(timings.generated_tokens, 'token')} in {counted(timings.steps, 'step')}"
         )
     limit = sys.maxsize if out.verbose else room(sys.stderr)
-    out.fields(stats_fields(answer, limit, with_context=with_context or out.verbose))
+    out.fields(stats_fields(answer, limit))
+
+
+def short_line(answer: AnsweredRequest) -> str:
+    """Return a line for people, such as `212 tokens in 9.1 s, 23 tok/s`.
+
+    A long wait for the first token and a nearly full context are mentioned, too.
+    """
+    timings, info, thinking = answer.finished.timings, answer.info, answer.finished.thinking_tokens
+    if timings.generated_tokens == 0:
+        return f"{_stopped_early(answer)} {format_seconds_roughly(timings.total_s)}"
+    line = counted(timings.generated_tokens, "token")
+    if answer.finished.reason is FinishReason.CANCELLED:
+        line = f"stopped after {line}"
+    if thinking:
+        line += f" ({thinking:,} thinking)"
+    line += f" in {format_seconds_roughly(timings.total_s)}"
+    if timings.ttft_s >= _LONG_WAIT_S:
+        line += f" (the first after {format_seconds_roughly(timings.ttft_s)})"
+    if timings.decode_s > 0:  # at least two steps are needed to compute a speed
+        line += f", {format_roughly(timings.decode_per_second)} tok/s"
+    if info.context_size and (used := answer.finished.context_used / info.context_size) >= NEARLY_FULL:
+        line += f", context {format_percent(used)} full"
+    return line
+
+
+def _stopped_early(answer: AnsweredRequest) -> str:
+    """Return the beginning of a sentence about an answer that was stopped before its first token."""
+    return f"stopped {'in prefill' if answer.info.context_size else 'before it began'} after"
 
 
 def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:
@@ -69,15 +110,12 @@ def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:
     return list(facts.values())
 
 
-def stats_fields(answer: AnsweredRequest, limit: int = sys.maxsize, *, with_context: bool = True) -> list[str]:
+def stats_fields(answer: AnsweredRequest, limit: int = sys.maxsize) -> list[str]:
     """Return the most important statistics of an answer, as many as fit on a line of `limit` columns.
 
     All statistics usually fit on one line of 100 columns.
     """
-    facts = _facts(answer)
-    if not with_context:
-        facts.pop("context", None)
-    return fitting_fields(facts, limit)
+    return fitting_fields(_facts(answer), limit)
 
 
 def _facts(answer: AnsweredRequest) -> dict[str, str]:
@@ -86,8 +124,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     name = model_words(answer.model, info)
     seed = {} if answer.request.seed is None else {"seed": f"seed {answer.request.seed}"}
     if timings.generated_tokens == 0:
-        where = "in prefill" if info.context_size else "before it began"
-        stopped = f"stopped {where} after {format_seconds_briefly(timings.total_s)}"
+        stopped = f"{_stopped_early(answer)} {format_seconds_briefly(timings.total_s)}"
         return {"model": name, "written": stopped} | seed
     facts = {"model": name}
     if answer.finished.reason is FinishReason.CANCELLED:
@@ -112,6 +149,35 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     if info.context_size:
         facts["context"] = f"ctx {format_percent(answer.finished.context_used / info.context_size)}"
     return facts | seed
+
+
+def stats_lines(answer: AnsweredRequest) -> list[str]:
+    """Return all statistics of an answer as lines for people."""
+    timings, info, finished = answer.finished.timings, answer.info, answer.finished
+    lines = [f"model       {model_words(answer.model, info)}"]
+    if timings.prompt_tokens:  # some servers do not report the number of prompt tokens
+        computed = timings.prompt_tokens - timings.cached_tokens
+        speed = f" at {format_number(timings.prompt_per_second)} tok/s" if computed else ""
+        lines.append(f"prompt      {computed:,} tokens computed{speed}, {timings.cached_tokens:,} cached")
+    if timings.generated_tokens:
+        thinking = f" ({finished.thinking_tokens:,} thinking)" if finished.thinking_tokens else ""
+        lines.append(f"answer      {counted(timings.generated_tokens, 'token')}{thinking}")
+        lines.append(f"TTFT        {format_seconds_briefly(timings.ttft_s)}")
+    if finished.thinking_tokens and finished.first_answer_s:
+        lines[-1] += f"; the answer began after {format_seconds_briefly(finished.first_answer_s)}"
+    if timings.decode_s > 0:
+        pace = format_seconds_briefly(timings.tpot_s)
+        lines.append(f"decode      {format_number(timings.decode_per_second)} tok/s, TPOT {pace}")
+    if timings.drafted_tokens:
+        accepted = f"{timings.accepted_tokens:,} of {timings.drafted_tokens:,} tokens accepted"
+        lines.append(f"drafts      {accepted}, {format_number(timings.tokens_per_step)} tokens per step")
+    lines.append(f"time        {format_seconds_briefly(timings.total_s)}, finish reason {finished.reason}")
+    if info.context_size:
+        share = format_percent(finished.context_used / info.context_size)
+        lines.append(f"context     {finished.context_used:,} of {info.context_size:,} tokens ({share})")
+    if answer.request.seed is not None:
+        lines.append(f"seed        {answer.request.seed}")
+    return lines
 
 
 def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context: str, reset: str = "") -> None:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from llmrun.base.amounts import format_number, format_seconds_briefly
+from llmrun.base.amounts import (
+    counted,
+    format_number,
+    format_roughly,
+    format_seconds_briefly,
+    format_seconds_roughly,
+)
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import FinishReason
 from llmrun.cli.answers.answering import CollectedAnswer, cancelling, check_format, is_remote
@@ -116,8 +122,19 @@ def _without_details(sample: dict[str, Any]) -> dict[str, Any]:
 
 def samples_fields(answered: Sequence[AnsweredRequest], best: Best | None) -> list[str]:
     """Return the combined statistics of all samples. Without --verbose, the statistics fit on one line."""
+    if not (out.stats or out.verbose):
+        return [_short_line(answered, best)]
     facts = _facts(answered, best)
     return list(facts.values()) if out.verbose else fitting_fields(facts, room(sys.stderr))
+
+
+def _short_line(answered: Sequence[AnsweredRequest], best: Best | None) -> str:
+    """Return a line for people, such as `3 samples, 640 tokens in 9.1 s, 70 tok/s`."""
+    written = f"{counted(len(answered), 'sample')}, {counted(_generated(answered), 'token')}"
+    line = f"{written} in {format_seconds_roughly(_total_s(answered))}"
+    if speed := _tokens_per_second(answered):
+        line += f", {format_roughly(speed)} tok/s"
+    return line if best is None else f"{line}, {_best_words(answered, best)}"
 
 
 def _facts(answered: Sequence[AnsweredRequest], best: Best | None) -> dict[str, str]:
@@ -128,7 +145,7 @@ def _facts(answered: Sequence[AnsweredRequest], best: Best | None) -> dict[str, 
         computed = first.prompt_tokens - first.cached_tokens
         facts["prompt"] = f"{computed} in {format_number(first.prompt_per_second)}/s"
         facts["TTFT"] = f"TTFT {format_seconds_briefly(first.ttft_s)}"
-    facts["samples"] = f"{len(answered)} samples" if len(answered) > 1 else "1 sample"
+    facts["samples"] = counted(len(answered), "sample")
     speed = _tokens_per_second(answered)
     facts["written"] = f"{generated} out" + (f" {format_number(speed)}/s" if speed else "")
     facts["total"] = format_seconds_briefly(_total_s(answered))

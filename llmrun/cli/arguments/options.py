@@ -177,6 +177,10 @@ Stream = Annotated[
     bool | None,
     output_option("--stream/--no-stream", help="Show the answer while it is generated.  [default: stream]"),
 ]
+Stats = Annotated[
+    bool | None,
+    output_option("--stats/--no-stats", help="Show detailed statistics after the answer.  [default: no-stats]"),
+]
 Quiet = Annotated[bool, general_option("-q", "--quiet", help="Print only errors on stderr.")]
 Verbose = Annotated[bool, general_option("-v", "--verbose", help="Print more details on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -410,6 +414,7 @@ class AnswerFlags:
     grammar: Grammar = None
     choice: Choice = None
     stream: Stream = None
+    stats: Stats = None
     chat_template: ChatTemplate = None
     chat_template_kwargs: ChatTemplateKwargs = None
     backend: Backend = None
@@ -472,7 +477,7 @@ class AnswerFlags:
             checked_text(self.system, "--system")
         settings = replace(load_settings(self.given()), loras=tuple(self.lora or ()))
         check_params(self.prompt_values(), settings.preset)
-        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        out.quiet, out.verbose, out.color, out.stats = settings.quiet, self.verbose, settings.color, settings.stats
         return settings
 
 

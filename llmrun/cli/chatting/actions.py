@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from llmrun.base.amounts import counted, format_age, format_number, format_percent, format_seconds_briefly
 from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.cli.answers.report import described_sampling
+from llmrun.cli.answers.report import described_sampling, stats_lines
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import described_presets
 from llmrun.cli.chatting import events, plain
@@ -163,13 +163,18 @@ def _system_reply(chosen: str | None, *, is_default: bool) -> str:
 
 
 def set_preference(chat: Chat, argument: str) -> None:
-    argument = argument.removeprefix("parameter ").strip()  # accept Ollama's /set parameter NAME VALUE
+    """Show or change settings. Ollama's notations work, too, such as `/set parameter num_ctx 8192`."""
+    argument = argument.removeprefix("parameter ").strip()
     typed, _, value = argument.partition(" ")
     if not typed:
-        out.reply(_preference_lines(chat))
+        out.reply(_setting_lines(chat))
         return
-    name = events.name_of(typed)
+    if (elsewhere := _OTHER_COMMANDS.get(typed)) is not None:
+        run, fixed = elsewhere
+        run(chat, fixed or value.strip())
+        return
     value = value.strip()
+    name, value = events.meant(typed, value)
     if value and name == events.CONTEXT:
         if not chat.engine.info.context_size:
             raise UsageError(f"/set: {name}: controlled by {chat.engine.info.device}")
@@ -184,6 +189,20 @@ def set_preference(chat: Chat, argument: str) -> None:
     _prefer(chat, name, chosen)
     default = " (the default)" if chosen is None and chat.preference(name) is not None else ""
     chat.confirm(f"{name} {_shown(chat.preference(name))}{default}")
+
+
+def _setting_lines(chat: Chat) -> list[str]:
+    """Return the settings in groups. Each group ends with the names of its settings that are not set."""
+    lines = []
+    for group, names in events.GROUPS.items():
+        values = {name: chat.preference(name) for name in names}
+        known = [f"{name} {_shown(value)}" for name, value in values.items() if value is not None]
+        unset = ", ".join(name for name, value in values.items() if value is None)
+        text = "; ".join(filter(None, [", ".join(known), f"not set: {unset}" if unset else ""]))
+        lines += beside(f"{group:<{max(map(len, events.GROUPS))}}  ", text, room(sys.stderr))
+    if chat.sent_sampling is not None:
+        lines.append("the server chooses the values of settings that are not set")
+    return [*lines, "/set NAME VALUE changes a setting, and /set NAME default resets it"]
 
 
 def _prefer(chat: Chat, name: str, value: events.Value | None) -> None:
@@ -319,6 +338,16 @@ def tool_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 
 def stats(chat: Chat, argument: str) -> None:
+    """Show the statistics of the last answer and of all answers, or turn the statistics after each answer on or off."""
+    if argument:
+        try:
+            out.stats = bool(RULES["stats"].parse(argument))
+        except ValueError:
+            raise UsageError(f"/stats: {argument:.80}: unknown argument", hint="known: on, off") from None
+        chat.confirm(f"every answer ends with {'its statistics' if out.stats else 'a short line'} from here on")
+        return
+    if (last := chat.last_answer) is not None:
+        out.reply(["last answer:", *map(visible_line, stats_lines(last)), "all answers of this chat:"])
     out.reply(total_lines(chat.totals))
 
 
@@ -487,4 +516,14 @@ SHOWN = {
     "system": _system_lines,
     "settings": _preference_lines,
     "conversation": _conversation_lines,
+}
+
+# The arguments of Ollama's /set that are commands in llmrun, each with its command and the command's fixed argument.
+_OTHER_COMMANDS: dict[str, tuple[Callable[[Chat, str], None], str]] = {
+    "system": (system, ""),
+    "model": (model, ""),
+    "verbose": (stats, "on"),
+    "quiet": (stats, "off"),
+    "nothink": (think, "off"),
+    "noformat": (set_preference, f"{events.FORMAT_NAME} {DEFAULT}"),
 }

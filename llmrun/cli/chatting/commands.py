@@ -115,7 +115,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             actions.show,
             lambda chat: [(name, "") for name in actions.SHOWN],
         ),
-        Command("stats", "", "show tokens, times and speeds since the start", actions.stats),
+        Command(
+            "stats",
+            "[on|off]",
+            "show speeds and times; `on` shows them for every answer",
+            actions.stats,
+            lambda chat: [("on", ""), ("off", "")],
+        ),
         Command("exit", "", "end the chat, like the end of input", actions.leave, aliases=("bye", "quit")),
     ),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from llmrun.base.errors import UsageError
 from llmrun.base.types import FinishReason
 from llmrun.cli.arguments import options
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.settings import RULES
+from llmrun.options.settings import NAMES_ELSEWHERE, RULES
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat
@@ -34,24 +34,55 @@ THINK_BUDGET = "think_budget"
 ON_FULL = "on_full"
 FORGET = "forget"  # the value of ON_FULL that drops the oldest turns
 THINKING = (THINK, THINK_BUDGET, "hide_thinking")
-NAMES = (*SAMPLING, "seed", "max_tokens", STOP, *options.NAMES, CONTEXT, *THINKING, ON_FULL)
-
-_BY_FLAG = {"schema": options.JSON_SCHEMA} | {
-    flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.items() for flag in parameter.flags
+_BASIC = ("temperature", "top_k", "top_p", "min_p")
+_REPETITION = tuple(name for name in SAMPLING if name.startswith(("repeat_", "presence_", "frequency_", "dry_")))
+GROUPS: Mapping[str, Sequence[str]] = {
+    "Sampling": (*_BASIC, "seed"),
+    "Repetition": _REPETITION,
+    "More samplers": tuple(name for name in SAMPLING if name not in (*_BASIC, *_REPETITION)),
+    "Limits": ("max_tokens", STOP, CONTEXT, ON_FULL),
+    "Answer format": options.NAMES,
+    "Thinking": THINKING,
 }
+NAMES = tuple(name for names in GROUPS.values() for name in names)
+
+FORMAT_NAME = "format"  # Ollama's name for the answer's format: `json` or a JSON schema
+_OTHER_NAMES = (
+    {"schema": options.JSON_SCHEMA}
+    | dict.fromkeys(("stop_sequence", "stop_sequences", "stop_strings", "stop_words"), STOP)
+    | {flag: name for name, parameter in SAMPLING.items() for flag in parameter.flags}
+    | {alias: name for alias, name in NAMES_ELSEWHERE.items() if name in NAMES}
+)
 
 
-def name_of(typed: str) -> str:
-    """Return the preference with this name or flag. For an unknown name, raise UsageError with a suggestion."""
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+_BY_LETTERS = {_letters(name): meaning for name, meaning in (_OTHER_NAMES | {name: name for name in NAMES}).items()}
+
+
+def meant(typed: str, value: str) -> tuple[str, str]:
+    """Return the preference with this name, flag or name in another program, and the value to parse.
+
+    Hyphens and underscores do not matter. For an unknown name, raise UsageError with a suggestion.
+    """
+    letters = _letters(typed)
+    if letters == FORMAT_NAME:
+        return (options.JSON_OBJECT, options.ON) if value == "json" else (options.JSON_SCHEMA, value)
+    if letters in _BY_LETTERS:
+        return _BY_LETTERS[letters], value
     spelled = typed.lower().replace("-", "_")
-    name = _BY_FLAG.get(spelled, spelled)
-    if name in NAMES:
-        return name
+    if NAMES_ELSEWHERE.get(spelled, spelled) in RULES:
+        raise UsageError(
+            f"/set: {typed}: cannot change during a chat", hint="use a flag of llmrun chat, or config.toml"
+        )
     import difflib
 
-    near = difflib.get_close_matches(name, NAMES, n=1)
+    near = difflib.get_close_matches(letters, _BY_LETTERS, n=1)
     raise UsageError(
-        f"/set: {typed}: no such setting", hint=f"did you mean {near[0]}?" if near else "known: " + ", ".join(NAMES)
+        f"/set: {typed:.80}: no such setting",
+        hint=f"did you mean {_BY_LETTERS[near[0]]}?" if near else "/set lists the settings",
     )
 
 

@@ -52,6 +52,7 @@ from prompt_toolkit.selection import SelectionState
 from prompt_toolkit.styles import Style
 
 from llmrun.base.folders import O_BINARY, data_folder
+from llmrun.cli.answers.report import NEARLY_FULL
 from llmrun.cli.chatting.plain import Completions, Meter, Turns, is_unfinished
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, screen
 from llmrun.cli.console.output import out
@@ -212,7 +213,6 @@ class ShownPastes(Processor):
 
 PROMPT = "> "
 MOST_ROWS = 10  # maximum number of screen rows for long input
-_NEARLY_FULL = 0.9
 _METER_FROM = 40  # minimum number of columns for the meter
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
 _DRAFT_HINT_FROM = 60  # minimum number of columns for the hint
@@ -444,7 +444,7 @@ class TerminalTurns(Turns):
         if not self._meter.context_size:
             return [("class:meter", f"{self._meter.context_used:,} tokens")]
         used = self._meter.context_used / self._meter.context_size
-        style = "class:meter.full" if used >= _NEARLY_FULL else "class:meter"
+        style = "class:meter.full" if used >= NEARLY_FULL else "class:meter"
         return [(style, f"{used:.0%} of {self._meter.context_size:,}")]
 
     def _limit_rows(self) -> None:

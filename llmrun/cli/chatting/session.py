@@ -81,6 +81,7 @@ class Chat:
         self.store = store
         self.record = record
         self.totals: list[Timings] = []  # the timings of all answers that have at least one token
+        self.last_answer: AnsweredRequest | None = None  # in any conversation of this chat
         self.draft = ""  # the text with which the current prompt was prefilled
         self.failed_question = ""  # the draft if it is a question that could not be answered, or ""
         self._models = models
@@ -303,6 +304,7 @@ class Chat:
         out.detail(f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached")
         last = self.conversation.exchanges[-1]
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
+        self.last_answer = done
         forgets = self.preference(ON_FULL) == FORGET
         explain_length(
             done,
@@ -314,7 +316,7 @@ class Chat:
         # Some servers report the reason "stop" for an answer with calls.
         calls = self._calls if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP) else ()
         if not calls or out.verbose:
-            show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context
+            show_statistics(done)
         check_format(done)
         return calls
 

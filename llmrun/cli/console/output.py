@@ -135,6 +135,7 @@ class Output:
     def __init__(self) -> None:
         self.quiet = False
         self.verbose = False
+        self.stats = False  # True to end answers with all statistics
         self.color = "auto"
         self._answer: Flow | None = None  # the flow of an unfinished answer
         self._thinking: Flow | None = None

@@ -7,14 +7,17 @@ import math
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
     logprob_fields,
+    short_line,
     show_statistics,
     stats_fields,
+    stats_lines,
 )
 from llmrun.cli.console.output import out
 from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
@@ -55,6 +58,62 @@ def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMIN
         (TokenLogprob(5, "ä".encode()[:1], math.log(0.75)), TokenLogprob(6, b" b\x1b", -math.inf)),
     )
     return AnsweredRequest("smollm2:135m", INFO, request, "answer", (token,), finished)
+
+
+@pytest.mark.parametrize(
+    ("reason", "changed", "line"),
+    [
+        ("stop", {}, "212 tokens in 9.1 s, 23 tok/s"),
+        ("length", {"generated_tokens": 1, "decode_s": 0.0, "total_s": 0.31}, "1 token in 0.31 s"),
+        ("cancelled", {}, "stopped after 212 tokens in 9.1 s, 23 tok/s"),
+        ("cancelled", {"generated_tokens": 0}, "stopped in prefill after 9.1 s"),
+        ("stop", {"ttft_s": 35.0, "total_s": 44.1}, "212 tokens in 44 s (the first after 35 s), 23 tok/s"),
+    ],
+)
+def test_an_answer_ends_with_numbers_for_people(
+    capsys: pytest.CaptureFixture[str], reason: str, changed: dict[str, float], line: str
+) -> None:
+    timings = replace(TIMINGS, generated_tokens=212, decode_s=9.0, total_s=9.1)
+    show_statistics(answer_of(FinishReason(reason), replace(timings, **changed)))
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_the_short_line_counts_thinking_and_warns_of_a_full_context() -> None:
+    answer = answer_of()
+    finished = structs.replace(answer.finished, thinking_tokens=100, context_used=7800)
+    line = short_line(replace(answer, finished=finished))
+    assert line == "128 tokens (100 thinking) in 1.5 s, 92 tok/s, context 95% full"
+    remote = replace(answer, info=replace(INFO, context_size=0))
+    stopped = replace(remote, finished=structs.replace(finished, timings=replace(TIMINGS, generated_tokens=0)))
+    assert short_line(stopped) == "stopped before it began after 1.5 s"
+
+
+@pytest.mark.parametrize("switch", ["stats", "verbose"])
+def test_stats_and_verbose_show_all_statistics(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    monkeypatch.setattr(out, switch, True)
+    show_statistics(answer_of())
+    assert capsys.readouterr().err == "  ".join(stats_fields(answer_of())) + "\n"
+
+
+def test_statistics_for_reading_have_a_line_each() -> None:
+    drafted = replace(TIMINGS, steps=50, drafted_tokens=96, accepted_tokens=78, cached_tokens=30)
+    answer = answer_of(timings=drafted)
+    thought = structs.replace(answer.finished, thinking_tokens=100, first_answer_s=1.2)
+    assert stats_lines(replace(answer, finished=thought)) == [
+        "model       smollm2:135m cpu×2",
+        "prompt      8 tokens computed at 65.5 tok/s, 30 cached",
+        "answer      128 tokens (100 thinking)",
+        "TTFT        123ms; the answer began after 1.20s",
+        "decode      92.0 tok/s, TPOT 11ms",
+        "drafts      78 of 96 tokens accepted, 2.56 tokens per step",
+        "time        1.50s, finish reason stop",
+        "context     166 of 8,192 tokens (2.0%)",
+        "seed        421123",
+    ]
+    none = answer_of(FinishReason.CANCELLED, replace(TIMINGS, generated_tokens=0, prompt_tokens=0, decode_s=0.0))
+    assert [line.split()[0] for line in stats_lines(none)] == ["model", "time", "context", "seed"]
 
 
 def test_the_closing_line_says_it_all_in_100_columns() -> None:
@@ -116,12 +175,6 @@ def test_the_json_body_tells_steps_and_drafts() -> None:
     assert [told[name] for name in names] == [50, 2.56, 96, 78]
     unknown = completion_body(answer_of())["timings"]
     assert [unknown[name] for name in names] == [None, None, 0, 0]
-
-
-def test_the_closing_line_leaves_the_context_to_the_prompt() -> None:
-    assert stats_fields(answer_of(), 100, with_context=False) == [
-        field for field in stats_fields(answer_of()) if not field.startswith("ctx")
-    ]
 
 
 def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:

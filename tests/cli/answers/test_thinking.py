@@ -37,7 +37,7 @@ def plain(screen: str) -> str:
 
 @pytest.mark.parametrize("template", [SWITCHED, OPENED])
 def test_in_a_pipe_thinking_goes_to_stderr_and_the_answer_alone_to_stdout(tmp_path: Path, template: str) -> None:
-    done = scripted("-m", thinking_script(tmp_path, template), "Is it so?")
+    done = scripted("--stats", "-m", thinking_script(tmp_path, template), "Is it so?")
     assert done.stdout.decode() == f"{ANSWER}\n"
     before, _, line = done.stderr.decode().rpartition("\n\n")
     assert before == f"thinking:\n{THOUGHT}\ndone thinking"
@@ -137,7 +137,7 @@ def test_a_typed_wish_to_think_wins_over_a_budget_of_0_that_was_set_for_good(
     assert b" thinking)" in scripted("--think", "-m", script, "Is it so?").stderr
     turns = words(["Is it so?", "/think on", "Is it so?", "/set think_budget 0", "Is it so?", "/think", "Is it so?"])
     done = chat(tmp_path, "-m", script, turns=turns)
-    assert [" thinking)" in line for line in done.stderr.decode().splitlines() if " out" in line] == [0, 1, 0, 1]
+    assert [" thinking)" in line for line in done.stderr.decode().splitlines() if " tok/s" in line] == [0, 1, 0, 1]
     chat(tmp_path, "--continue", "-m", script, turns="/set think_budget 0\n")
     done = chat(tmp_path, "--continue", "--think", "-m", script, turns="Is it so?\n")
     assert b" thinking)" in done.stderr
@@ -280,7 +280,7 @@ def test_a_conversation_with_thinking_is_taken_up_again(tmp_path: Path) -> None:
 
 def test_slash_commands_switch_thinking(tmp_path: Path) -> None:
     turns = words(
-        ["/nothink", "Is it so?", "/think", "Is it so?", "/think default", "/set think_budget 6", "So?", "/set"]
+        ["/nothink", "Is it so?", "/think", "Is it so?", "/think default", "/set think_budget 6", "So?", "/show"]
     )
     done = chat(tmp_path, "-m", thinking_script(tmp_path), turns=turns)
     told = done.stderr.decode()

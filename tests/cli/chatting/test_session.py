@@ -15,9 +15,10 @@ from llmrun.backends.scripted import ScriptedBackend, echo, scripted_answers
 from llmrun.base.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.types import Batch, Outputs
 from llmrun.cli.chatting.conversation import new_conversation
-from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
+from llmrun.cli.chatting.events import NAMES, AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
 from llmrun.cli.chatting.saying import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
+from llmrun.cli.console.output import out
 from llmrun.engine.requests import Request
 from llmrun.options.settings import Settings
 from tests.support.cli.chats import Session, events_in, journals, session
@@ -104,6 +105,10 @@ def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
         ("/exti", "/exti: no such command"),
         ("/", "/: no such command"),
         ("/set tempreature 1", "did you mean temperature?"),
+        ("/set numpredcit 1", "did you mean max_tokens?"),
+        ("/set xyzzy 1", "/set lists the settings"),
+        ("/set num_thread 4", "cannot change during a chat"),
+        ("/stats maybe", "known: on, off"),
         ("/set temperature warm", "temperature: 'warm' is not a number from 0 to 100"),
         ("/set temperature 101", "temperature: 101.0 is not a number from 0 to 100"),
         ("/set top_k 1.5", "is not an integer"),
@@ -144,15 +149,58 @@ def test_set_holds_from_the_next_answer_on(tmp_path: Path, capsys: Capture) -> N
         found.run('/set stop [" tw", "x"]', "/set parameter temp 0.5", "two", "/set seed 5", "three")
         assert found.view.answers[2:] == ["You said:", "You said: three"]
         assert found.chat.sampling.temperature == 0.5
-    assert "seed 5" in capsys.readouterr().err.splitlines()[-1]
+        assert found.chat.last_answer
+        assert found.chat.last_answer.request.seed == 5
 
 
 def test_set_and_show_tell_what_holds(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(sampling={"top_k": 12})) as found:
-        found.run("/set", "/set top_k", "/set top-k 3", "/set top_k default", "/show settings")
+        found.run("/set top_k", "/set top-k 3", "/set top_k default", "/show settings")
     told = capsys.readouterr().err.splitlines()
-    assert "top_k 12" in told[0]
-    assert told[3:6] == ["top_k 12", "top_k 3", "top_k 12 (the default)"]
+    assert told[:3] == ["top_k 12", "top_k 3", "top_k 12 (the default)"]
+    assert "top_k 12" in told[3]
+
+
+def test_set_lists_all_settings_in_groups(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/set top_k 3", "/set")
+    told = capsys.readouterr().err
+    assert "\nSampling       temperature 0.8, top_k 3, top_p 0.95, min_p 0.05; not set: seed\n" in told
+    assert "\nLimits         ctx_size 8192, on_full stop; not set: max_tokens, stop\n" in told
+    assert told.endswith("/set NAME VALUE changes a setting, and /set NAME default resets it\n")
+    assert all(f" {name}" in told for name in NAMES)
+    assert len(told.splitlines()) <= 30
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("/set num_predict 50", "max_tokens 50"),
+        ("/set parameter num_predict 50", "max_tokens 50"),
+        ("/set Top-K 7", "top_k 7"),
+        ("/set topp 0.5", "top_p 0.5"),
+        ("/set --temp 0.5", "temperature 0.5"),
+        ("/set repetition_penalty 1.1", "repeat_penalty 1.1"),
+        ("/set num_ctx", "ctx_size 8192"),
+        ("/set format json", "json_object on"),
+        ('/set format {"type": "object"}', 'json_schema {"type": "object"}'),
+        ("/set noformat", "json_schema not set"),
+        ("/set stop_sequences END", "stop 'END'"),
+        ("/set system be brief", "the system prompt is set and applies from the next answer on"),
+        ("/set nothink", "the model answers without thinking"),
+        ("/set quiet", "every answer ends with a short line from here on"),
+    ],
+)
+def test_set_takes_the_names_of_other_programs(tmp_path: Path, capsys: Capture, typed: str, said: str) -> None:
+    with session(tmp_path) as found:
+        found.run(typed)
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_noformat_resets_every_format(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.run("/set format json", "/set noformat")
+        assert found.chat.conversation.preferences == {}
 
 
 def test_the_system_prompt_can_be_shown_set_emptied_and_taken_back(tmp_path: Path) -> None:
@@ -453,10 +501,25 @@ def test_stats_of_a_whole_session(tmp_path: Path, capsys: Capture) -> None:
         found.run("/stats", "one", "two")
         capsys.readouterr()
         found.run("/stats")
-        told = capsys.readouterr().err.splitlines()
+        last, told = capsys.readouterr().err.split("all answers of this chat:\n")
+    assert [line.split()[0] for line in last.splitlines()] == [
+        *("last", "model", "prompt", "answer", "TTFT", "decode", "time", "context", "seed")
+    ]
+    told = told.splitlines()
     assert told[0] == "answers     2"
     assert f"tokens out  {sum(one.generated_tokens for one in found.chat.totals)}" in told
     assert [line.split()[0] for line in told] == ["answers", "tokens", "tokens", "time", "TTFT", "decode"]
+
+
+def test_stats_on_shows_the_statistics_after_every_answer(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "stats", False)
+    with session(tmp_path) as found:
+        found.run("one", "/stats on", "two", "/set quiet", "three")
+    told = capsys.readouterr().err.splitlines()
+    assert ["TTFT" in line for line in told] == [False, False, True, False, False]
+    assert re.fullmatch(r"14 tokens in [\d.]+ s, [\d,.]+ tok/s", told[0])
 
 
 # --- /clear, /search and the counts of /show

@@ -192,7 +192,7 @@ def test_a_pipe_refuses_calls_and_gets_only_the_answer(tmp_path: Path) -> None:
     done = run(tmp_path, tool_script_file(tmp_path, ("Echo?", call("echo", a="hi")), (RESULT, ANSWERED)))
     assert (done.stdout, done.returncode) == (f"{ANSWERED}\n".encode(), 0)
     assert b'tool echo {"a": "hi"}\nnot run: the call needs your confirmation\n' in done.stderr
-    assert done.stderr.count(b"seed ") == 1  # statistics of the final answer only
+    assert done.stderr.count(b" tokens in ") == 1  # only the final answer has a closing line
 
 
 def test_long_results_are_cut_to_fit_the_context(tmp_path: Path) -> None:
