@@ -154,7 +154,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
 def stats_lines(answer: AnsweredRequest) -> list[str]:
     """Return all statistics of an answer as lines for people."""
     timings, info, finished = answer.finished.timings, answer.info, answer.finished
-    lines = [f"model       {model_words(answer.model, info)}"]
+    lines = [f"model       {model_words(answer.model, info, sys.maxsize)}"]
     if timings.prompt_tokens:  # some servers do not report the number of prompt tokens
         computed = timings.prompt_tokens - timings.cached_tokens
         speed = f" at {format_number(timings.prompt_per_second)} tok/s" if computed else ""
@@ -208,17 +208,15 @@ def waiting_words(event: PrefillProgress) -> str:
     return f"prefill {event.done}/{event.total}" if event.total else "waiting for the server"
 
 
-def model_words(model: str, info: ModelInfo) -> str:
-    """Return a model's name and the backend or server that runs the model."""
+def model_words(model: str, info: ModelInfo, limit: int = 24) -> str:
+    """Return a model's name and the backend or server that runs the model.
+
+    limit  the maximum length of the name, in characters
+    """
+    name = model if len(model) <= limit else model[: limit - 1] + "…"
     if info.backend == "remote":
-        return f"{_shortened(model)} @ {info.device}"
-    return f"{_shortened(model)} {info.backend}" + (
-        f" GPU {info.gpu_layers}" if info.gpu_layers else f"×{info.threads}"
-    )
-
-
-def _shortened(name: str, limit: int = 24) -> str:
-    return name if len(name) <= limit else name[: limit - 1] + "…"
+        return f"{name} @ {info.device}"
+    return f"{name} {info.backend}" + (f" GPU {info.gpu_layers}" if info.gpu_layers else f"×{info.threads}")
 
 
 def logprob_fields(token: TokenLogprobs) -> list[str]:

@@ -95,23 +95,10 @@ def model(chat: Chat, name: str) -> None:
     if not name:
         out.reply([f"the model is {visible_line(chat.model)}; /model NAME opens another one"])
         return
-    before = chat.model
-    try:
-        switched = chat.switch_model(name)
-    except ModelLost:
-        raise
-    except KeyboardInterrupt:
-        if not chat.interactive:
-            raise
-        chat.confirm(f"stopped; {visible_line(before)} stays in use")
+    before = chat.engine
+    if not _done_with_model(chat, lambda: chat.switch_model(name), f"{visible_line(chat.model)} stays in use"):
         return
-    except (LlmrunError, OSError) as error:
-        if not chat.interactive:
-            raise
-        out.error((message := message_for(error)).sentence, message.hint)
-        chat.confirm(f"{visible_line(before)} stays in use")
-        return
-    if not switched:
+    if chat.engine is before:
         chat.confirm(f"{visible_line(chat.model)} is already in use")
         return
     size = chat.engine.info.context_size
@@ -139,6 +126,7 @@ def _catalogued() -> tuple[tuple[str, str], ...]:
 
 ALLOW, ASK = "allow", "ask"  # verbs of /tools
 DEFAULT = "default"  # this argument resets a setting
+_UNBROKEN = "\u00a0"  # a space at which lines do not wrap
 MOST_LISTED = 10  # maximum number of conversations that /load lists, in addition to copies made by /save
 
 
@@ -175,20 +163,44 @@ def set_preference(chat: Chat, argument: str) -> None:
         return
     value = value.strip()
     name, value = events.meant(typed, value)
-    if value and name == events.CONTEXT:
-        if not chat.engine.info.context_size:
-            raise UsageError(f"/set: {name}: controlled by {chat.engine.info.device}")
-        raise UsageError(
-            f"/set: {name}: fixed once the model is open",
-            hint=f"llmrun chat --continue --ctx-size {visible_line(value):.20}",
-        )
     if not value:
         out.reply([f"{name} {_shown(chat.preference(name))}"])
         return
     chosen = None if value == DEFAULT else events.parse_value(name, value)
+    if name == events.CONTEXT and not _resized(chat, chosen):
+        return
     _prefer(chat, name, chosen)
     default = " (the default)" if chosen is None and chat.preference(name) is not None else ""
     chat.confirm(f"{name} {_shown(chat.preference(name))}{default}")
+
+
+def _resized(chat: Chat, size: events.Value | None) -> bool:
+    """Reopen the model with another context size. If this fails, print the error and return False."""
+    if chat.engine.info.backend == "remote":
+        raise UsageError(f"/set: {events.CONTEXT}: controlled by {chat.engine.info.device}")
+    assert size is None or isinstance(size, int)  # as its rule says
+    kept = f"the context keeps {chat.engine.info.context_size:,} tokens"
+    return _done_with_model(chat, lambda: chat.resize_context(size), kept)
+
+
+def _done_with_model(chat: Chat, change: Callable[[], object], kept: str) -> bool:
+    """Change the open model. If this fails in an interactive chat, print the error and `kept`, and return False."""
+    try:
+        change()
+    except ModelLost:
+        raise
+    except KeyboardInterrupt:
+        if not chat.interactive:
+            raise
+        chat.confirm(f"stopped; {kept}")
+        return False
+    except (LlmrunError, OSError) as error:
+        if not chat.interactive:
+            raise
+        out.error((message := message_for(error)).sentence, message.hint)
+        chat.confirm(kept)
+        return False
+    return True
 
 
 def _setting_lines(chat: Chat) -> list[str]:
@@ -196,10 +208,11 @@ def _setting_lines(chat: Chat) -> list[str]:
     lines = []
     for group, names in events.GROUPS.items():
         values = {name: chat.preference(name) for name in names}
-        known = [f"{name} {_shown(value)}" for name, value in values.items() if value is not None]
+        known = [f"{name}{_UNBROKEN}{_shown(value)}" for name, value in values.items() if value is not None]
         unset = ", ".join(name for name, value in values.items() if value is None)
         text = "; ".join(filter(None, [", ".join(known), f"not set: {unset}" if unset else ""]))
-        lines += beside(f"{group:<{max(map(len, events.GROUPS))}}  ", text, room(sys.stderr))
+        rows = beside(f"{group:<{max(map(len, events.GROUPS))}}  ", text, room(sys.stderr))
+        lines += [row.replace(_UNBROKEN, " ") for row in rows]
     if chat.sent_sampling is not None:
         lines.append("the server chooses the values of settings that are not set")
     return [*lines, "/set NAME VALUE changes a setting, and /set NAME default resets it"]
@@ -398,7 +411,7 @@ def summary(found: Recording) -> str:
 
 
 def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    names = [(f"{name} ", _shown(chat.preference(name))) for name in events.NAMES if name != events.CONTEXT]
+    names = [(f"{name} ", _shown(chat.preference(name))) for name in events.NAMES]
     return [*names, *((f"{events.ON_FULL} {value}", "") for value in RULES[events.ON_FULL].choices)]
 
 

@@ -19,7 +19,7 @@ from msgspec import structs
 from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.cli.chatting.events import FORGET, ON_FULL
-from llmrun.cli.chatting.store import state_path
+from llmrun.cli.chatting.store import state_path, take_over_old_state
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
 from llmrun.engine.requests import ChatPrompt, Request
@@ -265,7 +265,8 @@ class ConversationState:
         if self._saved is not None and (file is None or not self._saved.is_for(file, local.state_key)):
             self.finish(local)
             self._saved = None
-        if self._saved is None and file is not None:
+        if self._saved is None and file is not None and conversation is not None:
+            take_over_old_state(conversation, file)
             self._saved = SavedFile(file, local.state_key, self._budget, out.detail)
         self._conversation = conversation
         local.use_saved(self._saved)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Value = int | float | str | list[str]
 
 STOP = "stop"  # strings that end an answer; all other preferences are settings in `options/settings.py`
-CONTEXT = "ctx_size"  # this setting is saved with the conversation, but cannot change while the model is open
+CONTEXT = "ctx_size"  # a change of this setting reopens the model
 THINK = "think"
 THINK_BUDGET = "think_budget"
 ON_FULL = "on_full"

@@ -20,8 +20,8 @@ class ModelOpener(Protocol):
     def fetch(self, name: str) -> str:
         """Download the model if necessary, and return a name for it that works from any folder."""
 
-    def open(self, name: str) -> AbstractContextManager[OpenModel]:
-        """Open a model. `name` must be a name that `fetch` returned."""
+    def open(self, name: str, context_size: int | None) -> AbstractContextManager[OpenModel]:
+        """Open a model. `name` must be a name that `fetch` returned, and None is the default context size."""
 
 
 class ModelLost(LlmrunError):
@@ -35,10 +35,17 @@ class ModelInUse:
     memory. The current model is therefore closed before the next model is opened, and is reopened after a failure.
     """
 
-    def __init__(self, opener: ModelOpener, lasting_name: str, state: ConversationState | None = None) -> None:
+    def __init__(
+        self,
+        opener: ModelOpener,
+        lasting_name: str,
+        state: ConversationState | None = None,
+        context_size: int | None = None,
+    ) -> None:
         """Open the first model. Raises the opener's errors, and TemplateRefused if the model has no chat template."""
         self._opener = opener
         self._state = state
+        self._context_size = context_size
         self._held = ExitStack()
         self._opened: OpenModel | None = None
         self.lasting_name = lasting_name
@@ -62,6 +69,19 @@ class ModelInUse:
         self._open(lasting)
         self.lasting_name = lasting
         return True
+
+    def resize(self, context_size: int | None) -> None:
+        """Reopen the current model with another context size, which later models will have, too.
+
+        Raises the opener's errors and KeyboardInterrupt, after which the caller must call `reopen`.
+        """
+        before, self._context_size = self._context_size, context_size
+        self.close()
+        try:
+            self._open(self.lasting_name)
+        except BaseException:
+            self._context_size = before
+            raise
 
     def reopen(self) -> None:
         """Reopen the last model if no model is open. Raises ModelLost if the model cannot be opened."""
@@ -99,7 +119,7 @@ class ModelInUse:
 
     def _open(self, lasting_name: str) -> None:
         with ExitStack() as trial:
-            opened = trial.enter_context(self._opener.open(lasting_name))
+            opened = trial.enter_context(self._opener.open(lasting_name, self._context_size))
             engine = opened.engine
             if not engine.takes_chats:
                 raise TemplateRefused(

@@ -209,8 +209,8 @@ class Chat:
             out.note("temperature is 0, so another seed gives the same answer: try /set temperature 0.8")
         self._answer(seed)
 
-    def switch_model(self, name: str) -> bool:
-        """Continue this conversation with another model. Return False if the other model is already in use.
+    def switch_model(self, name: str) -> None:
+        """Continue this conversation with another model. Do nothing if the other model is already in use.
 
         If the model cannot be opened, the current model stays in use and the error is raised. Ctrl-C stops a download.
         """
@@ -220,13 +220,28 @@ class Chat:
         finally:
             self._models.reopen()
         if switched:
-            self._window.left_out = 0  # the new model's tokenizer may need fewer tokens
             if self.engine.thinking:
                 self.engine.thinking.prepare()
             self._settings.use(self._models.lasting_name)
             self._settings.take_over(self.record)
-            offer_tools(self._window.prompting, self.engine, self.model, self.conversation)
-        return switched
+            self._begin_with_context()
+
+    def resize_context(self, size: int | None) -> None:
+        """Reopen the model with another context size, or None for the default.
+
+        If this fails, the current size stays in use and the error is raised.
+        """
+        try:
+            with self._turns.answering(), self._signals.reading():
+                self._models.resize(self._settings.base.ctx_size if size is None else size)
+        finally:
+            self._models.reopen()
+        self._begin_with_context()
+
+    def _begin_with_context(self) -> None:
+        """Prepare the prompts for another model or context size, which may have room for more tokens."""
+        self._window.left_out = 0
+        offer_tools(self._window.prompting, self.engine, self.model, self.conversation)
 
     @property
     def interactive(self) -> bool:

@@ -95,6 +95,13 @@ def state_path(path: Path, info: ModelInfo) -> Path:
     return path.with_suffix(f".{digest[:8]}{ENDING}")
 
 
+def take_over_old_state(path: Path, file: Path) -> None:
+    """Rename the KV cache that an earlier version of llmrun saved for a conversation, unless `file` exists."""
+    if not file.exists():
+        with contextlib.suppress(OSError):  # usually, there is no such file; otherwise, the cache is computed again
+            path.with_suffix(ENDING).rename(file)
+
+
 class Journal:
     """Appends events to a locked file. Written events survive a crash of the process."""
 
@@ -180,7 +187,7 @@ def remove_files(path: Path) -> None:
     """Remove a conversation's file, its streaming answer and its saved KV caches. Raises OSError."""
     for state in path.parent.glob(f"{path.stem}.*{ENDING}"):
         state.unlink(missing_ok=True)
-    path.with_suffix(ENDING).unlink(missing_ok=True)  # earlier versions of llmrun kept the cache of one model
+    path.with_suffix(ENDING).unlink(missing_ok=True)  # saved by an earlier version of llmrun
     answering_path(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 

@@ -131,11 +131,12 @@ def command(
         if chooses_model and flags.model is None:
             tell_of_default_model(settings, "llmrun chat")
         settings_for = functools.partial(_base_settings, flags)
-        opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)
+        opening = _for_opening(settings, wanted)
+        opener = _Opener(flags, opening, template, wanted.model)
         declared = _declared_tools(tools, wanted)
         state = _state(store, settings)
         with (
-            closing(ModelInUse(opener, wanted.model, state)) as models,
+            closing(ModelInUse(opener, wanted.model, state, opening.ctx_size)) as models,
             _opened_tools(declared, models, wanted) as toolbox,
         ):
             check_thinking(models.opened.engine, flags, settings_for(wanted.model), wanted.preferences)
@@ -168,10 +169,10 @@ class _Opener:
         fetch_model(wanted)
         return lasting
 
-    def open(self, name: str) -> AbstractContextManager[OpenModel]:
+    def open(self, name: str, context_size: int | None) -> AbstractContextManager[OpenModel]:
         from llmrun.cli.answers.answering import open_model
 
-        template, settings = self.template, with_model(self.settings, name)
+        template, settings = self.template, replace(with_model(self.settings, name), ctx_size=context_size)
         if name != self.first:
             template, settings = None, replace(settings, loras=())
         return open_model(settings, chat_template=template, will_chat=True, saves_state=settings.save_state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
 from pathlib import Path
@@ -88,7 +89,8 @@ def test_a_stand_in_for_a_model_is_no_toy_of_ours(capsys: Capture) -> None:
 
 def chats(monkeypatch: pytest.MonkeyPatch, continued: str | None, model: str | None = None) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
-    assert chat.command.__wrapped__(None, continued, flags=AnswerFlags(backend="scripted", model=model)) == 0
+    command = inspect.unwrap(chat.command)
+    assert command(None, continued, flags=AnswerFlags(backend="scripted", model=model)) == 0
 
 
 def test_a_continued_chat_is_told_nothing_about_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:

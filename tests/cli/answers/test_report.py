@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -71,7 +72,7 @@ def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMIN
     ],
 )
 def test_an_answer_ends_with_numbers_for_people(
-    capsys: pytest.CaptureFixture[str], reason: str, changed: dict[str, float], line: str
+    capsys: pytest.CaptureFixture[str], reason: str, changed: dict[str, Any], line: str
 ) -> None:
     timings = replace(TIMINGS, generated_tokens=212, decode_s=9.0, total_s=9.1)
     show_statistics(answer_of(FinishReason(reason), replace(timings, **changed)))

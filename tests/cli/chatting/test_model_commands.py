@@ -11,6 +11,7 @@ from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound
 from llmrun.cli.chatting.commands import completions
 from llmrun.cli.chatting.model_in_use import ModelLost
 from llmrun.cli.chatting.store import Store, read_conversation
+from llmrun.options.settings import Settings
 from tests.support.cli.chats import Session, journals, session
 
 LONG = ("word " * 40).strip()
@@ -44,12 +45,42 @@ def computed(found: Session) -> list[int]:
     return [one.prompt_tokens - one.cached_tokens for one in found.chat.totals]
 
 
-def test_an_earlier_model_computes_only_what_is_new(tmp_path: Path) -> None:
-    with session(tmp_path, others={"other": other()}, saves_state=True) as found:
+@pytest.mark.parametrize("saves_blocks", [True, False], ids=["blocks", "whole"])
+def test_an_earlier_model_computes_only_what_is_new(tmp_path: Path, saves_blocks: bool) -> None:
+    """Covers the CPU engine, which saves blocks after each answer, and llama.cpp, which saves whole sequences."""
+    second = other()
+    second.kv.saves_blocks = saves_blocks
+    with session(tmp_path, others={"other": second}, saves_state=True) as found:
+        found.backend.kv.saves_blocks = saves_blocks
         found.run(LONG, "/model other", "two", "/model scripted", "three", "/model other", "four")
         whole, _, third, fourth = computed(found)
         assert (third < whole / 2, fourth < whole / 2) == (True, True)
         assert found.said[2] == ("three", "You said: three")
+
+
+def test_set_ctx_size_reopens_the_model(tmp_path: Path, capsys: Capture) -> None:
+    settings = Settings(ctx_size=8192)
+    with session(tmp_path, others={"other": other()}, saves_state=True, settings=settings) as found:
+        found.run(LONG, "/set num_ctx 9000", "two")
+        assert found.turns.meters[-1].context_size == 9000
+        assert computed(found)[1] < len(LONG) / 2
+        found.run("/model other")
+        assert found.turns.meters[-1].context_size == 9000
+        found.run("/set num_ctx default")
+        assert found.turns.meters[-1].context_size == 8192
+        assert found.opener.opened == ["scripted", "scripted", "other", "other"]
+    told = capsys.readouterr().err.splitlines()
+    assert ("ctx_size 9000" in told, told[-1]) == (True, "ctx_size 8192 (the default)")
+
+
+def test_a_context_that_does_not_fit_changes_nothing(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/set num_ctx 20000", "one")
+        assert found.turns.meters[-1].context_size == 8192
+        assert found.said == [("one", "You said: one")]
+        assert found.chat.conversation.preferences == {}
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == ["error: no memory for this context", "the context keeps 8,192 tokens"]
 
 
 def test_undo_clear_and_load_after_a_switch_stay_right(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from llmrun.backends.scripted import ScriptedBackend, echo, scripted_answers
 from llmrun.base.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.types import Batch, Outputs
+from llmrun.cli.chatting import actions
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import NAMES, AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
 from llmrun.cli.chatting.saying import ConversationRecord, resume_conversation
@@ -114,7 +115,7 @@ def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
         ("/set top_k 1.5", "is not an integer"),
         ("/set max_tokens 0", "max_tokens: 0 is not an integer of at least 1"),
         ("/set stop []", "is not a list of strings"),
-        ("/set ctx_size 9", "--ctx-size 9"),
+        ("/set ctx_size 0", "ctx_size: 0 is not an integer of at least 1"),
         ("/show nothing", "known: model, template"),
         ("/undo", "nothing to undo"),
         ("/regen", "no question"),
@@ -161,7 +162,8 @@ def test_set_and_show_tell_what_holds(tmp_path: Path, capsys: Capture) -> None:
     assert "top_k 12" in told[3]
 
 
-def test_set_lists_all_settings_in_groups(tmp_path: Path, capsys: Capture) -> None:
+def test_set_lists_all_settings_in_groups(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "room", lambda stream: 80)
     with session(tmp_path) as found:
         found.run("/set top_k 3", "/set")
     told = capsys.readouterr().err
@@ -169,6 +171,7 @@ def test_set_lists_all_settings_in_groups(tmp_path: Path, capsys: Capture) -> No
     assert "\nLimits         ctx_size 8192, on_full stop; not set: max_tokens, stop\n" in told
     assert told.endswith("/set NAME VALUE changes a setting, and /set NAME default resets it\n")
     assert all(f" {name}" in told for name in NAMES)
+    assert "\n               adaptive_target -1.0, " in told
     assert len(told.splitlines()) <= 30
 
 
@@ -501,11 +504,11 @@ def test_stats_of_a_whole_session(tmp_path: Path, capsys: Capture) -> None:
         found.run("/stats", "one", "two")
         capsys.readouterr()
         found.run("/stats")
-        last, told = capsys.readouterr().err.split("all answers of this chat:\n")
+        last, whole = capsys.readouterr().err.split("all answers of this chat:\n")
     assert [line.split()[0] for line in last.splitlines()] == [
         *("last", "model", "prompt", "answer", "TTFT", "decode", "time", "context", "seed")
     ]
-    told = told.splitlines()
+    told = whole.splitlines()
     assert told[0] == "answers     2"
     assert f"tokens out  {sum(one.generated_tokens for one in found.chat.totals)}" in told
     assert [line.split()[0] for line in told] == ["answers", "tokens", "tokens", "time", "TTFT", "decode"]

@@ -7,12 +7,12 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llmrun.backends.scripted import ScriptedBackend, echo
-from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound
+from llmrun.base.errors import BadGGUF, DoesNotFit, LlmrunError, ModelNotFound
 from llmrun.cli.answers.answering import OpenModel
 from llmrun.cli.chatting.commands import run_command
 from llmrun.cli.chatting.context import ConversationState, Prompting
@@ -131,12 +131,14 @@ class ScriptedOpener:
 
     templates         True if models other than "scripted" have a chat template
     lose_after_first  True if a model can be opened only once
+    largest_context   the size of the largest context that fits
     """
 
     models: Mapping[str, ScriptedBackend | LlmrunError]
     opened: list[str] = field(default_factory=list)
     templates: bool = True
     lose_after_first: bool = False
+    largest_context: int = 10_000
 
     def fetch(self, name: str) -> str:
         if name not in self.models:
@@ -144,13 +146,18 @@ class ScriptedOpener:
         return name
 
     @contextmanager
-    def open(self, name: str) -> Iterator[OpenModel]:
+    def open(self, name: str, context_size: int | None) -> Iterator[OpenModel]:
         if self.lose_after_first and name in self.opened:
             raise BadGGUF(f"{name} is gone")
         self.opened.append(name)
         backend = self.models[name]
         if isinstance(backend, LlmrunError):
             raise backend
+        if context_size is not None and context_size > self.largest_context:
+            raise DoesNotFit("no memory for this context")
+        if context_size is not None:
+            backend.info = replace(backend.info, context_size=context_size)
+            backend.kv.capacity = context_size
         backend._closed = False
         for sequence in backend.kv.sequences:
             sequence.clear()

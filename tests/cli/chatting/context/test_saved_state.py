@@ -44,6 +44,18 @@ def test_the_earlier_conversation_is_saved(tmp_path: Path, engine: Engine) -> No
     assert states(tmp_path) == ["a", "b"]
 
 
+def test_the_state_of_an_earlier_version_is_used(tmp_path: Path, engine: Engine) -> None:
+    answer_in(state := ConversationState(tmp_path, 1 << 30), engine, tmp_path / "a.jsonl", 65)
+    state.finish(engine)
+    [saved] = tmp_path.glob("*.kv")
+    saved.rename(tmp_path / "a.kv")
+    engine.forget()
+    ConversationState(tmp_path, 1 << 30).use(engine, tmp_path / "a.jsonl")
+    assert [*tmp_path.glob("*.kv")] == [saved]
+    [answer] = answer_all(engine, [Request(TokenPrompt([65] * 100), 2)])
+    assert answer.finished.timings.cached_tokens == 99
+
+
 def test_nothing_is_saved_under_a_name_that_a_conversation_no_longer_has(tmp_path: Path, engine: Engine) -> None:
     state = ConversationState(tmp_path, 1 << 30)
     answer_in(state, engine, tmp_path / "a.jsonl", 65)
