@@ -51,7 +51,9 @@ _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "accepted", "t
 
 
 NEARLY_FULL = 0.9  # the share of the context in use from which people should know about it
-_LONG_WAIT_S = 1.0  # people notice longer waits for the first token
+# If the first token takes this long and this share of the time, the number of tokens divided by the time would seem to
+# contradict the speed.
+_LONG_WAIT_S, _LONG_WAIT = 0.3, 0.2
 
 
 def show_statistics(answer: AnsweredRequest) -> None:
@@ -87,9 +89,9 @@ def short_line(answer: AnsweredRequest) -> str:
     if thinking:
         line += f" ({thinking:,} thinking)"
     line += f" in {format_seconds_roughly(timings.total_s)}"
-    if timings.ttft_s >= _LONG_WAIT_S:
-        line += f" (the first after {format_seconds_roughly(timings.ttft_s)})"
     if timings.decode_s > 0:  # at least two steps are needed to compute a speed
+        if timings.ttft_s >= max(_LONG_WAIT_S, _LONG_WAIT * timings.total_s):
+            line += f" (the first after {format_seconds_roughly(timings.ttft_s)})"
         line += f", {format_roughly(timings.decode_per_second)} tok/s"
     if info.context_size and (used := answer.finished.context_used / info.context_size) >= NEARLY_FULL:
         line += f", context {format_percent(used)} full"

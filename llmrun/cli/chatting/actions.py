@@ -360,8 +360,9 @@ def stats(chat: Chat, argument: str) -> None:
         chat.confirm(f"every answer ends with {'its statistics' if out.stats else 'a short line'} from here on")
         return
     if (last := chat.last_answer) is not None:
-        out.reply(["last answer:", *map(visible_line, stats_lines(last)), "all answers of this chat:"])
-    out.reply(total_lines(chat.totals))
+        out.reply(["last answer:", *map(visible_line, stats_lines(last))])
+    if last is None or len(chat.totals) > 1:
+        out.reply([*(["all answers of this chat:"] if last else []), *total_lines(chat.totals)])
 
 
 def total_lines(answers: Sequence[Timings]) -> list[str]:

@@ -69,6 +69,8 @@ def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMIN
         ("cancelled", {}, "stopped after 212 tokens in 9.1 s, 23 tok/s"),
         ("cancelled", {"generated_tokens": 0}, "stopped in prefill after 9.1 s"),
         ("stop", {"ttft_s": 35.0, "total_s": 44.1}, "212 tokens in 44 s (the first after 35 s), 23 tok/s"),
+        ("stop", {"ttft_s": 1.5, "total_s": 10.5}, "212 tokens in 10 s, 23 tok/s"),
+        ("stop", {"ttft_s": 0.2, "decode_s": 0.7, "total_s": 0.9}, "212 tokens in 0.90 s, 301 tok/s"),
     ],
 )
 def test_an_answer_ends_with_numbers_for_people(
