@@ -153,6 +153,8 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
 
 AUTO: Final = "auto"  # the value that selects the best backend, or as many GPU layers as fit
 
+TRAINED_CONTEXT: Final = 0  # the context size that stands for the model's trained context, as in llama.cpp
+
 # The maximum number of rows that an answer has in a step: its last token and a draft. Every row may require logits.
 ROWS_PER_ANSWER: Final = 16
 
@@ -168,7 +170,7 @@ class OpenOptions:
     """The options for opening a model. The command line creates this object, and the engine passes it to the backend.
 
     backend        a name in the registry, or "auto"
-    context_size   maximum tokens per sequence, or None for a default that fits (sizing.py)
+    context_size   maximum tokens per sequence, TRAINED_CONTEXT, or None for a default that fits (sizing.py)
     max_sequences  maximum number of requests that run at a time
     kv_tokens      tokens in the KV cache, which all sequences share: a number, None for one context per sequence, or
                    "auto" for as many tokens as fit, from one context to one context per sequence

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from llmrun.backends.base import OpenOptions
+from llmrun.backends.base import TRAINED_CONTEXT, OpenOptions
 from llmrun.backends.cpu.lowering import StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.registry import needs_of
 from llmrun.backends.cpu.weights import PackedLayout
@@ -186,11 +186,13 @@ def fit_of(
 ) -> Fit:
     """Estimate how well a model fits the resources. Only the header is read, not the tensor data.
 
-    context  context size in tokens, or None for the smaller of DEFAULT_CONTEXT and the trained context
+    context  context size in tokens, TRAINED_CONTEXT, or None for the smaller of DEFAULT_CONTEXT and the trained context
     Raises BadGGUF for invalid metadata.
     """
     architecture = file.string("general.architecture")
     trained = file.integer(f"{architecture}.context_length", 0, minimum=0)
+    if context == TRAINED_CONTEXT:
+        context = trained
     context = context or min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
     options = OpenOptions(context_size=context, kv_type=kv_type, threads=resources.threads, draft_head=True)
     parameters = parameter_count(file)

@@ -8,12 +8,12 @@ base.py, which the engine uses. Our strict GGUF reader validates every file befo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from llmrun.backends.base import AUTO, RPC_OFF
+from llmrun.backends.base import AUTO, RPC_OFF, TRAINED_CONTEXT
 from llmrun.base.errors import DoesNotFit, UnsupportedModel, UsageError
 from llmrun.formats.layouts.kv import KV_TYPE, parse_kv_type
 
@@ -197,6 +197,9 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
     with open_gguf(path) as file:
         check_is_model(file)
+        if options.context_size == TRAINED_CONTEXT:
+            architecture = file.string("general.architecture")
+            options = replace(options, context_size=file.integer(f"{architecture}.context_length", minimum=1))
         return _open_best(file, options) if named is None else _open_named(named, file, options)
 
 

@@ -420,7 +420,7 @@ class ScriptedStandIn:
         asked["adapters"] = [Adapter(lora.name, str(lora.path), lora.scale, (), lora.name) for lora in loras]
         if isinstance(options.kv_tokens, int):
             asked["capacity"] = options.kv_tokens
-        if options.context_size is not None:
+        if options.context_size:
             asked["context_size"] = options.context_size
         if path.suffix != ".json":
             return ScriptedBackend(path=path, **asked)

@@ -302,7 +302,8 @@ def _check_sampling(params: SamplingParams) -> None:
     for name in SAMPLING:
         value = getattr(params, name)
         try:
-            RULES[name].check(value)
+            if RULES[name].check(value) != value:
+                raise ValueError(value)
         except ValueError:
             raise UsageError(f"sampling parameter out of range: {name}: {value} is not {RULES[name].words}") from None
     for token, bias in params.logit_bias.items():

@@ -331,7 +331,7 @@ def _sampling(keys: TableKeys) -> Mapping[str, float | str]:
         if key not in SAMPLING:
             raise keys.refusal(f"sampling.{key}", "no such key")
         try:
-            RULES[key].check(value)
+            values[key] = RULES[key].check(value)
         except ValueError:
             raise keys.wrong(f"sampling.{key}", value, RULES[key].words) from None
     return values

@@ -349,7 +349,8 @@ def _parameter(name: str, path: str, value: Any) -> Any:
     try:
         if type(value) not in accepted:
             raise ValueError
-        RULES[name].check(value)
+        if RULES[name].check(value) != value:
+            raise ValueError
     except (ValueError, OverflowError):
         raise wrong(path, RULES[name].words, value) from None
     return kind(value)

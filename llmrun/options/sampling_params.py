@@ -22,6 +22,7 @@ class SamplingParameter(NamedTuple):
     default   llmrun's default for models without a recommended value; the parameter has the type of its default
     flags     the command-line flags; () for a flag with the parameter's name; error messages use the first flag
     minimum, maximum  limits of numbers, both inclusive
+    as_minimum  another value that stands for the minimum, as in llama.cpp and vLLM
     texts     the notation for a list of strings, which servers receive as a JSON list; None for numbers
     gguf_key  the metadata key that holds the model file's default; None if the GGUF format has no such key
     wire      the field names in a request to a server; () for a field with the parameter's name
@@ -35,6 +36,7 @@ class SamplingParameter(NamedTuple):
     flags: tuple[str, ...] = ()
     minimum: float = -math.inf
     maximum: float = math.inf
+    as_minimum: float | None = None
     texts: ListOfTexts | None = None
     gguf_key: str | None = None
     wire: tuple[str, ...] = ()
@@ -77,6 +79,7 @@ class SamplingParams:
         metavar="T",
         help="Randomness; 0 always picks the most likely token.",
         minimum=0.0,
+        as_minimum=-1.0,
         maximum=100.0,
         gguf_key="general.sampling.temp",
         openai=True,
@@ -86,6 +89,7 @@ class SamplingParams:
         metavar="K",
         help="Keep only the K most likely tokens; 0 disables.",
         minimum=0,
+        as_minimum=-1,
         gguf_key="general.sampling.top_k",
     )
     top_p: float = _declared(

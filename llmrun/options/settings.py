@@ -15,7 +15,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.base import AUTO, MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
+from llmrun.backends.base import (
+    AUTO,
+    MOST_DEVICES,
+    RPC_OFF,
+    RPC_SERVERS,
+    SPLIT_MODES,
+    TENSOR_SPLIT,
+    TRAINED_CONTEXT,
+)
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.base.errors import BadGGUF, UsageError, shown, warn_of_broken_entry
 from llmrun.base.folders import config_file, own_models_file, templates_folder
@@ -98,7 +106,8 @@ class Rule:
     texts       the texts that a valid string lists; None if the string is not a list
     or_integer  whether integers within the bounds are valid in addition to the choices
     hidden      valid choices that help texts and messages do not mention
-    unlimited   a value below the minimum that means "no limit"; None if the setting has no such value
+    also        other valid numbers, as in llama.cpp, such as -1, and the values that they stand for
+    meaning     a description of the numbers in `also` for error messages; "" leaves them out
     hint        advice for a user who entered an invalid value
     """
 
@@ -108,7 +117,8 @@ class Rule:
     choices: tuple[str, ...] = ()
     or_integer: bool = False
     hidden: tuple[str, ...] = ()
-    unlimited: int | None = None
+    also: Mapping[float, object] = field(default_factory=dict)
+    meaning: str = ""
     hint: str = ""
     texts: ListOfTexts | None = None
 
@@ -123,9 +133,10 @@ class Rule:
             return "one of " + ", ".join(self.choices)
         name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[self.kind]
         if self.minimum > -math.inf and self.maximum < math.inf:
-            return f"{name} from {_number(self.minimum)} to {_number(self.maximum)}"
-        least = f"{name} of at least {_number(self.minimum)}" if self.minimum > -math.inf else name
-        return least if self.unlimited is None else f"{least}, or {self.unlimited} for no limit"
+            name = f"{name} from {_number(self.minimum)} to {_number(self.maximum)}"
+        elif self.minimum > -math.inf:
+            name = f"{name} of at least {_number(self.minimum)}"
+        return f"{name}, or {self.meaning}" if self.meaning else name
 
     def parse(self, text: str) -> object:
         """Parse the text of an environment variable. Raises ValueError for invalid text."""
@@ -137,17 +148,17 @@ class Rule:
         return self.kind(text)
 
     def check(self, value: object) -> object:
-        """Check a value and return it, converted to the exact type. Raises ValueError for invalid values."""
-        if self.or_integer and isinstance(value, str) and value.isdecimal():
+        """Check a value and return it in llmrun's notation and the exact type. Raises ValueError for invalid values."""
+        if self.or_integer and isinstance(value, str) and value.removeprefix("-").isdecimal():
             value = int(value)
+        if type(value) in (int, float) and value in self.also:
+            return self.also[value]
         if self.or_integer and type(value) is int and self.minimum <= value <= self.maximum:
             return value
         if self.kind is float and type(value) is int:
             value = float(value)
         if type(value) is not self.kind:
             raise ValueError(value)
-        if self.unlimited is not None and value == self.unlimited:
-            return value
         if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
             raise ValueError(value)  # NaN is also rejected here, because it is outside any bounds
         if self.choices and value not in self.choices + self.hidden:
@@ -164,6 +175,9 @@ class Rule:
 
 
 _UNLIMITED = -1  # llama.cpp and Ollama use the same value
+_RANDOM = -1  # a random seed, as in llama.cpp
+_ALL_CORES = "0 for one thread per core"
+_TRAINED = f"{TRAINED_CONTEXT} for the model's trained context"
 _SPECULATE = "use auto, off or the name of a draft model"
 _NO_LIMIT = f"{_UNLIMITED} lets the model write until it stops, which is the default"
 
@@ -181,20 +195,26 @@ class Settings:
 
     model: str = _setting("smollm2:135m", str)
     backend: str = _setting(AUTO, str, choices=CHOICES, hidden=HIDDEN_CHOICES)
-    threads: int | None = _setting(None, int, minimum=1, maximum=1024)
-    gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
+    threads: int | None = _setting(None, int, minimum=1, maximum=1024, also={0: None, -1: None}, meaning=_ALL_CORES)
+    gpu_layers: int | str = _setting(
+        "auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536, also={-1: "auto"}
+    )
     tensor_split: str | None = _setting(None, str, texts=TENSOR_SPLIT)  # the proportion of the layers on each device
     split_mode: str = _setting("layer", str, choices=SPLIT_MODES)
     main_gpu: int | None = _setting(None, int, minimum=0, maximum=MOST_DEVICES - 1)  # effective if split_mode is "none"
     rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers, or off
     rpc_anyway: bool = _setting(False, bool)  # whether RPC servers may have public addresses
-    ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
+    ctx_size: int | None = _setting(None, int, minimum=1, also={TRAINED_CONTEXT: TRAINED_CONTEXT}, meaning=_TRAINED)
     kv_type: str = _setting("f16", str, texts=KV_TYPE)  # precision of the KV cache
     speculate: str | None = _setting(None, str, hint=_SPECULATE)  # auto, off or the name of a draft model
-    max_tokens: int | None = _setting(None, int, minimum=1, unlimited=_UNLIMITED, hint=_NO_LIMIT)
+    max_tokens: int | None = _setting(
+        None, int, minimum=1, also={_UNLIMITED: _UNLIMITED}, meaning=f"{_UNLIMITED} for no limit", hint=_NO_LIMIT
+    )
     system: str | None = _setting(None, str)  # the system prompt
     sampling: Mapping[str, Any] = field(default_factory=dict)  # keyed by the names in SAMPLING
-    seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
+    seed: int | None = _setting(
+        None, int, minimum=0, maximum=2**64 - 1, also={_RANDOM: _RANDOM}, meaning=f"{_RANDOM} for a random seed"
+    )
     think: bool | None = _setting(None, bool)  # None selects the model's default
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
@@ -227,6 +247,11 @@ class Settings:
         return None if self.max_tokens == _UNLIMITED else self.max_tokens
 
     @property
+    def fixed_seed(self) -> int | None:
+        """The seed of the answers, or None for a random seed."""
+        return None if self.seed == _RANDOM else self.seed
+
+    @property
     def state_bytes(self) -> int:
         """The maximum size of all saved states in bytes."""
         return int(self.state_gb * 1e9)
@@ -251,7 +276,11 @@ def _rules() -> Iterator[tuple[str, Rule]]:
     for setting in fields(Settings):
         if setting.name == "sampling":
             for name, parameter in SAMPLING.items():
-                yield name, Rule(parameter.kind, parameter.minimum, parameter.maximum, texts=parameter.texts)
+                also = {} if parameter.as_minimum is None else {parameter.as_minimum: parameter.kind(parameter.minimum)}
+                yield (
+                    name,
+                    Rule(parameter.kind, parameter.minimum, parameter.maximum, also=also, texts=parameter.texts),
+                )
         elif setting.name not in ("preset", "loras"):
             yield setting.name, setting.metadata["rule"]
 

@@ -430,13 +430,13 @@ def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | Non
     """
     if not is_remote(engine):
         return None
-    return frozenset(settings.sampling) | ({"seed"} if settings.seed is not None else set())
+    return frozenset(settings.sampling) | ({"seed"} if settings.fixed_seed is not None else set())
 
 
 def next_seed(engine: Answering, settings: Settings) -> int | None:
     """Return the user's seed, or a random seed by default. Return None if the server chooses the seed."""
-    if settings.seed is not None or is_remote(engine):
-        return settings.seed
+    if settings.fixed_seed is not None or is_remote(engine):
+        return settings.fixed_seed
     return secrets.randbelow(_RANDOM_SEEDS)
 
 

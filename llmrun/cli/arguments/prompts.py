@@ -1,12 +1,15 @@
 """Reads prompts, and fills in the variables of a preset's prompts with values from -P, the preset and the user's input.
 
-A prompt comes from arguments, a file or standard input. All text must be UTF-8.
+A prompt comes from arguments, a file or standard input. All text must be UTF-8. Text that is piped to a command is used
+even if the user does not ask for it with `-`, because ignored text would be a silent mistake.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +25,31 @@ from llmrun.options.settings import Settings
 
 LARGEST_TEXT = 64 << 20  # bytes; exceeds any context, and protects against endless files such as /dev/zero
 STDIN = "-"
+_STANDARD_INPUT = "standard input"
+_PATIENCE_S = 1.0  # seconds without input until a note says that the command is waiting
+_CHUNK = 1 << 16  # bytes; the capacity of a pipe on Linux
 
 
-def read_prompt(words: Sequence[str], option: str | None, file: Path | None, *, exact: bool = False) -> str:
-    """Return the prompt, which is the given text followed by an empty line and the file's text.
+def read_prompt(
+    words: Sequence[str],
+    option: str | None,
+    file: Path | None,
+    *,
+    exact: bool = False,
+    required: bool = True,
+    no_stdin: bool = False,
+) -> str:
+    """Return the prompt: the given text, the file's text and the text piped to standard input, with empty lines between.
 
-    words   the arguments to join with spaces; each `-` stands for standard input
-    option  the value of --prompt, which can be given instead of arguments
-    file    a file to append; `-` means standard input
-    exact   whether to keep final newlines and to accept an empty prompt
+    words     the arguments to join with spaces; each `-` stands for standard input
+    option    the value of --prompt, which can be given instead of arguments
+    file      a file to append; `-` means standard input
+    exact     whether to keep final newlines, to accept an empty prompt, and to append nothing that was not given
+    required  whether the prompt must not be missing
+    no_stdin  whether to leave standard input unread
 
-    If there are no words, no option and no file, the prompt is read from standard input, unless standard input is a
-    terminal. Otherwise, standard input is read only if `-` is given.
+    Piped text is appended only if standard input is a pipe or a regular file. If no prompt is given but required, the
+    prompt is read from any standard input except a terminal.
 
     Raises UsageError if the prompt is missing, given twice, or empty (unless `exact` is True), if a file cannot be
     read, or if the text is not UTF-8.
@@ -46,15 +62,33 @@ def read_prompt(words: Sequence[str], option: str | None, file: Path | None, *, 
     given = [option] if option is not None else list(words)
     if [*given, str(file)].count(STDIN) > 1:
         raise UsageError("standard input can be read only once, but - was given several times")
-    if not given and file is None:
-        if is_terminal(sys.stdin):
+    named = STDIN in (*given, str(file))
+    if named and no_stdin:
+        raise UsageError("--no-stdin: cannot be combined with -, which stands for standard input")
+    if not given and file is None and required:
+        if no_stdin or is_terminal(sys.stdin):
             raise UsageError("no prompt given", hint='llmrun generate "Why is the sky blue?"')
         return _checked(read_stdin(exact=exact), exact)
     parts = [" ".join(adjacent) for _, adjacent in itertools.groupby(given, STDIN.__eq__)]
     blocks = [checked_text(part, "prompt") if part != STDIN else read_stdin(exact=exact) for part in parts]
     if file is not None:
         blocks.append(read_stdin(exact=exact) if str(file) == STDIN else read_text(file, "prompt", exact=exact))
-    return _checked("\n\n".join(block for block in blocks if block), exact)
+    if not (named or exact or no_stdin) and _is_piped():
+        blocks.append(read_stdin("text", skipped_by="--no-stdin or < /dev/null"))
+    return _checked("\n\n".join(block for block in blocks if block), exact or not required)
+
+
+def _is_piped() -> bool:
+    """Return whether standard input is a pipe or a regular file, and therefore probably meant for this command.
+
+    Terminals, /dev/null and sockets are not. Editors, supervisors and sshd often start programs with sockets that they
+    never close.
+    """
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or replaced by an object without a descriptor
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _checked(prompt: str, exact: bool) -> str:
@@ -76,14 +110,60 @@ def checked_text(text: str, name: str) -> str:
     return text
 
 
-def read_stdin(content: str = "the prompt", *, exact: bool = False) -> str:
+def read_stdin(content: str = "the prompt", *, exact: bool = False, skipped_by: str = "") -> str:
     """Read all of standard input and return the text, without its final newline unless `exact` is True.
 
-    content  a name of the input, for the note to users whose standard input is a terminal
+    If standard input is a terminal, or if nothing arrives for a while, a note says what the command is waiting for.
+
+    content     a name of the input, for the note
+    skipped_by  how to run the command without standard input, for the note
     """
     if is_terminal(sys.stdin):
         out.note(f"reading {content} from the keyboard; press Ctrl-D to finish")
-    return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input", exact)
+        data = _read(sys.stdin.buffer, _STANDARD_INPUT)
+    else:
+        skip = f"; to continue without it, use {skipped_by}" if skipped_by else ""
+        data = _received(f"waiting for {content} on standard input{skip}")
+    return _decoded(data, _STANDARD_INPUT, exact)
+
+
+def _received(note: str) -> bytes:
+    """Read all of standard input, and print the note once if nothing arrives for a while.
+
+    Another thread reads, so Ctrl-C ends the waiting on every system. The thread avoids the buffer of `sys.stdin`, whose
+    lock would abort the process if the process ends while the thread waits.
+    """
+    from queue import Empty, SimpleQueue
+    from threading import Thread
+
+    chunks: SimpleQueue[bytes | OSError] = SimpleQueue()
+    descriptor = sys.stdin.fileno()
+
+    def read() -> None:
+        try:
+            while chunk := os.read(descriptor, _CHUNK):
+                chunks.put(chunk)
+        except OSError as error:
+            chunks.put(error)
+        else:
+            chunks.put(b"")
+
+    Thread(target=read, daemon=True).start()
+    data, is_told = bytearray(), False
+    while len(data) <= LARGEST_TEXT:
+        try:
+            chunk = chunks.get(timeout=_PATIENCE_S)
+        except Empty:
+            if not is_told:
+                out.note(note)
+            is_told = True
+            continue
+        if isinstance(chunk, OSError):
+            raise UsageError(f"{_STANDARD_INPUT}: {chunk.strerror}") from chunk
+        if not chunk:
+            break
+        data += chunk
+    return _limited(bytes(data), _STANDARD_INPUT)
 
 
 def read_text(path: Path, name: str, *, exact: bool = False) -> str:
@@ -101,7 +181,10 @@ def read_text(path: Path, name: str, *, exact: bool = False) -> str:
 
 
 def _read(stream: BinaryIO, where: str) -> bytes:
-    data = stream.read(LARGEST_TEXT + 1)
+    return _limited(stream.read(LARGEST_TEXT + 1), where)
+
+
+def _limited(data: bytes, where: str) -> bytes:
     if len(data) > LARGEST_TEXT:
         raise UsageError(f"{where}: more than {LARGEST_TEXT >> 20} MiB of text")
     return data

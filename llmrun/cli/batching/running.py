@@ -64,10 +64,10 @@ def call_options(
     )
     if settings.preset is None or settings.preset.prompt is None:
         system = settings.system if flags.system is None else flags.system
-        return CallOptions(settings.seed or 0, defaults, system, text=text)
+        return CallOptions(settings.fixed_seed or 0, defaults, system, text=text)
     prompts = Prompts.of(settings, flags.prompt_values(), flags.system)
     digest = hashlib.sha256(json.dumps(asdict(prompts)).encode()).hexdigest()
-    return CallOptions(settings.seed or 0, defaults, prompts.system, partial(_filled, prompts), digest, text)
+    return CallOptions(settings.fixed_seed or 0, defaults, prompts.system, partial(_filled, prompts), digest, text)
 
 
 def _sampling(settings: Settings) -> Iterator[Default]:

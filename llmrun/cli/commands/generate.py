@@ -1,8 +1,10 @@
 """Answer one prompt. The answer is printed to stdout, everything else to stderr.
 
+Text from a pipe or a file on standard input follows the prompt.
+
 Examples:
     llmrun generate "Why is the sky blue?"
-    git diff | llmrun generate "What does this change?" -
+    git diff | llmrun generate "What does this change?"
     llmrun generate -m qwen3:4b --json --temp 0 "Name a color."
     llmrun generate --samples 5 --best-of vote "What is 17 * 3? Reply with the number."
     llmrun generate --prompt-cache book.kv - "Who is Ishmael?" < book.txt
@@ -51,7 +53,7 @@ LISTING = {"heading": "Run models", "place": 11}
 def command(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", help="Prompt text; use `-` to read standard input."),
+        typer.Argument(metavar="[PROMPT]...", help="Prompt text; `-` puts the text of standard input here."),
     ] = None,
     prompt_option: Annotated[
         str | None, options.prompt_option("-p", "--prompt", metavar="TEXT", help="Prompt text, instead of an argument.")
@@ -62,6 +64,7 @@ def command(
     ] = None,
     *,
     flags: AnswerFlags,
+    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Ignore text on standard input.")] = False,
     logit_bias: options.LogitBias = None,
     raw: Annotated[
         bool, options.prompt_option("--raw", help="Send the prompt as it is, without a chat template.")
@@ -98,18 +101,22 @@ def command(
         check_prompt_cache(prompt_cache, settings.model)
     if record is not None:
         check_recordable(record, settings, several=samples is not None, cached=prompt_cache is not None)
-    wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.seed)
+    wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.fixed_seed)
     bias = parse_logit_bias(logit_bias or ())
     response_format = flags.response_format()
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = {**settings.variables, **parse_template_variables(flags.chat_template_kwargs)}
-    has_input = bool(prompt) or prompt_option is not None or file is not None
     prompts = Prompts.of(settings, flags.prompt_values(), flags.system)
     prompts.check_complete()
-    asked = ""
-    if has_input or prompts.needs_input:
-        asked = read_prompt(prompt or (), prompt_option, file, exact=after is not None)
+    asked = read_prompt(
+        prompt or (),
+        prompt_option,
+        file,
+        exact=after is not None,
+        required=prompts.needs_input,
+        no_stdin=no_stdin,
+    )
     text, system = prompts.filled(asked)
     messages = chat_messages(text, system)
 
