@@ -193,6 +193,7 @@ class OpenOptions:
     adapters       LoRA adapters that requests can use, each in the notation of --lora: [NAME=]FILE[:SCALE]
     progress       called with the progress of loading or compiling
     explain        called with a short text that reports which backend "auto" chose, and why
+    on_header      called with the file's header before the weights are read; may raise an error to refuse the file
     on_tokenizer   may be called with the tokenizer once it is loaded, while the weights are still being read
     """
 
@@ -217,6 +218,7 @@ class OpenOptions:
     adapters: Sequence[str] = ()
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard
+    on_header: Callable[[GGUFFile], None] = _discard
     on_tokenizer: Callable[[Tokenizer], None] = _discard
 
     def without_gpus(self) -> OpenOptions:

@@ -197,6 +197,7 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
     with open_gguf(path) as file:
         check_is_model(file)
+        options.on_header(file)
         if options.context_size == TRAINED_CONTEXT:
             architecture = file.string("general.architecture")
             options = replace(options, context_size=file.integer(f"{architecture}.context_length", minimum=1))

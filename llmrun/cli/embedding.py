@@ -25,7 +25,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import visible_json
 from llmrun.engine.constraint.strict_json import parse
-from llmrun.engine.embedding import Embedder, EmbeddingJob, InputReader
+from llmrun.engine.embedding import Embedder, EmbeddingJob, InputReader, check_purpose
 from llmrun.engine.slots import SequenceSlots
 from llmrun.jobs.batching.journal import MORE_ROOM, new_file, remove_leftovers, resolved
 from llmrun.options.settings import Settings
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.base.types import ModelInfo
+    from llmrun.formats.gguf.reader import GGUFFile
 
 _JSON_LINES: Final = (".jsonl", ".ndjson")
 # The text of a JSON line is in llmrun's field, in OpenAI's field, or in a field that is common in data sets.
@@ -65,7 +66,7 @@ def read_texts(words: Sequence[str], file: Path | None) -> list[Input]:
     found = found or _lines(STDIN if file is None else str(file))
     if not found:
         raise UsageError(
-            "no texts given", hint='give them as in llmrun embed MODEL "a text", or one per line on standard input'
+            "no texts given", hint='give them as in llmrun embed -m MODEL "a text", or one per line on standard input'
         )
     return found
 
@@ -73,7 +74,7 @@ def read_texts(words: Sequence[str], file: Path | None) -> list[Input]:
 def read_documents(names: Sequence[str]) -> list[Input]:
     """Return the documents in files. JSON Lines files and standard input (`-`) contain one document per line.
 
-    Raises UsageError if there is no document, or if a file cannot be read.
+    Raises UsageError if there is no document, if a document is empty, or if a file cannot be read.
     """
     found: list[Input] = []
     for name in names or [STDIN]:
@@ -82,7 +83,11 @@ def read_documents(names: Sequence[str]) -> list[Input]:
         else:
             found.append(Input(read_text(Path(name), "document"), name, name))
     if not found:
-        raise UsageError("no documents given", hint='name their files, as in llmrun rerank MODEL "a query" docs/*.txt')
+        hint = 'name their files, as in llmrun rerank -m MODEL "a query" docs/*.txt'
+        raise UsageError("no documents given", hint=hint)
+    for each in found:
+        if not each.text.strip():
+            raise UsageError(f"{each.place}: the document is empty", hint="leave out this document")
     return found
 
 
@@ -248,14 +253,23 @@ class OpenEmbedder:
 
 
 @contextmanager
-def open_embedder(settings: Settings, pooling: Pooling | None = None) -> Iterator[OpenEmbedder]:
+def open_embedder(
+    settings: Settings, pooling: Pooling | None = None, *, scores: bool = False
+) -> Iterator[OpenEmbedder]:
     """Find the model's file, download it if necessary, and open it.
 
-    This function may raise any LlmrunError from the hub or a backend.
+    This function may raise any LlmrunError from the hub or a backend. If the model's header shows that the model cannot
+    be used, UsageError is raised before the weights are read.
 
     pooling  the pooling to use instead of the model's own
+    scores   whether to rank documents instead of computing vectors
     """
     with model_files(settings) as files:
+
+        def check(file: GGUFFile) -> None:
+            named = named_pooling(file.metadata, file.string("general.architecture"))
+            check_purpose(files.found.name, pooling or named or Pooling.LAST, scores=scores)
+
         tell_of_too_many_threads(settings)
         options = replace(
             files.options,
@@ -263,6 +277,7 @@ def open_embedder(settings: Settings, pooling: Pooling | None = None) -> Iterato
             kv_tokens=AUTO,
             progress=show_loading,
             explain=lambda words: out.detail(f"backend    {words}"),
+            on_header=check,
         )
         with kernel_warnings_told(out.note), smaller_ones_named(files.found.entry):
             backend = open_backend(files.found.path, options)

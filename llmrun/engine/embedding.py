@@ -329,6 +329,18 @@ class _Part(NamedTuple):
     end: int
 
 
+def check_purpose(name: str, pooling: Pooling, *, scores: bool) -> None:
+    """Raise UsageError if a model with this pooling computes no scores, or computes nothing but scores."""
+    ranks = pooling is Pooling.RANK
+    if scores and not ranks:
+        raise UsageError(
+            f"{name} computes embeddings but cannot rank documents",
+            hint="use a reranker, such as hf:ggml-org/Qwen3-Reranker-0.6B-Q8_0-GGUF",
+        )
+    if ranks and not scores:
+        raise UsageError(f"{name} ranks documents but does not compute embeddings", hint="use it with `llmrun rerank`")
+
+
 class Embedder:
     """Computes the results of jobs on the idle sequences of a backend.
 
@@ -364,18 +376,10 @@ class Embedder:
 
     def check(self, job: EmbeddingJob, *, scores: bool) -> None:
         """Raise UsageError if the model cannot compute the results of a job. Thread-safe."""
-        info, ranks = self._backend.info, self.pooling is Pooling.RANK
+        info = self._backend.info
         if not info.hidden_size:
             raise UsageError(f"{info.name} does not compute embeddings on the {info.backend} backend")
-        if scores and not ranks:
-            raise UsageError(
-                f"{info.name} computes embeddings but cannot rank documents",
-                hint="use a reranker, such as Qwen3-Reranker",
-            )
-        if ranks and not scores:
-            raise UsageError(
-                f"{info.name} ranks documents but does not compute embeddings", hint="use it with `llmrun rerank`"
-            )
+        check_purpose(info.name, self.pooling, scores=scores)
         if job.dimensions is not None:
             cut_to(np.empty(info.hidden_size, np.float32), job.dimensions)
 

@@ -1,17 +1,22 @@
-"""The flags that `llmrun embed` and `llmrun rerank` share, and the settings derived from these flags."""
+"""The flags that `llmrun embed` and `llmrun rerank` share, and the settings derived from these flags.
+
+Both commands take texts as positional arguments, so the model is always an option.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.machine import shell
 from llmrun.base.types import Pooling
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import one_of, settings_of
+from llmrun.cli.arguments.options import models, one_of, settings_of
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import Settings
 
@@ -22,6 +27,10 @@ _POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}
 class ModelFlags:
     """The values of the model flags, in the order of --help. None or False means "not given"."""
 
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", metavar="NAME", help="Model, preset or .gguf file.", autocompletion=models),
+    ] = None
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Leave out the end of texts that are too long.  [default: fail]")
     ] = False
@@ -32,15 +41,42 @@ class ModelFlags:
     quiet: options.Quiet = False
     verbose: options.Verbose = False
 
-    def settings(self, model: str) -> Settings:
-        """Load the settings for this run and configure `out` with them. Raises UsageError."""
-        settings = settings_of(self, model, verbose=self.verbose)
+    def settings(self, first: str | None, example: str) -> Settings:
+        """Load the settings for this run and configure `out` with them. Raises UsageError.
+
+        first    the first positional argument, which was the model in earlier versions
+        example  a complete command, for the hint if the model is missing
+        """
+        if self.model is None:
+            named = first is not None and _is_model(first)
+            raise UsageError("-m: the model is missing", hint=_with_option(first or "") if named else example)
+        settings = settings_of(self, self.model, verbose=self.verbose)
         if is_endpoint(settings.model):
             raise UsageError(
                 f"{settings.model}: this command runs a model on this machine",
                 hint="send requests to the server's /v1/embeddings or /v1/rerank",
             )
         return replace(settings, preset=None)
+
+
+def _is_model(text: str) -> bool:
+    """Return whether a text is the name of a model or a preset, or looks like the path of a .gguf file."""
+    from llmrun.hub.resolve.model_file import LocalPath, understand
+    from llmrun.options.settings import preset_named
+
+    try:
+        if preset_named(text) is not None:
+            return True
+        meant = understand(text)
+    except LlmrunError:  # not a name
+        return False
+    return not isinstance(meant, LocalPath) or "gguf" in text.lower()
+
+
+def _with_option(model: str) -> str:
+    """Return this command line with the model as an option."""
+    at = sys.argv.index(model, 1)
+    return shell.words(["llmrun", *sys.argv[1:at], "-m", *sys.argv[at:]])
 
 
 @dataclass(frozen=True, slots=True)

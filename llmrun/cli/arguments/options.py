@@ -119,6 +119,44 @@ def _model_option(names: str) -> Any:
 
 Model = Annotated[str | None, _model_option("Model, preset, .gguf file, or server URL#MODEL")]
 LocalModel = Annotated[str | None, _model_option("Model, preset or .gguf file")]
+
+
+def _same_as(argument: str, completion: Callable[[], Sequence[tuple[str, str] | str]], more: str = "") -> Any:
+    """Return the option -m for a command that takes its models as positional arguments, too."""
+    shown = f"Same as {argument}.{more}"
+    return typer.Option("-m", "--model", metavar="NAME", help=shown, autocompletion=completion)
+
+
+_REPEATABLE = " Repeatable."
+SameAsModel = Annotated[str | None, _same_as("MODEL", models)]
+SameAsModels = Annotated[list[str] | None, _same_as("MODEL", models, _REPEATABLE)]
+SameAsModelHere = Annotated[str | None, _same_as("MODEL", models_here_or_files)]
+SameAsModelsHere = Annotated[list[str] | None, _same_as("NAME", models_here_or_files, _REPEATABLE)]
+
+
+def one_model(argument: str | None, option: str | None) -> str | None:
+    """Return the model given as an argument or with -m, or None. Raises UsageError if both are given."""
+    return next(iter(all_models(argument and [argument], option and [option])), None)
+
+
+def all_models(arguments: Sequence[str] | None, options: Sequence[str] | None) -> Sequence[str]:
+    """Return the models given as arguments or with -m. Raises UsageError if both are given."""
+    if arguments and options:
+        raise UsageError("model: given twice: as an argument and as --model")
+    return arguments or options or ()
+
+
+def required_model(argument: str | None, option: str | None, example: str) -> str:
+    """Return the model given as an argument or with -m. Raises UsageError if both or none are given.
+
+    example  a complete command, for the hint
+    """
+    model = one_model(argument, option)
+    if model is None:
+        raise UsageError("MODEL is missing", hint=f"for example: {example}")
+    return model
+
+
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")]
 MaxTokens = Annotated[
     int | None,
@@ -507,10 +545,13 @@ def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    """Return the fields of a dataclass as parameters. As in --help, the class's own fields precede inherited fields."""
+    """Return the fields of a dataclass as parameters, in the order of --help.
+
+    The model comes first, and the class's own fields precede the other inherited fields.
+    """
     own = inspect.get_annotations(kind)
     parameters = inspect.signature(kind, eval_str=True).parameters.values()
-    return sorted(parameters, key=lambda parameter: parameter.name not in own)
+    return sorted(parameters, key=lambda parameter: (parameter.name != "model", parameter.name not in own))
 
 
 def _answer_parameters() -> Iterator[inspect.Parameter]:

@@ -39,7 +39,7 @@ def read_prompt(
     required: bool = True,
     no_stdin: bool = False,
 ) -> str:
-    """Return the prompt: the given text, the file's text and the text piped to standard input, with empty lines between.
+    """Return the prompt: the given text, the file's text and the piped text, separated by empty lines.
 
     words     the arguments to join with spaces; each `-` stands for standard input
     option    the value of --prompt, which can be given instead of arguments
@@ -125,6 +125,25 @@ def read_stdin(content: str = "the prompt", *, exact: bool = False, skipped_by: 
         skip = f"; to continue without it, use {skipped_by}" if skipped_by else ""
         data = _received(f"waiting for {content} on standard input{skip}")
     return _decoded(data, _STANDARD_INPUT, exact)
+
+
+def read_long_text(file: Path | None, hint: str) -> str:
+    """Return the text of --text, or the text of standard input if the flag was not given or is `-`.
+
+    Raises UsageError if the text is missing or empty, if the file cannot be read, or if the text is not UTF-8.
+
+    hint  the advice for users who gave no text
+    """
+    if file is None and is_terminal(sys.stdin):
+        raise UsageError("--text: missing", hint=hint)
+    is_stdin = file is None or str(file) == STDIN
+    text = read_stdin("the text") if file is None or is_stdin else read_text(file, "--text")
+    if text.strip():
+        return text
+    if is_stdin:
+        hint = "name a file with --text FILE, or pipe its text to this command"
+        raise UsageError("the text is missing: standard input is empty", hint=hint)
+    raise UsageError(f"--text: {file}: the file is empty", hint=hint)
 
 
 def _received(note: str) -> bytes:

@@ -12,7 +12,7 @@ from llmrun.base.amounts import parse_duration
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import given_by
+from llmrun.cli.arguments.options import all_models, given_by
 from llmrun.cli.console.output import out
 from llmrun.engine.remote.request import is_loopback, parse_endpoint
 from llmrun.options.settings import Settings, load_settings
@@ -155,8 +155,7 @@ class ServeFlags:
         names  the models that were given as arguments; the settings are for the first model. The second result
                contains these names, or else the name in --model or the settings
         """
-        if names and self.model is not None:
-            raise UsageError("model: given twice: as an argument and as --model")
+        all_models(names, [self.model] if self.model else None)
         if len(names) > 1 and self.lora:
             raise UsageError("--lora: cannot be used with several models", hint="serve one model")
         if len(names) > 1 and self.chat_template is not None:

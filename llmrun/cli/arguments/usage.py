@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -127,10 +128,28 @@ class CommandGroup(_InOurWords, TyperGroup):
         return [Section("Commands", rows)]
 
 
-def command_group() -> typer.Typer:
+class ModelGroup(CommandGroup):
+    """A command that takes positional arguments, and whose first argument may be the name of a subcommand instead."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Options may follow positional arguments, unless a subcommand comes first."""
+        with suppress(TyperException):  # `super` raises the same error in our words
+            _, rest, _ = self.make_parser(ctx).parse_args(list(args))  # stops before the first argument
+            ctx.allow_interspersed_args = not rest or rest[0] not in self.commands
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters. Leave out positional arguments for a subcommand's context, and if one comes first."""
+        params = super().get_params(ctx)
+        if ctx.command is self and ctx.allow_interspersed_args:
+            return params
+        return [each for each in params if each.param_type_name != "argument"]
+
+
+def command_group(cls: type[CommandGroup] = CommandGroup) -> typer.Typer:
     """Return a command group without subcommands, configured like every llmrun command."""
     return typer.Typer(
-        cls=CommandGroup,
+        cls=cls,
         add_completion=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

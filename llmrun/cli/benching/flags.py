@@ -53,7 +53,7 @@ class BenchFlags:
             "-m",
             "--model",
             metavar="NAME",
-            help="Catalogue name, .gguf file or URL#MODEL, or several: A,B.",
+            help="Same as MODEL; A,B names two models. Repeatable.",
             autocompletion=models,
         ),
     ] = None
@@ -114,7 +114,7 @@ class BenchFlags:
     ] = None
     seed: Annotated[
         int | None,
-        _serving_option("--seed", metavar="N", min=0, help="Seed of prompts and arrivals.  [default: random]"),
+        _serving_option("--seed", metavar="N", min=-1, help="Seed of prompts and arrivals.  [default: random]"),
     ] = None
     threads: Annotated[
         str | None, options.speed_option("-t", "--threads", metavar="N", help="CPU threads.  [default: one per core]")
@@ -231,13 +231,11 @@ class Knobs:
 
 def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
     """Parse the flags that accept lists, with defaults from the settings. Raises UsageError."""
-    from llmrun.jobs.bench.measuring.workload import numbers, words
+    from llmrun.jobs.bench.measuring.workload import words
 
     threads: list[int | None] = [settings.threads]
     if flags.threads is not None:
-        threads = [*numbers(flags.threads, "--threads", 1)]
-        if max(found for found in threads if found is not None) > 1024:
-            raise UsageError(f"--threads: {flags.threads!r}: the maximum is 1024")
+        threads = _threads(flags.threads)
     return Knobs(
         words(flags.backend, "--backend", CHOICES, hidden=HIDDEN_CHOICES) if flags.backend else [settings.backend],
         threads,
@@ -268,13 +266,25 @@ def names(text: str, flag: str) -> list[str]:
     return found
 
 
+def _threads(text: str) -> list[int | None]:
+    """Parse a list of numbers and ranges. None stands for the default. Raises UsageError."""
+    from llmrun.jobs.bench.measuring.workload import numbers
+
+    found: list[int | None] = []
+    for part in text.split(","):
+        found += [None] if part in ("0", "-1") else numbers(part, "--threads", 1)
+    if max(number or 0 for number in found) > 1024:
+        raise UsageError(f"--threads: {text!r}: the maximum is 1024")
+    return list(dict.fromkeys(found))
+
+
 def _layers(text: str) -> list[int | str]:
-    """Parse a list that may mix `auto`, `all`, numbers and ranges."""
+    """Parse a list that may mix `auto`, `all`, numbers and ranges. -1 stands for `auto`, as in llama.cpp."""
     from llmrun.jobs.bench.measuring.workload import numbers
 
     found: list[int | str] = []
     for part in text.split(","):
-        found += [part] if part in ("auto", "all") else numbers(part, "--gpu-layers")
+        found += ["auto" if part == "-1" else part] if part in ("auto", "all", "-1") else numbers(part, "--gpu-layers")
     return list(dict.fromkeys(found))
 
 
@@ -344,7 +354,7 @@ def serving_plans(flags: BenchFlags, flag: str) -> list[ServingPlan]:
         raise UsageError("--burstiness: needs --rate")
     if flags.rate is not None and flags.concurrency is not None:
         raise UsageError("--concurrency: cannot be combined with --rate")
-    seed = secrets.randbits(32) if flags.seed is None else flags.seed
+    seed = secrets.randbits(32) if flags.seed in (None, -1) else flags.seed
     return [
         ServingPlan(
             rate=rate,

@@ -5,8 +5,8 @@ measured. The configurations take turns, and each configuration is compared with
 are decoded token by token.
 
 Examples:
-    llmrun bench -m qwen3:4b
-    llmrun bench -m ./a.gguf,./b.gguf -p 128,1024 -t 1-4
+    llmrun bench qwen3:4b
+    llmrun bench ./a.gguf ./b.gguf -p 128,1024 -t 1-4
     llmrun bench --speculate off,auto --prompts prompts.jsonl
     llmrun bench --endpoint http://127.0.0.1:8080 --rate 2 --goodput ttft:500,itl:150
     llmrun bench compare last~1 last --fail-above 5%
@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,8 +28,8 @@ from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import FILES, one_of, takes_flags
-from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
+from llmrun.cli.arguments.options import FILES, all_models, one_of, takes_flags
+from llmrun.cli.arguments.usage import ModelGroup, SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.benching.flags import (
     FORMATS,
     LISTS,
@@ -55,16 +56,27 @@ LISTING = {"heading": "Measure", "place": 120}
 INTERRUPTED = 130  # 128 + SIGINT
 DIFFERENT_ANSWERS = 1
 
-command = command_group()
+command = command_group(ModelGroup)
 
 
 @command.callback(invoke_without_command=True)
 @takes_flags(BenchFlags)
-def measure(context: typer.Context, *, flags: BenchFlags) -> int:
+def measure(
+    context: typer.Context,
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Models, .gguf files or servers' URL#MODEL.", autocompletion=options.models
+        ),
+    ] = None,
+    *,
+    flags: BenchFlags,
+) -> int:
     """Run the benchmark that the flags describe, unless a subcommand was given. Return the exit code."""
     if context.invoked_subcommand is not None:
         refuse_early_flags(context)
         return 0
+    flags = replace(flags, model=[*all_models(given, flags.model)])
     settings = flags.settings()
     if flag := serving_flag(flags):
         return _measure_servers(flags, settings, flag)

@@ -31,6 +31,7 @@ from llmrun.cli.arguments.options import NAMES as FORMATS
 from llmrun.cli.arguments.options import (
     AnswerFlags,
     models,
+    one_model,
     parse_stops,
     parse_template_variables,
     speed_option,
@@ -96,12 +97,10 @@ def command(
         speed_option("--save-state/--no-save-state", help="Save the KV cache for --continue.  [default: save-state]"),
     ] = None,
 ) -> int:
-    if name is not None and flags.model is not None:
-        raise UsageError("model: given twice: as an argument and as --model")
+    flags = replace(flags, model=one_model(name, flags.model))
     from llmrun.cli.chatting.store import Store
 
     store = Store(conversations_folder())
-    flags = flags if name is None else replace(flags, model=name)
     if continued and flags.model is None and _is_model(continued, store):
         flags, continued = replace(flags, model=continued), LAST
     settings = flags.settings()

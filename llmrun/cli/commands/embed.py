@@ -4,9 +4,9 @@ The texts are arguments, or the lines of --file or of standard input. The lines 
 with "text", "input", "content" or "document". The output is one JSON object per text, or a NumPy array in a .npy file.
 
 Examples:
-    llmrun embed Qwen/Qwen3-Embedding-0.6B-GGUF "The sky is blue."
-    llmrun embed model.gguf --file texts.txt -o vectors.npy
-    llmrun embed model.gguf --file texts.jsonl --dimensions 256 > vectors.jsonl
+    llmrun embed -m hf:Qwen/Qwen3-Embedding-0.6B-GGUF "The sky is blue."
+    llmrun embed -m model.gguf --file texts.txt -o vectors.npy
+    cat texts.jsonl | llmrun embed -m model.gguf --dimensions 256 > vectors.jsonl
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Annotated
 import typer
 
 from llmrun.cli.arguments.embedding import EmbedFlags
-from llmrun.cli.arguments.options import models, takes_flags
+from llmrun.cli.arguments.options import takes_flags
 
 LISTING = {"heading": "Run models", "place": 101}
+_EXAMPLE = 'llmrun embed -m hf:Qwen/Qwen3-Embedding-0.6B-GGUF "The sky is blue."'
 
 
 @takes_flags(EmbedFlags)
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=models)],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="The texts to embed; - reads stdin.")
     ] = None,
     *,
     flags: EmbedFlags,
 ) -> int:
-    settings, pooling = flags.settings(model), flags.chosen_pooling
+    settings, pooling = flags.settings(next(iter(texts or ()), None), _EXAMPLE), flags.chosen_pooling
     from llmrun.cli.embedding import check_output, read_texts, write_vectors
 
     if flags.output is not None:

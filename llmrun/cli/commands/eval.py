@@ -13,7 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -23,9 +22,8 @@ import typer
 from llmrun.backends.registry import CHOICES
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import models, one_of, settings_of, takes_flags
-from llmrun.cli.arguments.prompts import STDIN, read_stdin, read_text
-from llmrun.cli.console.terminal import is_terminal
+from llmrun.cli.arguments.options import models, one_of, required_model, settings_of, takes_flags
+from llmrun.cli.arguments.prompts import read_long_text
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.options.settings import RULES, SPECULATE_OFF, Settings, model_named, with_model, with_values
@@ -38,9 +36,10 @@ _TEXT = "https://huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw
 class EvalFlags:
     """The values of the flags, in the order of --help. None or False means that the flag was not given."""
 
+    model: options.SameAsModel = None
     text: Annotated[
         Path | None,
-        typer.Option("--text", metavar="FILE", help="Text to predict; - reads stdin."),
+        typer.Option("--text", metavar="FILE", help="Text to predict.  [default: standard input]"),
     ] = None
     choices: Annotated[
         Path | None,
@@ -133,11 +132,13 @@ def _checked(name: str, value: str) -> object:
 
 @takes_flags(EvalFlags)
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=models)],
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=models)
+    ] = None,
     *,
     flags: EvalFlags,
 ) -> int:
-    settings = flags.settings(model)
+    settings = flags.settings(required_model(model, flags.model, "llmrun eval qwen3:4b --text wiki.test.raw"))
     base = flags.base_settings(settings)
     text = _text(flags)
 
@@ -153,10 +154,6 @@ def command(
 
 def _text(flags: EvalFlags) -> str | None:
     """Return the text to predict, or None if only questions are to be answered. Raises UsageError."""
-    if flags.text is not None:
-        return read_stdin("the text") if str(flags.text) == STDIN else read_text(flags.text, "--text")
-    if flags.choices is not None:
+    if flags.text is None and flags.choices is not None:
         return None
-    if is_terminal(sys.stdin):
-        raise UsageError("--text: missing", hint=f"most published numbers are for wiki.test.raw in {_TEXT}")
-    return read_stdin("the text")
+    return read_long_text(flags.text, hint=f"most published numbers are for wiki.test.raw in {_TEXT}")

@@ -23,8 +23,8 @@ from llmrun.base.amounts import counted, format_bytes, format_seconds
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import apply_settings
-from llmrun.cli.arguments.prompts import STDIN, read_stdin, read_text
+from llmrun.cli.arguments.options import apply_settings, required_model
+from llmrun.cli.arguments.prompts import STDIN, read_long_text
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.engine.remote.request import is_endpoint
@@ -41,13 +41,18 @@ if TYPE_CHECKING:
 
 LISTING = {"heading": "Make model files", "place": 131}
 _LABEL = 10  # width in columns
+_EXAMPLE = "llmrun imatrix qwen3-4b-f16.gguf -f calibration.txt -o imatrix.gguf"
 
 
 def command(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=options.models)
-    ],
-    text: Annotated[Path, typer.Option("-f", "--text", metavar="FILE", help="Text to read; - reads stdin.")],
+        str | None, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=options.models)
+    ] = None,
+    *,
+    same: options.SameAsModel = None,
+    text: Annotated[
+        Path | None, typer.Option("-f", "--text", metavar="FILE", help="Text to read.  [default: standard input]")
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write; must not exist.")],
     context: Annotated[
         int, typer.Option("-c", "--context", "--ctx-size", metavar="N", min=8, help="Tokens per chunk of the text.")
@@ -62,22 +67,23 @@ def command(
     quiet: options.Quiet = False,
 ) -> int:
     settings = apply_settings({"quiet": quiet, "offline": offline, "threads": threads})
-    model = model_named(model)
+    model = model_named(required_model(model, same, _EXAMPLE))
     if is_endpoint(model):
         raise UsageError(
             f"{model}: a server does not show the inputs of its matrices", hint="name a model on this machine"
         )
-    read = read_stdin("the text") if str(text) == STDIN else read_text(text, "--text")
+    from llmrun.jobs.batching.journal import check_absent
+
+    check_absent(output)
+    read = read_long_text(text, hint=f"for example: {_EXAMPLE}")
 
     # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.backends.base import OpenOptions
     from llmrun.base.errors import kernel_warnings_told
     from llmrun.hub.local.safe_writes import in_use
     from llmrun.hub.resolve.model_file import resolve
-    from llmrun.jobs.batching.journal import check_absent
     from llmrun.jobs.importance import open_cpu_backend
 
-    check_absent(output)
     found = resolve(model, offline=settings.offline, reporter=HubReporter())
     wanted = OpenOptions(backend="cpu", context_size=context, threads=settings.threads, progress=show_loading)
     with in_use(found.path):
@@ -85,7 +91,9 @@ def command(
             backend = open_cpu_backend(found.path, wanted)
         out.clear_progress()
         try:
-            return _run(backend, read, chunks, text, output, with_output=process_output, as_json=json_output)
+            return _run(
+                backend, read, chunks, text or Path(STDIN), output, with_output=process_output, as_json=json_output
+            )
         finally:
             backend.close()
 

@@ -42,12 +42,14 @@ def command(
             autocompletion=options.models_here_or_files,
         ),
     ] = None,
+    same: options.SameAsModelHere = None,
     threads: options.Threads = None,
     speculate: options.Speculate = None,
     offline: options.Offline = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
+    model = options.one_model(model, same)
     given: dict[str, object] = {"threads": threads, "speculate": speculate, "backend": "cpu"}
     settings = load_settings(given | {name: True for name, on in (("offline", offline), ("quiet", quiet)) if on})
     out.quiet, out.color = settings.quiet, settings.color

@@ -38,6 +38,7 @@ def command(
             autocompletion=options.models_here_or_files,
         ),
     ] = None,
+    same: options.SameAsModelsHere = None,
     engines: Annotated[bool, typer.Option("--engines", hidden=True)] = False,  # removed
     json_output: options.Json = False,
     quiet: options.Quiet = False,
@@ -47,6 +48,7 @@ def command(
         hint = "llmrun eval NAME --backend cpu --against-backend llama --text FILE"
         raise UsageError("--engines: no longer exists", hint=hint)
 
+    names = list(options.all_models(names, same))
     from llmrun.hub.upkeep.inventory import models
 
     found = models()

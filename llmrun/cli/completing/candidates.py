@@ -57,10 +57,13 @@ class _Line:
         elif _is_group(self.command):
             if isinstance(self.command, Commands) and word == _HELP:
                 return True
-            below = self.command.get_command(self.context, word)
-            if below is None:
+            below = self.command.get_command(self.context, word) if not self.arguments else None
+            if below is not None:
+                self.context, self.seen = _context(below, word, self.context), ()
+            elif _argument(self) is None:
                 return False
-            self.context, self.seen = _context(below, word, self.context), ()
+            else:
+                self.arguments += 1
         else:
             self.arguments += 1
         return True
@@ -95,8 +98,8 @@ def _possible(line: _Line, current: str) -> tuple[str, list[Candidate]]:
         flag = _flags(line.context).get(name)
         known = flag is not None and _takes_value(flag)
         return f"{name}={_kept(value)}", _values(line.context, flag) if known else []
-    if _is_group(line.command):
-        return "", list(_commands(line, current))
+    if _is_group(line.command) and not line.arguments:
+        return "", [*_commands(line, current), *_values(line.context, _argument(line))]
     return _kept(current), _values(line.context, _argument(line))
 
 

@@ -60,7 +60,7 @@ def _digest_of(info: ModelInfo) -> str:
     return hashlib.sha256(path.read_bytes() if path.is_file() else path.name.encode()).hexdigest()
 
 
-_CALLBACKS = ("progress", "explain", "on_tokenizer")
+_CALLBACKS = ("progress", "explain", "on_header", "on_tokenizer")
 
 
 def portable_options(options: OpenOptions) -> dict[str, Any]:

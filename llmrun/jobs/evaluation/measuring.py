@@ -30,11 +30,13 @@ from llmrun.base.types import LOGITS, Batch
 from llmrun.engine.adapters import adapted_tokens
 from llmrun.engine.drafting.model import difference_in_words
 from llmrun.jobs.bench.intervals import Interval, mean_of_series, proportion
+from llmrun.model.archs.parts.encoders import is_encoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import Backend, OpenOptions
+    from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 DEFAULT_CONTEXT: Final = 512  # tokens, the default of llama-perplexity
@@ -340,25 +342,29 @@ class Source(NamedTuple):
     options: OpenOptions
 
 
+def _check_predicts(file: GGUFFile) -> None:
+    """Raise UsageError if a file contains an encoder, which has no logits."""
+    if is_encoder(file):
+        raise UsageError(f"{file.path.stem} computes embeddings and predicts no text", hint="name another model")
+
+
 @contextmanager
 def opened(model: Source, base: Source | None) -> Iterator[list[Backend]]:
     """Open a model and its optional base, yield a list with both in this order, and close them at the end.
 
     Raises the errors of `open_backend`, such as DoesNotFit if the base does not fit beside the model. Raises UsageError
-    if the models have different vocabularies, or if the model has no logits.
+    if the models have different vocabularies, or, before the weights are read, if a model has no logits.
     """
     with ExitStack() as held:
-        backend = open_backend(*model)
+        backend = open_backend(model.path, replace(model.options, on_header=_check_predicts))
         held.callback(backend.close)
-        if not backend.info.has_logits:
-            raise UsageError(f"{backend.info.name} computes embeddings and predicts no text", hint="name another model")
         if base is None:
             yield [backend]
             return
         # Our own cache uses memory only when it is filled. llama.cpp has already filled its cache with zeros.
         reserved = backend.info.kv_bytes if backend.info.backend == "cpu" else 0
         try:
-            other = open_backend(base.path, replace(base.options, reserved_memory=reserved))
+            other = open_backend(base.path, replace(base.options, reserved_memory=reserved, on_header=_check_predicts))
         except DoesNotFit as error:
             raise DoesNotFit(
                 f"both models must fit in memory at the same time: {error}",
