@@ -151,7 +151,7 @@ class Rule:
         """Check a value and return it in llmrun's notation and the exact type. Raises ValueError for invalid values."""
         if self.or_integer and isinstance(value, str) and value.removeprefix("-").isdecimal():
             value = int(value)
-        if type(value) in (int, float) and value in self.also:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value in self.also:
             return self.also[value]
         if self.or_integer and type(value) is int and self.minimum <= value <= self.maximum:
             return value

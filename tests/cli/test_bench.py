@@ -268,7 +268,7 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
         (("-p", "8-1"), 2, "--n-prompt: '8-1': the range ends before it begins"),
         (("-p", "x"), 2, "--n-prompt: 'x'"),
         (("-p", "0", "-n", "0"), 2, "nothing to measure"),
-        (("-t", "0"), 2, "--threads: '0'"),
+        (("-t", "-2"), 2, "--threads: '-2'"),
         (("--speculate", "off,,auto"), 2, "--speculate: the list contains an empty name"),
         (("--speculate", "http://host/v1"), 2, "--speculate: http://host/v1: a draft model must run on this machine"),
         (("-m", str(ROOT / "README.md"), "--speculate", "no-such-model"), 4, "--speculate: 'no-such-model': "),

@@ -22,7 +22,7 @@ from tests.support.cli.commands import llmrun
 from tests.support.hub.small_disks import mounted_disk
 from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS, tiny_encoder
 
-EMBED = ("embed", "model", "--backend", "scripted")
+EMBED = ("embed", "-m", "model", "--backend", "scripted")
 
 
 def lines_of(*arguments: str, **options: Any) -> list[dict[str, Any]]:
@@ -224,14 +224,14 @@ def test_interruptions_are_silent(
 
 
 def test_servers_are_pointed_to_their_routes() -> None:
-    done = llmrun("embed", "http://127.0.0.1:1/v1", "text")
+    done = llmrun("embed", "-m", "http://127.0.0.1:1/v1", "text")
     assert done.returncode == 2
     assert "/v1/embeddings" in done.stderr.decode()
 
 
 def test_models_that_rank_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a document")
-    done = llmrun("rerank", "model", "a query", str(tmp_path / "a.txt"), "--backend", "scripted")
+    done = llmrun("rerank", "-m", "model", "a query", str(tmp_path / "a.txt"), "--backend", "scripted")
     assert done.returncode == 2
     assert "cannot rank documents" in done.stderr.decode()
 
@@ -242,13 +242,13 @@ def test_documents_are_ranked(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("in the on")
     (tmp_path / "more.jsonl").write_text('{"text": "re he", "id": "b"}\n"the the the"\n')
     files = (str(tmp_path / "one.txt"), str(tmp_path / "more.jsonl"))
-    done = llmrun("rerank", model, "the", *files, "--json")
+    done = llmrun("rerank", "-m", model, "the", *files, "--json")
     assert done.returncode == 0, done.stderr.decode()
     results = json.loads(done.stdout)["results"]
     scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
     assert {result["document"] for result in results} == {files[0], "b", f"{files[1]}:2"}
-    best = llmrun("rerank", model, "the", *files, "--top", "1").stdout.decode()
+    best = llmrun("rerank", "-m", model, "the", *files, "--top", "1").stdout.decode()
     assert best.split() == [f"{scores[0]:.4f}", results[0]["document"]]
 
 

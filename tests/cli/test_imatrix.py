@@ -77,7 +77,7 @@ def test_ctrl_c_keeps_the_chunks_so_far(
 
     monkeypatch.setattr(ImatrixCollector, "add", interrupted)
     out = tmp_path / "imatrix.gguf"
-    assert imatrix.command(str(model), text, out, 32) == 130
+    assert imatrix.command(str(model), text=text, output=out, context=32) == 130
     assert read_imatrix(out).chunks == 2
     assert "stopped after 2 of " in capsys.readouterr().err
 
@@ -91,7 +91,7 @@ def test_ctrl_c_in_the_first_chunk_writes_nothing(
 
     monkeypatch.setattr(ImatrixCollector, "add", interrupted)
     with pytest.raises(SystemExit, match="130"):
-        imatrix.command(str(model), text, tmp_path / "imatrix.gguf", 32)
+        imatrix.command(str(model), text=text, output=tmp_path / "imatrix.gguf", context=32)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 

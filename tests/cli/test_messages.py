@@ -167,7 +167,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("bench compare --fail 5% a b", "--fail: no such option", "did you mean --fail-above?"),
         ("bench history --html", "--html: a value is missing", "see llmrun bench history --help"),
         ("generate --max 3 x", "--max: no such option", "did you mean --max-tokens?"),
-        ("generate --no x", "--no: no such option", "did you mean --no-think, --no-stream or --no-log?"),
+        ("generate --no-s x", "--no-s: no such option", "did you mean --no-stream or --no-stdin?"),
         ("generate --tem 1 x", "--tem: no such option", "did you mean --temp?"),
         ("generate --t 1 x", "--t: no such option", "see llmrun generate --help"),  # a dozen options begin with it
     ],
@@ -182,14 +182,14 @@ def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hi
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--temp -1", "--temp: -1.0"),
+        ("--temp -0.5", "--temp: -0.5"),
         ("--temp nan", "--temp: nan"),
         ("--top-p 1.5", "--top-p: 1.5"),
         ("--min-p -0.1", "--min-p: -0.1"),
         ("-n 0", "--max-tokens: 0"),
-        ("-c 0", "--ctx-size: 0"),
-        ("-t 0", "--threads: 0"),
-        ("--seed -1", "--seed: -1"),
+        ("-c -1", "--ctx-size: -1"),
+        ("-t -2", "--threads: -2"),
+        ("--seed -2", "--seed: -2"),
         ("--repeat-penalty 0", "--repeat-penalty: 0"),
         ("--repeat-last-n -2", "--repeat-last-n: -2"),
         ("--logit-bias 5", "--logit-bias: '5' is not ID=BIAS"),

@@ -68,7 +68,7 @@ def test_a_default_that_is_no_number_is_a_bad_file(value: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((Keys.General.SAMPLING_TEMP, value) for value in (-1.0, float("nan"), float("inf"))),
+        *((Keys.General.SAMPLING_TEMP, value) for value in (-0.5, float("nan"), float("inf"))),
         *((Keys.General.SAMPLING_TOP_K, value) for value in (float("nan"), float("inf"))),
         *((Keys.General.SAMPLING_TOP_P, value) for value in (-0.1, 1.5)),
         (Keys.General.SAMPLING_PENALTY_REPEAT, 0.0),

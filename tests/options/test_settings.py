@@ -68,7 +68,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("threads = 0", "threads: 0 is not an integer from 1 to 1024"),
+        ("threads = -2", "threads: -2 is not an integer from 1 to 1024, or 0 for one thread per core"),
         ("threads = 2.0", "threads: 2.0 is not an integer"),
         ("threads = true", "threads: True is not an integer"),
         ("threads = '4'", "threads: '4' is not an integer"),
@@ -80,7 +80,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("backend = 'abacus'", "backend: 'abacus' is not one of auto, cpu, llama"),
         ("kv_type = 'q5_0'", "kv_type: 'q5_0' is not f16, q8_0, q4_0, or a pair for keys and values, as in q8_0:q4_0"),
         ("gpu_layers = 'half'", "gpu_layers: 'half' is not auto, all or an integer from 0 to 65536"),
-        ("gpu_layers = -1", "gpu_layers: -1 is not auto, all or an integer from 0 to 65536"),
+        ("gpu_layers = -2", "gpu_layers: -2 is not auto, all or an integer from 0 to 65536"),
         ("gpu_layers = 2.0", "gpu_layers: 2.0 is not auto, all or an integer"),
         ("gpu_layers = true", "gpu_layers: True is not auto, all or an integer"),
         ("gpu_layers = '70000'", "gpu_layers: '70000' is not auto"),
@@ -106,10 +106,14 @@ def test_a_wrong_line_is_refused_with_file_key_and_value(config: Path, line: str
     ("variable", "text", "said"),
     [
         ("LLMRUN_THREADS", "many", "LLMRUN_THREADS: 'many' is not an integer from 1 to 1024"),
-        ("LLMRUN_THREADS", "0", "LLMRUN_THREADS: 0 is not an integer from 1 to 1024"),
-        ("LLMRUN_SEED", "-1", "LLMRUN_SEED: -1 is not an integer from 0 to 18446744073709551615"),
+        ("LLMRUN_THREADS", "-2", "LLMRUN_THREADS: -2 is not an integer from 1 to 1024, or 0 for one thread per core"),
+        (
+            "LLMRUN_SEED",
+            "-2",
+            "LLMRUN_SEED: -2 is not an integer from 0 to 18446744073709551615, or -1 for a random seed",
+        ),
         ("LLMRUN_OFFLINE", "maybe", "LLMRUN_OFFLINE: 'maybe' is not true or false"),
-        ("LLMRUN_GPU_LAYERS", "-1", "LLMRUN_GPU_LAYERS: '-1' is not auto, all or an integer from 0 to 65536"),
+        ("LLMRUN_GPU_LAYERS", "-2", "LLMRUN_GPU_LAYERS: '-2' is not auto, all or an integer from 0 to 65536"),
         ("LLMRUN_BACKEND", "gpu", "LLMRUN_BACKEND: 'gpu' is not one of auto, cpu, llama"),
         ("LLMRUN_MIN_P", "nan", "LLMRUN_MIN_P: nan is not a number from 0 to 1"),
         ("LLMRUN_THREDS", "4", "LLMRUN_THREDS: no such setting"),
@@ -185,15 +189,15 @@ def test_names_of_other_programs_mean_settings_that_exist() -> None:
 
 
 def test_sound_settings_remain_beside_wrong_ones(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config.write_text("temp = 1\nthreads = 0\nctx_size = 100")
-    monkeypatch.setenv("LLMRUN_SEED", "-1")
+    config.write_text("temp = 1\nthreads = -2\nctx_size = 100")
+    monkeypatch.setenv("LLMRUN_SEED", "-2")
     monkeypatch.setenv("LLMRUN_TOP_K", "5")
     found, wrong = load_sound_settings({"quiet": True})
     assert (found.threads, found.ctx_size, found.seed, found.quiet) == (None, 100, None, True)
     assert found.sampling == {"top_k": 5}
     assert [str(error).rsplit(": ", 2)[-2] for error in wrong] == ["temp", "threads", "LLMRUN_SEED"]
-    with pytest.raises(UsageError, match="flag: --threads: 0"):
-        load_sound_settings({"threads": 0})
+    with pytest.raises(UsageError, match="flag: --threads: -2"):
+        load_sound_settings({"threads": -2})
     config.write_text("[[[")
     found, wrong = load_sound_settings()
     assert found.ctx_size is None
@@ -224,6 +228,48 @@ def test_layers_for_a_gpu_are_a_number_or_a_word(
     monkeypatch.setenv("LLMRUN_GPU_LAYERS", written.strip("'"))
     assert load_settings().gpu_layers == value
     assert load_settings({"gpu_layers": "7"}).gpu_layers == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("seed", "-1", -1),
+        ("threads", "-1", None),
+        ("threads", "0", None),
+        ("gpu_layers", "-1", "auto"),
+        ("gpu_layers", "all", "all"),
+        ("ctx_size", "0", 0),
+        ("max_tokens", "-1", -1),
+        ("temperature", "-1", 0.0),
+        ("top_k", "-1", 0),
+        ("repeat_last_n", "-1", -1),
+        ("dry_penalty_last_n", "-1", -1),
+        ("top_n_sigma", "-1", -1.0),
+    ],
+)
+def test_the_numbers_of_llama_cpp_mean_the_same(
+    config: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
+) -> None:
+    """The flag is stronger than the file, even if its value stands for the default."""
+    number = text if name == "gpu_layers" else float(text) if name in ("temperature", "top_n_sigma") else int(text)
+    weaker = {"gpu_layers": "20", "top_n_sigma": "1.5", "temperature": "0.5"}.get(name, "7")
+
+    def found(flags: dict[str, object]) -> object:
+        loaded = load_settings(flags)
+        return loaded.sampling[name] if name in loaded.sampling else getattr(loaded, name)
+
+    config.write_text(f"{name} = {repr(text) if text == 'all' else text}")
+    assert found({}) == value
+    config.write_text(f"{name} = {weaker}")
+    assert found({name: number}) == value
+    monkeypatch.setenv(f"LLMRUN_{name.upper()}", text)
+    assert found({}) == value
+
+
+def test_a_random_seed_replaces_a_fixed_one(config: Path) -> None:
+    config.write_text("seed = 5")
+    assert load_settings().fixed_seed == 5
+    assert load_settings({"seed": -1}).fixed_seed is None
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "llama", "scripted"])

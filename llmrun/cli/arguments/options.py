@@ -169,7 +169,12 @@ MaxTokens = Annotated[
 ]
 ContextSize = Annotated[
     int | None,
-    speed_option("-c", "--ctx-size", metavar="N", help="Context size in tokens.  [default: what fits, up to 32768]"),
+    speed_option(
+        "-c",
+        "--ctx-size",
+        metavar="N",
+        help="Context size in tokens; 0: as trained.  [default: what fits, up to 32768]",
+    ),
 ]
 KVType = Annotated[
     str | None,

@@ -132,13 +132,13 @@ def _checked(name: str, value: str) -> object:
 
 @takes_flags(EvalFlags)
 def command(
-    model: Annotated[
+    name: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=models)
     ] = None,
     *,
     flags: EvalFlags,
 ) -> int:
-    settings = flags.settings(required_model(model, flags.model, "llmrun eval qwen3:4b --text wiki.test.raw"))
+    settings = flags.settings(required_model(name, flags.model, "llmrun eval qwen3:4b --text wiki.test.raw"))
     base = flags.base_settings(settings)
     text = _text(flags)
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from llmrun.base.amounts import counted, format_bytes
-from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError
+from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError, UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import apply_settings
+from llmrun.cli.arguments.options import all_models, apply_settings
 from llmrun.cli.console.output import hanging, out
 from llmrun.cli.console.terminal import room
 from llmrun.cli.messages import message_for
@@ -45,16 +45,17 @@ _DROPPABLE = (("WEIGHTS", "KV", "TEXT", "SCRATCH"), ("FILE", "QUANT"))  # column
 
 def command(
     models: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MODEL...",
             help="Model names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
             autocompletion=options.models,
         ),
-    ],
+    ] = None,
+    same: options.SameAsModels = None,
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens.  [default: 4096]", min=1),
+        typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens; 0: as trained.  [default: 4096]"),
     ] = None,
     prompt: Annotated[
         int, typer.Option("-p", "--prompt", metavar="N", help="Prompt length in tokens for estimating TTFT.", min=1)
@@ -68,6 +69,9 @@ def command(
     offline: options.Offline = False,
     quiet: options.Quiet = False,
 ) -> int:
+    models = list(all_models(models, same))
+    if not models:
+        raise UsageError("MODEL is missing", hint="for example: llmrun fit qwen3:8b")
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
     given |= {"rpc": rpc, "rpc_anyway": rpc_anyway}
     settings = apply_settings(given)

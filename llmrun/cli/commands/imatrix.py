@@ -91,9 +91,8 @@ def command(
             backend = open_cpu_backend(found.path, wanted)
         out.clear_progress()
         try:
-            return _run(
-                backend, read, chunks, text or Path(STDIN), output, with_output=process_output, as_json=json_output
-            )
+            source = text or Path(STDIN)
+            return _run(backend, read, chunks, source, output, with_output=process_output, as_json=json_output)
         finally:
             backend.close()
 

@@ -22,7 +22,7 @@ import typer
 from llmrun.base.amounts import format_bytes, format_seconds
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import apply_settings
+from llmrun.cli.arguments.options import all_models, apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
@@ -46,6 +46,7 @@ def command(
             autocompletion=options.models,
         ),
     ] = None,
+    same: options.SameAsModels = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be downloaded without downloading it.")
     ] = False,
@@ -67,7 +68,7 @@ def command(
     ] = False,
 ) -> int:
     settings = apply_settings({"offline": offline, "quiet": quiet})
-    out.verbose = verbose
+    out.verbose, models = verbose, list(all_models(models, same))
     if locked and (lock or revision is not None):
         raise UsageError("--locked: cannot be combined with --lock or --revision")
     if revision is not None and not models:
@@ -75,7 +76,7 @@ def command(
     from llmrun.hub.resolve.lockfile import LOCK
 
     pulling = _Pulling(
-        names=tuple(dict.fromkeys(map(model_named, models or ()))),
+        names=tuple(dict.fromkeys(map(model_named, models))),
         revision=revision,
         lock=lock,
         locked=locked,

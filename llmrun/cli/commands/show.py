@@ -18,7 +18,7 @@ import typer
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.cli import preset_output
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import apply_settings
+from llmrun.cli.arguments.options import apply_settings, required_model
 from llmrun.cli.console.output import out
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import preset_named
@@ -33,11 +33,12 @@ LISTING = {"heading": "Manage files", "place": 31}
 
 def command(
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="NAME", help="Model name (local or on the Hub) or .gguf file.", autocompletion=options.models
+            metavar="MODEL", help="Model name (local or on the Hub) or .gguf file.", autocompletion=options.models
         ),
-    ],
+    ] = None,
+    same: options.SameAsModel = None,
     template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
     metadata: Annotated[bool, typer.Option("--metadata", help="Print all metadata keys.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List all tensors.")] = False,
@@ -52,6 +53,7 @@ def command(
     if len(parts) > 1:
         raise UsageError(f"{parts[0]}: cannot be combined with {parts[1]}")
 
+    name = required_model(name, same, "llmrun show qwen3:4b")
     preset = preset_named(name)
     if preset is not None:
         name = preset.model

@@ -32,4 +32,4 @@ def test_the_output_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_wrong_value_is_refused() -> None:
     with pytest.raises(UsageError, match="threads"):
-        settings_of(Flags(threads=-1), "a-model", verbose=False)
+        settings_of(Flags(threads=-2), "a-model", verbose=False)

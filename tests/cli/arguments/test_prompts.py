@@ -5,19 +5,25 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from subprocess import PIPE
+from typing import TextIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
+from llmrun.cli.arguments import prompts
 from llmrun.cli.arguments.prompts import Prompts, check_params, filled_system, parse_params, read_prompt
 from llmrun.options.presets import Preset
 from llmrun.options.settings import Settings
-from tests.support.cli.commands import LLMRUN, ROOT, scripted
+from tests.support.cli.commands import LLMRUN, ROOT, scripted, shell
 
 
 def settings(prompt: str | None, system: str | None = None, **defaults: str) -> Settings:
@@ -106,16 +112,22 @@ def test_a_chat_has_a_system_prompt_and_no_input() -> None:
         filled_system(settings("$x", "About $input"), {})
 
 
-class Stdin:
-    """A stand-in for standard input with the given bytes; None is a terminal, which must never be read."""
-
-    def __init__(self, data: bytes | None) -> None:
-        self.buffer = io.BytesIO(data or b"")
-        self.closed = False
-        self._terminal = data is None
+class Terminal(io.StringIO):
+    """A stand-in for a terminal, which must never be read."""
 
     def isatty(self) -> bool:
-        return self._terminal
+        return True
+
+    def read(self, size: int | None = -1) -> str:
+        raise AssertionError
+
+
+def piped(data: bytes) -> TextIO:
+    """Return a pipe that contains the data, which must fit in the pipe's buffer."""
+    reading, writing = os.pipe()
+    with os.fdos.fdopen(writing, "wb") as stream:
+        stream.write(data)
+    return os.fdopen(reading, encoding="utf-8")
 
 
 def prompt_of(
@@ -123,26 +135,74 @@ def prompt_of(
     *words: str,
     option: str | None = None,
     file: Path | None = None,
-    stdin: bytes | None = b"piped\n",
+    stdin: bytes | TextIO | None = b"piped\n",
+    **how: bool,
 ) -> str:
-    monkeypatch.setattr(sys, "stdin", Stdin(stdin))
-    return read_prompt(words, option, file)
+    """Return the prompt if standard input is a pipe with these bytes, a stream, or a terminal (None)."""
+    with Terminal() if stdin is None else piped(stdin) if isinstance(stdin, bytes) else stdin as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        return read_prompt(words, option, file, **how)
 
 
 def test_every_source_and_how_they_combine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "file.txt"
     file.write_text("from a file\n")
     assert prompt_of(monkeypatch) == "piped"
-    assert prompt_of(monkeypatch, "why", "is", "it") == "why is it"
-    assert prompt_of(monkeypatch, option="why is it") == "why is it"
-    assert prompt_of(monkeypatch, file=file) == "from a file"
+    assert prompt_of(monkeypatch, "why", "is", "it") == "why is it\n\npiped"
+    assert prompt_of(monkeypatch, option="why is it") == "why is it\n\npiped"
+    assert prompt_of(monkeypatch, file=file) == "from a file\n\npiped"
+    assert prompt_of(monkeypatch, "why", file=file) == "why\n\nfrom a file\n\npiped"
     assert prompt_of(monkeypatch, "-") == "piped"
     assert prompt_of(monkeypatch, option="-") == "piped"
     assert prompt_of(monkeypatch, file=Path("-")) == "piped"
     assert prompt_of(monkeypatch, "in", "short:", "-") == "in short:\n\npiped"
     assert prompt_of(monkeypatch, "-", "in", "short") == "piped\n\nin short"
-    assert prompt_of(monkeypatch, "in", "short:", file=file) == "in short:\n\nfrom a file"
     assert prompt_of(monkeypatch, "-", file=file) == "piped\n\nfrom a file"
+    assert prompt_of(monkeypatch, "in", "short:", file=file, stdin=None) == "in short:\n\nfrom a file"
+
+
+def test_only_pipes_and_files_follow_the_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sockets of sshd and of editors may never be closed, and /dev/null is how people ask for nothing."""
+    file, (ours, theirs) = tmp_path / "file.txt", socket.socketpair()
+    file.write_text("piped\n")
+    theirs.sendall(b"piped\n")
+    with ours, theirs:
+        for stdin, prompt in (
+            (file.open(encoding="utf-8"), "why\n\npiped"),
+            (piped(b"\n"), "why"),
+            (piped(b""), "why"),
+            (os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8"), "why"),
+            (os.fdos.fdopen(os.dup(ours.fileno()), encoding="utf-8"), "why"),
+            (None, "why"),
+        ):
+            assert prompt_of(monkeypatch, "why", stdin=stdin) == prompt
+    closed = piped(b"")
+    closed.close()
+    monkeypatch.setattr(sys, "stdin", closed)
+    assert read_prompt(["why"], None, None) == "why"
+
+
+def test_no_stdin_leaves_standard_input_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prompt_of(monkeypatch, "why", no_stdin=True) == "why"
+    assert prompt_of(monkeypatch, required=False, no_stdin=True) == ""
+    with pytest.raises(UsageError, match="no prompt given"):
+        prompt_of(monkeypatch, no_stdin=True)
+    for words, file in ((["-"], None), (["why"], Path("-"))):
+        with pytest.raises(UsageError, match="--no-stdin: cannot be combined with -"):
+            prompt_of(monkeypatch, *words, file=file, no_stdin=True)
+
+
+def test_exact_prompts_get_nothing_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Editors that fill in the middle start processes with open pipes."""
+    assert prompt_of(monkeypatch, "def f():\n", exact=True) == "def f():\n"
+    assert prompt_of(monkeypatch, "-", exact=True) == "piped\n"
+    assert prompt_of(monkeypatch, exact=True) == "piped\n"
+
+
+def test_piped_text_follows_a_whole_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prompt_of(monkeypatch, required=False) == "piped"
+    assert prompt_of(monkeypatch, required=False, stdin=b"") == ""
+    assert prompt_of(monkeypatch, required=False, stdin=None) == ""
 
 
 @pytest.mark.parametrize(
@@ -151,8 +211,9 @@ def test_every_source_and_how_they_combine(monkeypatch: pytest.MonkeyPatch, tmp_
         ((), None, None, None, "no prompt given"),
         ((), None, None, b"", "the prompt is empty"),
         ((), None, None, b" \n\n", "the prompt is empty"),
-        (("",), None, None, b"piped", "the prompt is empty"),
-        ((), "", None, b"piped", "the prompt is empty"),
+        (("",), None, None, b"", "the prompt is empty"),
+        ((), "", None, b"", "the prompt is empty"),
+        (("why",), None, None, b"caf\xe9", "standard input: not UTF-8: byte 0xe9 at offset 3"),
         (("a",), "b", None, b"", "the prompt was given twice"),
         (("-", "-"), None, None, b"", "standard input can be read only once"),
         (("-",), None, "-", b"", "standard input can be read only once"),
@@ -182,6 +243,14 @@ def test_an_endless_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         prompt_of(monkeypatch, file=Path("/dev/zero"))
 
 
+@pytest.mark.push
+def test_piped_text_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(prompts.LARGEST_TEXT + 1)
+    with pytest.raises(UsageError, match="standard input: more than 64 MiB"):
+        prompt_of(monkeypatch, "why", stdin=(tmp_path / "large").open(encoding="utf-8"))
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_piped_text_arrives_as_it_is_but_for_one_last_newline(text: str) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -204,23 +273,52 @@ def test_bytes_that_are_no_text_in_an_argument_are_refused() -> None:
     assert done.returncode == 2
 
 
+def started(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start `generate` with an open pipe as its standard input."""
+    command = [*LLMRUN, "generate", "--backend", "scripted", *arguments]
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=ROOT)
+
+
 @pytest.mark.push
-def test_a_prompt_given_leaves_standard_input_alone(tmp_path: Path) -> None:
-    """A cron job's standard input may be a pipe that is never closed."""
-    reading, writing = os.pipe()
-    try:
-        done = subprocess.run(
-            [*LLMRUN, "generate", "--backend", "scripted", "-q", "hello"],
-            stdin=reading,
-            capture_output=True,
-            check=False,
-            cwd=ROOT,
-            timeout=60,
-        )
-    finally:
-        os.close(reading)
-        os.close(writing)
-    assert (done.stdout, done.returncode) == (b"You said: hello\n", 0)
+def test_waiting_for_a_silent_pipe_is_told_once() -> None:
+    process = started("hello")
+    assert process.stderr is not None
+    assert process.stderr.readline() == (
+        b"note: waiting for text on standard input; to continue without it, use --no-stdin or < /dev/null\n"
+    )
+    time.sleep(1.5)
+    out, err = process.communicate(b"late\n", timeout=60)
+    assert (out, process.returncode) == (b"You said: hello\n\nlate\n", 0)
+    assert b"waiting" not in err
+
+
+@pytest.mark.push
+@pytest.mark.parametrize(
+    ("flags", "expected"), [(["--no-stdin"], (0, b"You said: hello\n")), (["--suffix", "x"], (2, b""))], ids=str
+)
+def test_a_pipe_that_is_never_closed_need_not_be_read(flags: list[str], expected: tuple[int, bytes]) -> None:
+    """The scripted model cannot fill in the middle, which is found out after the prompt has been read."""
+    process = started("-q", "hello", *flags)
+    code = process.wait(timeout=60)
+    assert (code, process.communicate()[0]) == expected
+
+
+@pytest.mark.push
+def test_ctrl_c_ends_the_wait_for_a_pipe() -> None:
+    process = started("hello")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith(b"note: waiting for text")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.push
+def test_a_loop_over_lines_needs_no_stdin() -> None:
+    """Without --no-stdin, the first answer would contain the other lines of the file."""
+    loop = 'while read line; do $LLMRUN generate --backend scripted -q {} "$line"; done'
+    assert shell(f"printf 'a\\nb\\n' | {loop.format('')}").stdout == b"You said: a\n\nb\n"
+    assert shell(f"printf 'a\\nb\\n' | {loop.format('--no-stdin')}").stdout == b"You said: a\nYou said: b\n"
 
 
 @pytest.mark.push

@@ -107,7 +107,7 @@ def test_files_where_a_file_may_stand() -> None:
     assert takes_files("generate", "--file=re")
     assert takes_files("chat", "./mod")
     assert takes_files("chat", "--lora", "")
-    assert takes_files("rerank", "model", "query", "")
+    assert takes_files("rerank", "query", "")
     assert takes_files("bench", "compare", "before.json", "after")
     assert not takes_files("rm", "./mod")
     assert not takes_files("generate", "why")
