@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.base import OpenOptions
+from llmrun.backends.base import TRAINED_CONTEXT, OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.speeds.forecast import Forecast
 from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, best_of, fit_of
@@ -44,8 +44,10 @@ def test_the_sum_is_the_one_that_the_engine_opens_it_by(file: GGUFFile) -> None:
 def test_the_context_is_the_default_or_what_was_trained_for_or_what_was_asked(file: GGUFFile, tmp_path: Path) -> None:
     assert fit_of(file, Resources(None)).context == 2048
     assert fit_of(file, Resources(None), context=9000).context == 9000
+    assert fit_of(file, Resources(None), context=TRAINED_CONTEXT).context == 2048
     with open_gguf(tiny_llama(tmp_path / "long.gguf", context=1 << 17)) as long:
         found = fit_of(long, Resources(None))
+        assert fit_of(long, Resources(None), context=TRAINED_CONTEXT).context == 1 << 17
     assert (found.context, found.trained_context) == (DEFAULT_CONTEXT, 1 << 17)
 
 

@@ -56,6 +56,24 @@ def test_a_model_says_the_name_of_its_backend(tmp_path: Path, entry: Entry) -> N
 
 @pytest.mark.push
 @each_backend
+def test_a_context_of_0_is_the_trained_one(tmp_path: Path, entry: Entry) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf", context=192)
+    opened = open_backend(path, OpenOptions(entry.name, context_size=0, threads=1, gpu_layers=0))
+    opened.close()
+    assert opened.info.context_size == 192
+
+
+def test_headers_can_be_refused_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: GGUFFile) -> None:
+        raise UsageError(f"refused: {file.path.name}")
+
+    monkeypatch.setattr(cpu, "CpuBackend", None)
+    with pytest.raises(UsageError, match=r"refused: tiny\.gguf"):
+        open_backend(tiny_llama(tmp_path / "tiny.gguf"), OpenOptions("cpu", on_header=refuse))
+
+
+@pytest.mark.push
+@each_backend
 def test_a_footprint_comes_from_the_header_and_counts_the_cache(tmp_path: Path, entry: Entry) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     options = OpenOptions(entry.name, context_size=256, max_sequences=2, threads=1, gpu_layers=0)

@@ -38,8 +38,9 @@ def bench(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]
     return llmrun("bench", *arguments, **options)
 
 
-def test_a_table_says_what_was_measured(model: str) -> None:
-    done = bench("-m", model, *QUICK)
+@pytest.mark.parametrize("flag", [[], ["-m"]], ids=["argument", "flag"])
+def test_a_table_says_what_was_measured(model: str, flag: list[str]) -> None:
+    done = bench(*flag, model, *QUICK)
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout.decode()
     assert "quick" in text
@@ -269,6 +270,8 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
         (("-p", "x"), 2, "--n-prompt: 'x'"),
         (("-p", "0", "-n", "0"), 2, "nothing to measure"),
         (("-t", "-2"), 2, "--threads: '-2'"),
+        (("-m", "a", "b"), 2, "model: given twice: as an argument and as --model"),
+        (("no-such-model",), 4, "no-such-model"),
         (("--speculate", "off,,auto"), 2, "--speculate: the list contains an empty name"),
         (("--speculate", "http://host/v1"), 2, "--speculate: http://host/v1: a draft model must run on this machine"),
         (("-m", str(ROOT / "README.md"), "--speculate", "no-such-model"), 4, "--speculate: 'no-such-model': "),

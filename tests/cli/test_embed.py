@@ -223,6 +223,63 @@ def test_interruptions_are_silent(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["embed", "a text"], 'llmrun embed -m hf:Qwen/Qwen3-Embedding-0.6B-GGUF "The sky is blue."'),
+        (["embed"], 'llmrun embed -m hf:Qwen/Qwen3-Embedding-0.6B-GGUF "The sky is blue."'),
+        (["embed", "and/or"], 'llmrun embed -m hf:Qwen/Qwen3-Embedding-0.6B-GGUF "The sky is blue."'),
+        (["embed", "--truncate", "m.gguf", "a text"], "llmrun embed --truncate -m m.gguf 'a text'"),
+        (["embed", "qwen3:4b", "a text"], "llmrun embed -m qwen3:4b 'a text'"),
+        (["rerank", "hf:a/b-GGUF", "why?", "a.txt"], "llmrun rerank -m hf:a/b-GGUF 'why?' a.txt"),
+        (
+            ["rerank", "why?", "a.txt"],
+            'llmrun rerank -m hf:ggml-org/Qwen3-Reranker-0.6B-Q8_0-GGUF "Why is the sky blue?" docs/*.txt',
+        ),
+    ],
+    ids=str,
+)
+def test_a_missing_model_gets_a_command_that_works(arguments: list[str], hint: str) -> None:
+    """Earlier versions took the first argument for the model, so the hint rewrites such a command."""
+    done = llmrun(*arguments)
+    assert (done.stderr.decode(), done.returncode) == (f"error: -m: the model is missing\nhint: {hint}\n", 2)
+
+
+@pytest.mark.parametrize(("scores", "kind"), [(True, "embeddings"), (False, "rankings")])
+def test_unsuitable_models_are_refused_by_their_header(
+    scores: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = TINY_ENCODERS["bert"] if kind == "embeddings" else TINY_RERANKERS["bert"]
+    path = tiny_encoder(tmp_path, tiny)
+    monkeypatch.setattr("llmrun.backends.cpu.backend.CpuBackend", None)  # it would read the weights
+    with (
+        pytest.raises(UsageError, match="cannot rank documents" if scores else "does not compute embeddings"),
+        open_embedder(Settings(model=str(path), backend="cpu"), scores=scores),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("query", "documents", "words"),
+    [
+        ("why?", ["no-such-file"], "document: no-such-file: No such file"),
+        ("why?", ["a.txt", "empty.txt"], "empty.txt: the document is empty"),
+        ("why?", ["empty.jsonl"], "empty.jsonl:1: the document is empty"),
+        ("why?", [], "no documents given"),
+        (" ", ["a.txt"], "QUERY: the query is empty"),
+    ],
+)
+def test_rerank_complains_before_it_looks_for_a_model(
+    query: str, documents: list[str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("a document")
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "empty.jsonl").write_text('""\n')
+    done = llmrun("rerank", "-m", "no-such-model", query, *documents, cwd=tmp_path)
+    assert words in done.stderr.decode()
+    assert done.returncode == 2
+
+
 def test_servers_are_pointed_to_their_routes() -> None:
     done = llmrun("embed", "-m", "http://127.0.0.1:1/v1", "text")
     assert done.returncode == 2

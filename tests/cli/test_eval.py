@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
+from llmrun.base.errors import UsageError
+from llmrun.jobs.evaluation.measuring import Source, opened
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, screen_of
 from tests.support.models.downloads import smollm2
 from tests.support.models.prompts import PASSAGES
+from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 
 pytestmark = pytest.mark.push
 
@@ -127,6 +131,25 @@ def test_bad_flags_are_refused(arguments: list[str], words: str) -> None:
     done = llmrun("eval", "model", "--backend", "scripted", *arguments, stdin=TEXT.encode())
     assert done.returncode == 2
     assert words.removeprefix("-c: ") in done.stderr.decode()
+
+
+def test_an_empty_text_is_found_before_the_model(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n")
+    done = llmrun("eval", "-m", "no-such-model", stdin=b"")
+    assert done.stderr.decode() == (
+        "error: the text is missing: standard input is empty\n"
+        "hint: name a file with --text FILE, or pipe its text to this command\n"
+    )
+    done = llmrun("eval", "-m", "no-such-model", "--text", str(tmp_path / "empty.txt"))
+    assert "empty.txt: the file is empty" in done.stderr.decode()
+    assert done.returncode == 2
+
+
+def test_encoders_are_refused_by_their_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(tiny_encoder(tmp_path, TINY_ENCODERS["bert"]), OpenOptions("cpu"))
+    monkeypatch.setattr("llmrun.backends.cpu.backend.CpuBackend", None)  # it would read the weights
+    with pytest.raises(UsageError, match="computes embeddings and predicts no text"), opened(source, None):
+        pass
 
 
 def test_a_user_without_a_text_is_told_where_to_get_one() -> None:

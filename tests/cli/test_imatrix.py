@@ -57,11 +57,13 @@ def test_the_text_can_come_from_a_pipe_and_the_output_is_optional(model: Path, t
     for name, arguments, stdin in (
         ("a", ["-f", str(text)], b""),
         ("b", ["-f", "-", "--process-output"], TEXT.encode()),
+        ("c", [], TEXT.encode()),
     ):
         done = llmrun("imatrix", str(model), *arguments, "-o", str(tmp_path / name), "-c", "64", "--json", stdin=stdin)
         assert json.loads(done.stdout)["complete"]
         found.append(read_imatrix(tmp_path / name).entries)
     assert found[1].keys() - found[0].keys() == {"output.weight"}
+    assert found[2].keys() == found[0].keys()
     assert all((found[1][name].sums == entry.sums).all() for name, entry in found[0].items())
 
 
@@ -109,6 +111,8 @@ def test_mistakes_are_refused_before_the_work(model: Path, text: Path, tmp_path:
         ([str(tmp_path / "no.gguf"), "-f", str(text), "-o", out], 4, "no such file"),
         (["http://localhost:1/v1", "-f", str(text), "-o", out], 2, "a server does not show"),
         ([str(model), "-f", str(text)], 2, "--output"),
+        ([str(model), "-o", out], 2, "standard input is empty"),
+        (["-f", str(text), "-o", out], 2, "MODEL is missing"),
     ):
         done = llmrun("imatrix", *arguments)
         assert done.returncode == code

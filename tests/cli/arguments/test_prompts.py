@@ -125,7 +125,7 @@ class Terminal(io.StringIO):
 def piped(data: bytes) -> TextIO:
     """Return a pipe that contains the data, which must fit in the pipe's buffer."""
     reading, writing = os.pipe()
-    with os.fdos.fdopen(writing, "wb") as stream:
+    with os.fdopen(writing, "wb") as stream:
         stream.write(data)
     return os.fdopen(reading, encoding="utf-8")
 
@@ -172,7 +172,7 @@ def test_only_pipes_and_files_follow_the_prompt(monkeypatch: pytest.MonkeyPatch,
             (piped(b"\n"), "why"),
             (piped(b""), "why"),
             (os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8"), "why"),
-            (os.fdos.fdopen(os.dup(ours.fileno()), encoding="utf-8"), "why"),
+            (os.fdopen(os.dup(ours.fileno()), encoding="utf-8"), "why"),
             (None, "why"),
         ):
             assert prompt_of(monkeypatch, "why", stdin=stdin) == prompt

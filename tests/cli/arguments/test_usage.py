@@ -8,6 +8,7 @@ import pytest
 
 from llmrun.base.errors import UsageError
 from llmrun.cli.registry import load
+from tests.support.cli.commands import llmrun
 
 
 def parsed(*arguments: str) -> dict[str, Any]:
@@ -35,6 +36,41 @@ def parsed(*arguments: str) -> dict[str, Any]:
 def test_continue_has_a_value_if_a_word_follows(arguments: list[str], continued: str | None, name: str | None) -> None:
     found = parsed(*arguments)
     assert (found["continued"], found["name"]) == (continued, name)
+
+
+@pytest.mark.parametrize("name", ["chat", "eval", "fit", "imatrix", "pull", "replay", "serve", "show", "verify"])
+def test_every_command_takes_its_model_with_m(name: str) -> None:
+    needed = {"imatrix": ["-o", "a-new-file"], "replay": ["RECORDING"]}.get(name, [])
+    done = llmrun(name, *needed, "a-model", "-m", "another")
+    assert done.stderr == b"error: model: given twice: as an argument and as --model\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("name", ["eval", "fit", "imatrix", "show"])
+def test_missing_models_get_an_example(name: str) -> None:
+    done = llmrun(name, *(["-o", "a-new-file"] if name == "imatrix" else []))
+    assert done.stderr.startswith(b"error: MODEL is missing\nhint: for example: llmrun " + name.encode())
+    assert done.returncode == 2
+
+
+def parsed_by_bench(*arguments: str) -> tuple[Any, Any]:
+    """Return the models and the number of tokens to generate."""
+    with load("bench").make_context("bench", list(arguments)) as context:
+        return context.params.get("given"), context.params["n_gen"]
+
+
+def test_a_group_can_take_models_and_flags_in_any_order() -> None:
+    assert parsed_by_bench("a.gguf", "-n", "5", "b") == (("a.gguf", "b"), "5")
+    assert parsed_by_bench("-n", "5", "a.gguf") == (("a.gguf",), "5")
+    assert parsed_by_bench("-n", "5") == (None, "5")
+    assert parsed_by_bench("-m", "history", "-n", "5") == (None, "5")
+
+
+def test_the_name_of_a_subcommand_is_no_model() -> None:
+    assert parsed_by_bench("history", "last") == (None, "128")
+    assert parsed_by_bench("-n", "5", "compare", "a", "b", "--fail-above", "5%") == (None, "5")
+    assert "Usage: llmrun bench history [OPTIONS]" in llmrun("bench", "history", "--help").stdout.decode()
+    assert "bench [OPTIONS] [MODEL]... COMMAND" in llmrun("bench", "--help").stdout.decode()
 
 
 def test_words_after_two_dashes_are_no_options() -> None:

@@ -9,8 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting.events import Answered, Began, Event, PreferenceSet, QuestionAsked, from_line, to_line
+from llmrun.cli.chatting.events import (
+    Answered,
+    Began,
+    Event,
+    PreferenceSet,
+    QuestionAsked,
+    from_line,
+    parse_value,
+    to_line,
+)
 from tests.support.cli.conversations import events
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("seed", "-1", -1), ("max_tokens", "-1", -1), ("top_k", "-1", 0), ("temperature", "-1", 0)],
+)
+def test_a_chat_takes_the_numbers_of_llama_cpp(name: str, text: str, value: float) -> None:
+    """A seed of -1 is kept, because it replaces the seed of config.toml by a random one."""
+    assert parse_value(name, text) == value
 
 
 @given(events())

@@ -76,6 +76,8 @@ def test_a_flag_that_was_given_is_not_offered_again() -> None:
         (["fit", "--kv-type", "q8_0:"], ["q8_0:f16", "q8_0:q4_0"]),
         (["generate", "-ngl", "a"], ["auto", "all"]),
         (["bench", "comp"], ["compare"]),
+        (["bench", "a.gguf", "comp"], []),
+        (["bench", "a.gguf", "--conc"], ["--concurrency"]),
         (["help", "bench", "comp"], ["compare"]),
         (["completion", "z"], ["zsh"]),
         (["generate", "--", "--se"], []),
@@ -88,18 +90,33 @@ def test_values_with_fixed_choices(words: list[str], expected: list[str]) -> Non
     assert words_for(*words) == expected
 
 
+MORE = (
+    *(["bench"], ["bench", "a.gguf"], ["bench", "-n", "5"], ["eval", "-m"], ["imatrix", "-m"], ["pull", "-m"]),
+    *(["show", "-m"], ["fit", "-m"], ["embed", "-m"], ["embed", "a text", "-m"], ["rerank", "-m"]),
+)
+
+
 def test_models_here_and_in_the_catalogue() -> None:
     found, _ = candidates(typer.main.get_command(app), ["chat", ""])
     assert dict(found)["hf:org/name:Q4_0"] == "on this machine"
     assert dict(found)["qwen3:4b"] == "to download"
-    for words in (["run"], ["generate", "-m"], ["pull"], ["pull", "qwen3:8b"], ["fit"], ["show"], ["bench", "-m"]):
+    for words in (
+        ["run"],
+        ["generate", "-m"],
+        ["pull"],
+        ["pull", "qwen3:8b"],
+        ["fit"],
+        ["show"],
+        ["bench", "-m"],
+        *MORE,
+    ):
         assert words_for(*words, "qwen3:4") == ["qwen3:4b", "qwen3:4b-instruct", "qwen3:4b-thinking"], words
     assert words_for("bench", "-m", "a.gguf,hf:") == ["a.gguf,hf:org/name:Q4_0"]
 
 
 def test_only_models_here_can_be_removed_or_verified() -> None:
-    for command in ("rm", "verify"):
-        assert words_for(command, "") == ["hf:org/name:Q4_0"]
+    for words in (["rm"], ["verify"], ["verify", "-m"], ["replay", "run.json", "-m"]):
+        assert words_for(*words, "") == ["hf:org/name:Q4_0"]
 
 
 def test_files_where_a_file_may_stand() -> None:
@@ -110,7 +127,10 @@ def test_files_where_a_file_may_stand() -> None:
     assert takes_files("rerank", "query", "")
     assert takes_files("bench", "compare", "before.json", "after")
     assert not takes_files("rm", "./mod")
+    assert takes_files("bench", "./mod")
     assert not takes_files("generate", "why")
+    assert not takes_files("embed", "a text")
+    assert not takes_files("rerank", "a query of th")
     assert not takes_files("show", "qwen3:4")  # names match
 
 
