@@ -206,12 +206,18 @@ def test_the_prompt_comes_from_arguments_a_file_or_a_pipe(own: Path) -> None:
     assert run(*generate, "-f", str(text), "-P", "language=$input")[0] == "You said: In $input: a text\n"
 
 
-def test_a_whole_prompt_does_not_wait_for_input(own: Path) -> None:
+def test_piped_text_follows_a_whole_prompt(own: Path) -> None:
+    own.write_text('[presets.joke]\nprompt = "Tell a joke."')
+    assert run("generate", "-m", "joke", stdin="about cats\n")[0] == "You said: Tell a joke.\n\nabout cats\n"
+    assert run("generate", "-m", "joke", stdin="")[0] == "You said: Tell a joke.\n"
+
+
+def test_a_whole_prompt_need_not_wait_for_input(own: Path) -> None:
     """Standard input may be a pipe that is never closed, as under a supervisor."""
     own.write_text('[presets.joke]\nprompt = "Tell a joke."')
     read, write = os.pipe()
     try:
-        line = f"exec {shlex.quote(sys.executable)} -m llmrun generate -q -m joke <&{read}"
+        line = f"exec {shlex.quote(sys.executable)} -m llmrun generate -q -m joke --no-stdin <&{read}"
         done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, pass_fds=(read,), check=False)
     finally:
         os.close(read)

@@ -135,8 +135,16 @@ class ModelGroup(CommandGroup):
         """Parse the arguments. Options may follow positional arguments, unless a subcommand comes first."""
         with suppress(TyperException):  # `super` raises the same error in our words
             _, rest, _ = self.make_parser(ctx).parse_args(list(args))  # stops before the first argument
-            ctx.allow_interspersed_args = not rest or rest[0] not in self.commands
+            ctx.allow_interspersed_args = not rest or not self._is_command(rest[0])
         return super().parse_args(ctx, args)
+
+    def _is_command(self, word: str) -> bool:
+        """Return whether a word is the name of a subcommand, or a misspelled one, so that it gets a suggestion."""
+        if word in self.commands or not word.isalpha():
+            return word in self.commands
+        from difflib import get_close_matches
+
+        return bool(get_close_matches(word, self.commands, cutoff=0.8))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters. Leave out positional arguments for a subcommand's context, and if one comes first."""

@@ -56,19 +56,19 @@ def test_missing_models_get_an_example(name: str) -> None:
 def parsed_by_bench(*arguments: str) -> tuple[Any, Any]:
     """Return the models and the number of tokens to generate."""
     with load("bench").make_context("bench", list(arguments)) as context:
-        return context.params.get("given"), context.params["n_gen"]
+        return list(context.params.get("given") or ()), context.params["n_gen"]
 
 
 def test_a_group_can_take_models_and_flags_in_any_order() -> None:
-    assert parsed_by_bench("a.gguf", "-n", "5", "b") == (("a.gguf", "b"), "5")
-    assert parsed_by_bench("-n", "5", "a.gguf") == (("a.gguf",), "5")
-    assert parsed_by_bench("-n", "5") == (None, "5")
-    assert parsed_by_bench("-m", "history", "-n", "5") == (None, "5")
+    assert parsed_by_bench("a.gguf", "-n", "5", "b") == (["a.gguf", "b"], "5")
+    assert parsed_by_bench("-n", "5", "a.gguf") == (["a.gguf"], "5")
+    assert parsed_by_bench("-n", "5") == ([], "5")
+    assert parsed_by_bench("-m", "history", "-n", "5") == ([], "5")
 
 
 def test_the_name_of_a_subcommand_is_no_model() -> None:
-    assert parsed_by_bench("history", "last") == (None, "128")
-    assert parsed_by_bench("-n", "5", "compare", "a", "b", "--fail-above", "5%") == (None, "5")
+    assert parsed_by_bench("history", "last") == ([], "128")
+    assert parsed_by_bench("-n", "5", "compare", "a", "b", "--fail-above", "5%") == ([], "5")
     assert "Usage: llmrun bench history [OPTIONS]" in llmrun("bench", "history", "--help").stdout.decode()
     assert "bench [OPTIONS] [MODEL]... COMMAND" in llmrun("bench", "--help").stdout.decode()
 
