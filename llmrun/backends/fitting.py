@@ -17,7 +17,9 @@ from llmrun.backends.base import TRAINED_CONTEXT, OpenOptions
 from llmrun.backends.cpu.lowering import StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.registry import needs_of
 from llmrun.backends.cpu.weights import PackedLayout
+from llmrun.backends.experience import PREDICTED, RUNS, Experience
 from llmrun.backends.registry import BACKENDS, Gpus
+from llmrun.backends.run_speeds import run_key
 from llmrun.backends.sizing import KVBytes
 from llmrun.base.errors import UnsupportedModel
 from llmrun.base.machine.cpu_count import default_threads
@@ -101,12 +103,14 @@ class Resources:
     gpus     the usable GPUs, each with its `description` and its `free` and `total` bytes
     threads  number of CPU threads
     speeds   measured speeds of the machine, or None if no forecast is wanted
+    seen     the speeds of real runs, which replace and correct forecasts, or None to ignore them
     """
 
     memory: int | None
     gpus: Sequence[dict[str, Any]] = ()
     threads: int = field(default_factory=default_threads)
     speeds: Speeds | None = None
+    seen: Experience | None = None
 
     @classmethod
     def of_this_machine(
@@ -122,7 +126,8 @@ class Resources:
         found = next(filter(None, seen), [])
         if Gpus(tuple(gpu["description"] for gpu in found)).are_software:
             found = []  # "auto" does not use software devices
-        return cls(free_memory(), found, threads or default_threads(), speeds)
+        threads = threads or default_threads()
+        return cls(free_memory(), found, threads, speeds, None if speeds is None else Experience(threads, speeds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,9 @@ class Fit:
     generates        True if the model generates text, or False for encoders
     memory           free memory in bytes, or None if the system does not report it
     gpu_layers       how many of the `layers` are on GPUs; both numbers include the output layer
-    forecast         expected speed, or None if the backend has no forecast or a weight type was not measured
+    forecast         expected speed, or None if the backend has no forecast and the model has not run yet
+    origin           the origin of the forecast's decode speed (experience.py), or "" without a forecast
+    disturbance      what disturbed the measurement of this machine, on which the forecast is based, or ""
     """
 
     architecture: str
@@ -153,6 +160,8 @@ class Fit:
     layers: int = 0
     forecast: Forecast | None = None
     generates: bool = True
+    origin: str = ""
+    disturbance: str = ""
 
     @property
     def needed(self) -> int:
@@ -204,6 +213,12 @@ def fit_of(
         backend, footprint = _on_cpu(file, options)
         if resources.speeds is not None:
             forecast = backend.kind().forecast(file, options, resources.speeds, prompt)
+    origin = PREDICTED if forecast is not None else ""
+    if resources.seen is not None:
+        on_gpu = f"{gpu_layers}/{layers}" if gpu_layers else ""
+        key = run_key(file.path, file.file_bytes, backend.name, on_gpu, resources.threads)
+        forecast, origin = resources.seen.adjusted(key, forecast, prompt)
+    is_measured_here = resources.speeds is not None and origin not in ("", RUNS)
     return Fit(
         architecture=architecture,
         file_type=common_type(file),
@@ -219,6 +234,8 @@ def fit_of(
         layers=layers,
         forecast=forecast,
         generates=not is_encoder(file),
+        origin=origin,
+        disturbance=resources.speeds.disturbance if resources.speeds is not None and is_measured_here else "",
     )
 
 

@@ -166,6 +166,48 @@ def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:
             yield "end of turn", " ".join(entry.end_of_turn)
 
 
+def show_entry(entry: CatalogEntry, name: str) -> None:
+    """Print what the catalogue knows about a model, whose header is not available."""
+    sizes = {quant: entry.size_of(quant) for quant in entry.quants}
+    about = {quant: "" if entry.quants[quant].size is not None else "~" for quant in entry.quants}
+    fields = [("name", name)]
+    if entry.parameters:
+        fields.append(("parameters", f"{entry.parameters:,}"))
+    if entry.context:
+        fields.append(("context", f"{entry.context:,} tokens"))
+    show_section("", [*fields, *_catalogue(entry)])
+    if entry.sampling:
+        show_section("Sampling", [(key, value_text(value)) for key, value in entry.sampling.items()])
+    show_section(
+        "Sizes",
+        [(quant, about[quant] + format_bytes(size)) for quant, size in sizes.items() if size] or [("", "unknown")],
+    )
+
+
+def entry_as_json(entry: CatalogEntry, name: str) -> dict[str, Any]:
+    """Return what the catalogue knows about a model as a JSON object, with None for what only the header says."""
+    return {
+        "name": name,
+        "path": None,
+        "bytes": None,
+        "architecture": None,
+        "parameters": entry.parameters,
+        "context": entry.context,
+        "sampling": dict(entry.sampling),
+        "quantizations": {
+            quant: {"bytes": entry.size_of(quant), "exact": known.size is not None}
+            for quant, known in entry.quants.items()
+        },
+        "catalogue": _entry_as_json(entry),
+    }
+
+
+def _entry_as_json(entry: CatalogEntry | None) -> dict[str, str] | None:
+    if entry is None:
+        return None
+    return {"name": entry.name, "description": entry.description, "license": entry.license}
+
+
 def _tokenizer(file: GGUFFile) -> Fields:
     tokens = file.metadata.get(_TOKENS)
     words = [("kind", " ".join(filter(None, (_text(file, "tokenizer.ggml.model"), _text(file, "tokenizer.ggml.pre")))))]
@@ -240,7 +282,7 @@ def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, 
         "templates": {
             key: {"characters": len(text), "sha256": _digest(text)} for key, text in _templates(file).items()
         },
-        "catalogue": entry and {"name": entry.name, "description": entry.description, "license": entry.license},
+        "catalogue": _entry_as_json(entry),
         "fills": file.has(_TOKENS) and fill_tokens_of(file) is not None,
         **metadata_as_json(file),
     }

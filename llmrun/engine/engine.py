@@ -17,7 +17,7 @@ from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import ModelThinking, PromptReader
-from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
+from llmrun.engine.requests import Event, Failed, Finished, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling.admission import Admission
 from llmrun.engine.scheduling.scheduler import Scheduler, Speculation, Work, batch_of, begun_by, take_results
@@ -27,11 +27,16 @@ from llmrun.engine.tool_calls.prompting import ModelTools
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
-    from llmrun.base.types import ModelInfo, Outputs
+    from llmrun.base.types import ModelInfo, Outputs, Timings
     from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.engine.embedding import Embedder
     from llmrun.engine.saved_state.budget import SavedPrefixes
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
+
+
+# The least tokens from which speeds are recorded for `llmrun fit`.
+_LEAST_GENERATED = 24
+_LEAST_PREFILLED = MOST_ROWS
 
 
 class Engine:
@@ -103,6 +108,7 @@ class Engine:
         self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
+        self._best_decode = self._best_prefill = 0.0  # tokens per second of one request
         self._prompts = PromptReader(
             backend,
             templates or TemplateProcess(),
@@ -319,6 +325,9 @@ class Engine:
             self._speculation.observe_hidden(work, outputs.hidden)
             for part, new_events, drawn in take_results(self._sampler, work, outputs.logits):
                 events += new_events
+                for event in new_events:
+                    if isinstance(event, Finished):
+                        self._observe_speed(event.timings)
                 requests.charge(part.answer, len(drawn))
                 if part.is_last:
                     self._speculation.observe_draft(part, drawn)
@@ -415,6 +424,25 @@ class Engine:
         self._prompts.close()
         self._speculation.close()
         self._backend.close()
+        self._keep_speed()
+
+    def _observe_speed(self, timings: Timings) -> None:
+        if timings.generated_tokens > _LEAST_GENERATED and not timings.accepted_tokens and not timings.forced_tokens:
+            self._best_decode = max(self._best_decode, timings.decode_per_second)
+        if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED:
+            self._best_prefill = max(self._best_prefill, timings.prompt_per_second)
+
+    def _keep_speed(self) -> None:
+        """Record the best speeds of this run for `llmrun fit`."""
+        decode, prefill, self._best_decode, self._best_prefill = self._best_decode, self._best_prefill, 0.0, 0.0
+        if not decode and not prefill:
+            return
+        from llmrun.backends.registry import is_stand_in
+
+        if not is_stand_in(self.info.backend):
+            from llmrun.backends.run_speeds import keep_run
+
+            keep_run(self.info, decode, prefill)
 
     def __enter__(self) -> Engine:
         return self

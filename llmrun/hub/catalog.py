@@ -91,6 +91,8 @@ class CatalogEntry:
     end_of_turn  text of the tokens that end an answer; () if only the GGUF file defines them
     thinking     the tags around the model's thinking; () if the model does not think; None if unknown
     seen         where and when the metadata of the files was looked up
+    active       the number of weights that each token uses, in mixtures of experts; None for all of them
+    recommended  True for the general models from which `llmrun fit` chooses those that suit a machine
     """
 
     name: str
@@ -105,16 +107,27 @@ class CatalogEntry:
     thinking: tuple[str, str] | tuple[()] | None = None
     aliases: tuple[str, ...] = ()
     seen: str = ""
+    active: int | None = None
+    recommended: bool = False
 
     @property
     def family(self) -> str:
         return self.name.partition(":")[0]
 
     @property
+    def weights(self) -> float | None:
+        """The number of weights, exact or as stated in the name, or None."""
+        return self.parameters or weights_in(self.name)
+
+    @property
     def estimated_size(self) -> int | None:
         """The size in bytes of the default quantization, as stated or implied by the catalogue, or None."""
-        usual, weights = self.quants[self.default], self.parameters or weights_in(self.name)
-        return usual.estimated_size or (round(weights * bits_in_file(usual.name) / 8) if weights else None)
+        return self.size_of(self.default)
+
+    def size_of(self, quant: str) -> int | None:
+        """Return the size of a quantization in bytes, as stated or implied by the catalogue, or None."""
+        known, weights = self.quants[quant].estimated_size, self.weights
+        return known or (round(weights * bits_in_file(quant) / 8) if weights else None)
 
     def name_with(self, quant: str) -> str:
         """Return the full name of a quantization: "qwen3:4b" for the default, or "qwen3:4b-q8_0"."""
@@ -289,6 +302,10 @@ def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) 
         raise keys.refusal("license", "missing")
     if "parameters" in keys.left:
         facts["parameters"] = keys.count("parameters")
+    if "active" in keys.left:
+        facts["active"] = keys.count("active")
+    if "recommended" in keys.left:
+        facts["recommended"] = keys.take("recommended", bool, "true or false")
     if "seen" in keys.left:
         facts["seen"] = keys.line("seen")
     repository = keys.repository() if "repository" in keys.left else None

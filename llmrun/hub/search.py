@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from llmrun.base.errors import ModelNotFound
 from llmrun.hub.catalog import CatalogEntry, load_catalog
-from llmrun.hub.names import size_in, weights_in
-from llmrun.hub.resolve.memory_check import estimated_need
-from llmrun.hub.upkeep import inventory
+from llmrun.hub.estimates import copies, estimated
+from llmrun.hub.names import size_in
 
 YES, TIGHT, NO = "yes", "tight", "no"
 
@@ -24,7 +23,7 @@ class FoundModel:
     size      the download size in bytes; None if the number of weights is unknown
     is_exact  whether `size` is the exact file size; if not, it is rounded or computed from the number of weights
     needed    a generous estimate of the memory in bytes needed for 4,096 tokens of context; None if `size` is None
-    here      the quantizations that are on this machine
+    here      the quantizations that are on this machine, including those of Ollama and LM Studio
     """
 
     entry: CatalogEntry
@@ -62,18 +61,17 @@ def find_models(words: Sequence[str]) -> list[FoundModel]:
     found = [page.entry for page in pages if all(page.has(word) for word in wanted)]
     if not found:
         raise _nothing_found(wanted, pages)
-    here = {model.name.lower() for model in inventory.models()}
+    here = copies(catalog)
     return [_described(entry, here) for entry in sorted(found, key=_place)]
 
 
 def _described(entry: CatalogEntry, here: Collection[str]) -> FoundModel:
-    size = entry.estimated_size
-    weights = entry.parameters or weights_in(entry.name)
+    found = estimated(entry, entry.default)
     return FoundModel(
         entry,
-        size,
-        entry.quants[entry.default].size is not None,
-        estimated_need(size, weights) if size is not None else None,
+        found.size if found else None,
+        found.is_exact if found else False,
+        found.needed if found else None,
         tuple(quant for quant in entry.quants if entry.name_with(quant).lower() in here),
     )
 

@@ -22,7 +22,7 @@ def default_threads(root: Path = Path("/")) -> int:
 
     root  the directory that contains Linux's system files
     """
-    allowed = _allowed()
+    allowed = allowed_processors()
     fast = _cores_of(_fast(allowed, root), root)
     cores = fast if len(fast) >= _ENOUGH_FAST else _cores_of(allowed, root)
     return max(1, min(len(cores), _container_limit(root)))
@@ -33,10 +33,10 @@ def most_threads(root: Path = Path("/")) -> int:
 
     Additional threads would make all threads wait for each other at every op of a step.
     """
-    return max(1, min(len(_allowed()), _container_limit(root)))
+    return max(1, min(len(allowed_processors()), _container_limit(root)))
 
 
-def _allowed() -> Collection[int]:
+def allowed_processors() -> Collection[int]:
     """Return the logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         with contextlib.suppress(OSError):  # a sandbox may forbid this call

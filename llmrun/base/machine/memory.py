@@ -54,6 +54,19 @@ def processor_quota(root: Path = Path("/")) -> float | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
+def throttled_seconds(root: Path = Path("/")) -> float | None:
+    """Return how long the CPU limits of control groups have stopped this process's group so far, or None if unknown."""
+    texts = [(text_of(group / "cpu.stat") or "") for kind in ("", "cpu") for group in _groups(kind, root)]
+    counts = [dict(line.partition(" ")[::2] for line in text.splitlines()) for text in texts]
+    found = [
+        int(value) / scale
+        for count in counts
+        for name, scale in (("throttled_usec", 1e6), ("throttled_time", 1e9))
+        if (value := count.get(name, "")).isdecimal()
+    ]
+    return max(found, default=None)
+
+
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     """Return the groups of this process whose memory is limited."""
     found = []

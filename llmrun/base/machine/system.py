@@ -13,6 +13,7 @@ import psutil
 from llmrun import __version__
 from llmrun.base.machine.cpu_count import default_threads
 from llmrun.base.machine.gpus import nvidia_cards
+from llmrun.base.machine.load import stolen_time
 from llmrun.base.machine.memory import free_memory, memory_facts, processor_quota, whole_memory
 from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
 
@@ -34,7 +35,7 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
         "threads": default_threads(root),
         **frequency_facts(root),
         "load_average": _query_or_none(lambda: [round(load, 2) for load in psutil.getloadavg()]),
-        **_stolen_time(),
+        **stolen_time(),
         "memory_bytes": _or_asked(whole_memory(root), "total"),
         "memory_free": _or_asked(free_memory(root=root), "available"),
         **memory_facts(root),
@@ -49,21 +50,14 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
+def available_memory() -> int | None:
+    """Return the free memory in bytes, also on systems other than Linux, or None if unknown."""
+    return _or_asked(free_memory(), "available")
+
+
 def _or_asked(known: int | None, field: str) -> int | None:
     """Return `known`, or psutil's value if `known` is None, as on systems other than Linux."""
     return known if known is not None else _query_or_none(lambda: getattr(psutil.virtual_memory(), field))
-
-
-def _stolen_time() -> dict[str, float | None]:
-    """Return the steal time of all logical processors since boot.
-
-    Steal time is the time in which the host ran other virtual machines instead of this one.
-    """
-    times = _query_or_none(psutil.cpu_times)
-    if times is None or not hasattr(times, "steal"):
-        return {"stolen_seconds": None, "processor_seconds": None}
-    counted = sum(times) - times.guest - times.guest_nice  # user time already includes guest time
-    return {"stolen_seconds": times.steal, "processor_seconds": round(counted, 2)}
 
 
 def _power() -> dict[str, Any]:

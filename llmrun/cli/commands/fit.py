@@ -1,11 +1,14 @@
 """Check whether models fit this machine and how fast they run.
 
-For models not yet downloaded, only the header is fetched. If a name does not specify a quantization, all quantizations
-are listed, with the best choice marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted
-from a measurement of this machine, which is made only once and takes a few seconds. Encoders generate no text, so their
-speed is the speed of reading text.
+Without a name, the command recommends up to three models of the catalogue for this machine: a fast one, a balanced one
+and the best one. For models not yet downloaded, only the header is fetched. Offline, memory and speed are estimated
+from the catalogue. If a name does not specify a quantization, all quantizations are listed, with the best choice
+marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted from a measurement of this
+machine, which is made only once and takes a few seconds, until real runs have shown the true speed. Encoders generate
+no text, so their speed is the speed of reading text.
 
 Examples:
+    llmrun fit
     llmrun fit qwen3:8b
     llmrun fit hf:org/repo -c 32768 --kv-type q8_0
 """
@@ -13,7 +16,8 @@ Examples:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.reader import GGUFFile
-    from llmrun.hub.catalog import Wanted
+    from llmrun.hub.catalog import CatalogEntry, Wanted
     from llmrun.hub.names import Artifact
     from llmrun.options.settings import Settings
 
@@ -47,7 +51,7 @@ def command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL...",
+            metavar="[MODEL]...",
             help="Model names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
             autocompletion=options.models,
         ),
@@ -58,8 +62,11 @@ def command(
         typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens; 0: as trained.  [default: 4096]"),
     ] = None,
     prompt: Annotated[
-        int, typer.Option("-p", "--prompt", metavar="N", help="Prompt length in tokens for estimating TTFT.", min=1)
-    ] = 512,
+        int | None,
+        typer.Option(
+            "-p", "--prompt", metavar="N", help="Prompt length in tokens for estimating TTFT.  [default: 512]", min=1
+        ),
+    ] = None,
     kv_type: options.KVType = None,
     threads: options.Threads = None,
     rpc: options.Rpc = None,
@@ -70,11 +77,12 @@ def command(
     quiet: options.Quiet = False,
 ) -> int:
     models = list(all_models(models, same))
-    if not models:
-        raise UsageError("MODEL is missing", hint="for example: llmrun fit qwen3:8b")
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
     given |= {"rpc": rpc, "rpc_anyway": rpc_anyway}
     settings = apply_settings(given)
+    if not models:
+        _check_no_model({"--ctx-size": ctx_size, "--prompt": prompt, "--kv-type": kv_type})
+        return _recommend(_FitFlags(settings, None, remeasure), json_output)
     asked = _FitFlags(settings, prompt, remeasure)
     shown, exit_code = [], 0
     for name in models:
@@ -88,23 +96,54 @@ def command(
             shown.append({"name": name, "error": message.sentence})
             exit_code = exit_code or message.exit_code
     if json_output:
-        here = asked.resources
-        machine = {"memory_free": here.memory, "gpus": list(here.gpus), "threads": here.threads}
-        out.json({"machine": machine, "models": shown})
+        out.json({"machine": _machine_as_json(asked), "models": shown})
     fitting = (any(row["fits"] for row in model.get("quantizations", [{"fits": True}])) for model in shown)
     return exit_code or (0 if all(fitting) else DoesNotFit.exit_code)
+
+
+def _check_no_model(flags: Mapping[str, object]) -> None:
+    """Raise UsageError for flags that concern the models that the user names."""
+    for flag, value in flags.items():
+        if value is not None:
+            raise UsageError(f"{flag}: needs the name of a model", hint="llmrun fit NAME")
+
+
+def _recommend(asked: _FitFlags, as_json: bool) -> int:
+    """Show the models that suit this machine, and return the exit code."""
+    from llmrun.base.machine.system import available_memory
+    from llmrun.cli.recommendation_output import (
+        ESTIMATES,
+        recommendations,
+        recommendations_as_json,
+        show_recommendations,
+    )
+
+    if asked.resources.memory is None:
+        asked.resources = replace(asked.resources, memory=available_memory())
+    found = recommendations(asked.resources)
+    if not found:
+        free = format_bytes(asked.resources.memory or 0)
+        raise DoesNotFit(f"no model of the catalogue fits the {free} of free memory", hint="close other programs")
+    if as_json:
+        shown = recommendations_as_json(found, asked.resources)
+        out.json({"machine": _machine_as_json(asked), "recommended": shown})
+        return 0
+    out.lines([_here(asked)], dim=True)
+    show_recommendations(found, asked.resources)
+    out.fields([ESTIMATES, "llmrun fit NAME", "llmrun search"])
+    return 0
 
 
 class _FitFlags:
     """The options that apply to every model. The machine's speed is measured on first use."""
 
-    def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
+    def __init__(self, settings: Settings, prompt: int | None, remeasure: bool) -> None:
         from llmrun.backends.base import OpenOptions
         from llmrun.backends.cpu.speeds.machine import Speeds
-        from llmrun.backends.fitting import Resources
+        from llmrun.backends.fitting import DEFAULT_PROMPT, Resources
         from llmrun.base.machine.cpu_count import default_threads
 
-        self.settings, self.prompt = settings, prompt
+        self.settings, self.prompt = settings, prompt or DEFAULT_PROMPT
         threads = settings.threads or default_threads()
         self.speeds = Speeds.of_this_machine(threads, afresh=remeasure)
         options = OpenOptions(rpc=settings.rpc_servers, rpc_anyway=settings.rpc_anyway)
@@ -116,6 +155,19 @@ class _FitFlags:
         context, kv_type = self.settings.ctx_size, self.settings.kv_type
         return fit_of(file, self.resources, context=context, kv_type=kv_type, prompt=self.prompt)
 
+    def estimate_of(self, quant: _CatalogQuant) -> Fit | None:
+        from llmrun.hub.recommendation import as_fit, from_catalogue
+
+        found = from_catalogue(quant.entry, quant.quantization, self.resources)
+        return as_fit(found, self.resources) if found is not None else None
+
+
+class _CatalogQuant(NamedTuple):
+    """A quantization whose header is not available, so that its Fit is estimated from the catalogue."""
+
+    entry: CatalogEntry
+    quantization: str
+
 
 class _Named(NamedTuple):
     """A quantization, with its display name and Fit."""
@@ -123,6 +175,7 @@ class _Named(NamedTuple):
     name: str
     quantization: str
     fit: Fit
+    is_estimate: bool = False
 
 
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
@@ -133,6 +186,10 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     named: list[_Named] = []
     for called, file_name, file in _headers(name, asked.settings):
         out.progress(f"{called}: measuring this machine (once)")
+        if isinstance(file, _CatalogQuant):
+            if (guess := asked.estimate_of(file)) is not None:
+                named.append(_Named(called, file.quantization, guess, is_estimate=True))
+            continue
         with file:
             one = asked.fit_of(file)
         named.append(_Named(called, quantization_of(file_name) or one.file_type, one))
@@ -145,12 +202,12 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     return {"name": name, "quantizations": [_as_json(row, best == number) for number, row in enumerate(named)]}
 
 
-def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
+def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile | _CatalogQuant]]:
     """Yield the display name, file name and header of each quantization that `name` refers to.
 
     `name` may be a file, a local model or a name that covers several quantizations. No request is made for local
-    models. If one of several headers cannot be read, a note is printed. This function may raise any LlmrunError from
-    the hub or the reader.
+    models. Offline, catalogue models that are not local have no header. If one of several headers cannot be read, a
+    note is printed. This function may raise any LlmrunError from the hub or the reader.
     """
     from llmrun.cli.console.progress import HubReporter
     from llmrun.formats.gguf.metadata import check_is_model
@@ -168,18 +225,42 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     if held and (not leaves_open(meant) or _are_all(held, meant)):
         yield from _held(held)
         return
-    if held and is_offline(settings.offline):
-        out.note(f"{meant.name}: offline: showing local models only")
+    estimated = _estimated(meant, {one for one, _ in held})
+    if (held or estimated) and is_offline(settings.offline):
+        out.note(f"{meant.name}: offline: {_instead(held, estimated)}")
         yield from _held(held)
+        yield from estimated
         return
     refuse_if_offline(meant, settings.offline)
     try:
         yield from _offered(meant, dict(held), HubReporter())
     except NetworkError as error:
-        if not held:
-            raise type(error)(_naming(meant, error), hint=_hint(meant, error)) from error
-        out.note(f"{_naming(meant, error)}; showing local models only")
+        if not held and not estimated:
+            raise type(error)(_naming(meant, error), hint=error.hint or _NO_NETWORK) from error
+        out.note(f"{_naming(meant, error)}; {_instead(held, estimated)}")
         yield from _held(held)
+        yield from estimated
+
+
+def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, str, _CatalogQuant]]:
+    """Return the quantizations of a catalogue model that are not local and whose size is known."""
+    from llmrun.hub.resolve.offers import leaves_open
+
+    entry = meant.entry
+    if entry is None:
+        return []
+    names = {entry.name_with(quant): quant for quant in entry.quants if entry.size_of(quant) is not None}
+    return [
+        (name, "", _CatalogQuant(entry, quant))
+        for name, quant in names.items()
+        if name not in held and (name == meant.name or leaves_open(meant))
+    ]
+
+
+def _instead(held: Collection[object], estimated: Collection[object]) -> str:
+    if not estimated:
+        return "showing local models only"
+    return "estimated from the catalogue (~)" + (", except for local models" if held else "")
 
 
 def _are_all(held: Sequence[tuple[str, Path]], meant: Wanted) -> bool:
@@ -196,14 +277,6 @@ def _naming(meant: Wanted, error: LlmrunError) -> str:
     if meant.name in str(error):
         return str(error)
     return f"{meant.name}: {'the Hub does not answer: ' if isinstance(error, Unreachable) else ''}{error}"
-
-
-def _hint(meant: Wanted, error: LlmrunError) -> str:
-    """Return the error's hint. For catalogue models with a known size, add the command that prints an estimate."""
-    hint, entry = error.hint or _NO_NETWORK, meant.entry
-    if entry is None or entry.estimated_size is None:
-        return hint
-    return f"{hint}; `llmrun search {entry.name}` estimates from the catalogue whether the model fits"
 
 
 def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile]]:
@@ -256,11 +329,14 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
 
 def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> None:
     from llmrun.cli.console.output import narrowed
+    from llmrun.cli.recommendation_output import disturbance_words
 
-    heading = _heading(asked, named[0].fit)
+    heading = _heading(asked, next((row.fit for row in named if not row.is_estimate), named[0].fit))
+    if disturbance := next((row.fit.disturbance for row in named if row.fit.disturbance), ""):
+        heading.append(f"      {disturbance_words(disturbance)}")
     out.lines([row for line in heading for row in hanging(line, room(sys.stdout))], dim=True)
     rows = [_cells(row, best == number and len(named) > 1) for number, row in enumerate(named)]
-    heads = [head for head in rows[0] if head != "ON GPU" or any(row.fit.layers for row in named)]
+    heads = [head for head in rows[0] if not head.strip() or any(row[head] for row in rows)]
     lines = narrowed(heads, [[row[head] for head in heads] for row in rows], _NUMBERS, _DROPPABLE)
     out.lines(lines[:1], dim=True)
     out.lines(lines[1:])
@@ -270,23 +346,31 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
     """Return the cells by column heading. The first and the last column have empty headings."""
     one, speed = row.fit, row.fit.forecast
     per_second = (speed.decode_per_second or speed.prefill_per_second) if speed else None
+    about = "~" if row.is_estimate else ""
+    doubt = "?" if one.disturbance else ""
+    parts = {
+        "WEIGHTS": format_bytes(one.footprint.weights),
+        "KV" if one.generates else "TEXT": format_bytes(one.footprint.cache.of(one.context)),
+        "SCRATCH": format_bytes(one.footprint.scratch + one.footprint.vocabulary),
+        "ON GPU": f"{one.gpu_layers} of {one.layers}" if one.layers else "",
+    }
     return {
         "": "*" if is_best else "",
         "MODEL": row.name,
         "QUANT": row.quantization,
-        "FILE": format_bytes(one.file_bytes),
-        "MEMORY": format_bytes(one.needed),
-        "WEIGHTS": format_bytes(one.footprint.weights),
-        "KV" if one.generates else "TEXT": format_bytes(one.footprint.cache.of(one.context)),
-        "SCRATCH": format_bytes(one.footprint.scratch + one.footprint.vocabulary),
-        "ON GPU": f"{one.gpu_layers} of {one.layers}",
-        "TTFT" if one.generates else "PER TEXT": f"{speed.ttft_s:.2f} s" if speed else "",
-        "TOK/S": f"{per_second:.0f}" if per_second else "",
+        "FILE": f"{about}{format_bytes(one.file_bytes)}",
+        "MEMORY": f"{about}{format_bytes(one.needed)}",
+        **(dict.fromkeys(parts, "") if row.is_estimate else parts),
+        "TTFT" if one.generates else "PER TEXT": (
+            f"{speed.ttft_s:.2f} s{doubt}" if speed and speed.ttft_s is not None else ""
+        ),
+        "TOK/S": f"{about}{per_second:.0f}{doubt}" if per_second else "",
         " ": _verdict(one, is_best),
     }
 
 
 def _verdict(one: Fit, is_best: bool) -> str:
+    from llmrun.backends.experience import CORRECTED, RUNS
     from llmrun.backends.fitting import FLUENT
     from llmrun.backends.registry import backend_named
 
@@ -298,19 +382,18 @@ def _verdict(one: Fit, is_best: bool) -> str:
         words = "fits the GPU" if one.gpu_layers == one.layers else "fits, partly on the GPU"
     elif (entry := backend_named(one.backend)) is not None and entry.program:
         words = f"fits, {entry.program} runs it"
-    if one.forecast is not None and (one.forecast.decode_per_second or FLUENT) < FLUENT:
+    if one.forecast is not None and not one.disturbance and (one.forecast.decode_per_second or FLUENT) < FLUENT:
         words += ", slow"
+    if one.origin in (RUNS, CORRECTED):
+        words += ", speed from your runs" if one.origin == RUNS else ", speed corrected by your runs"
     return f"{words}: the best choice" if is_best else words
 
 
 def _heading(asked: _FitFlags, one: Fit) -> list[str]:
     """Return the lines above the table, which show this machine's resources and the assumptions for the estimates."""
-    found = asked.resources
-    memory = f"{format_bytes(found.memory)} of memory free" if found.memory is not None else "free memory unknown"
-    gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]
     what, cache = ("prompt", f", a KV cache of {asked.settings.kv_type}") if one.generates else ("text", "")
     lines = [
-        "here  " + ", ".join([memory, *gpus, counted(found.threads, "thread")]),
+        _here(asked),
         f"for   {one.context:,} tokens of context (-c), a {what} of {asked.prompt:,} (-p){cache}",
     ]
     if one.trained_context and one.context > one.trained_context:
@@ -318,11 +401,31 @@ def _heading(asked: _FitFlags, one: Fit) -> list[str]:
     return lines
 
 
+def _here(asked: _FitFlags) -> str:
+    """Return the line that shows this machine's resources."""
+    found = asked.resources
+    memory = f"{format_bytes(found.memory)} of memory free" if found.memory is not None else "free memory unknown"
+    gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]
+    return "here  " + ", ".join([memory, *gpus, counted(found.threads, "thread")])
+
+
 # --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _machine_as_json(asked: _FitFlags) -> dict[str, Any]:
+    here = asked.resources
+    return {"memory_free": here.memory, "gpus": list(here.gpus), "threads": here.threads}
 
 
 def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
     one, speed = row.fit, row.fit.forecast
+    parts = {
+        "memory_of_weights": one.footprint.weights,
+        "memory_mapped": one.footprint.mapped,
+        "memory_of_kv_cache": one.footprint.cache.of(one.context),
+        "memory_of_scratch": one.footprint.scratch + one.footprint.vocabulary,
+        "peak_memory": one.footprint.total(one.context),
+    }
     return {
         "name": row.name,
         "architecture": one.architecture,
@@ -333,11 +436,7 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "context_size": one.context,
         "trained_context": one.trained_context,
         "memory_needed": one.needed,
-        "memory_of_weights": one.footprint.weights,
-        "memory_mapped": one.footprint.mapped,
-        "memory_of_kv_cache": one.footprint.cache.of(one.context),
-        "memory_of_scratch": one.footprint.scratch + one.footprint.vocabulary,
-        "peak_memory": one.footprint.total(one.context),
+        **(dict.fromkeys(parts) if row.is_estimate else parts),
         "gpu_layers": one.gpu_layers,
         "layers": one.layers,
         "fits": one.fits,
@@ -346,4 +445,7 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "ttft_s": speed.ttft_s if speed else None,
         "prefill_per_second": speed.prefill_per_second if speed else None,
         "decode_per_second": speed.decode_per_second if speed else None,
+        "speed_from": one.origin or None,
+        "disturbance": one.disturbance or None,
+        "estimated": row.is_estimate,
     }

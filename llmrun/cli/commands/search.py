@@ -2,8 +2,8 @@
 
 If you give words, only models with all the words in their name, description or licence are listed. Sizes are for the
 default quantization; `llmrun fit NAME` shows all quantizations. FITS compares the estimated memory need with the
-memory that is free now. The search works offline. With --hub, the command searches the Hugging Face Hub for GGUF models
-instead.
+memory that is free now. The search works offline. On a terminal, the full list ends with the models that suit this
+machine, like `llmrun fit`. With --hub, the command searches the Hugging Face Hub for GGUF models instead.
 
 Examples:
     llmrun search
@@ -13,6 +13,7 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ from llmrun.base.amounts import counted, format_bytes, format_tokens, format_wei
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
 
 if TYPE_CHECKING:
     from llmrun.hub.remote.huggingface import HubModel
@@ -81,6 +83,28 @@ def _search_catalogue(words: Sequence[str], limit: int | None, *, as_json: bool)
     if memory is not None:
         facts.append(f"{format_bytes(memory)} of memory free")
     out.fields([*facts, "llmrun pull NAME", "llmrun fit NAME"])
+    if not words and not out.quiet and is_terminal(sys.stdout):
+        _recommend()
+
+
+def _recommend() -> None:
+    """Print the models that suit this machine."""
+    from llmrun.backends.cpu.speeds.machine import Speeds
+    from llmrun.backends.fitting import Resources
+    from llmrun.base.errors import LlmrunError
+    from llmrun.base.machine.cpu_count import default_threads
+    from llmrun.cli.recommendation_output import recommendations, show_recommendations
+
+    threads = default_threads()
+    resources = Resources.of_this_machine(threads=threads, speeds=Speeds.of_this_machine(threads))
+    try:
+        found = recommendations(resources)
+    except LlmrunError as error:  # the speed of this machine cannot be measured, but the search has succeeded
+        out.note(f"no models recommended: {error}")
+        return
+    if found:
+        out.lines(["", "For this machine (llmrun fit)"], dim=True)
+        show_recommendations(found, resources)
 
 
 def _row(model: FoundModel, memory: int | None) -> tuple[str, ...]:

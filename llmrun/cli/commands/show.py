@@ -1,8 +1,8 @@
 """Show a model's metadata without running it.
 
 The output covers the architecture, tensors, tokenizer, sampling, chat template and licence in the model file, and the
-model's entry in the catalogue. For models not yet downloaded, only the header is fetched. For presets, the settings are
-printed first.
+model's entry in the catalogue. For models not yet downloaded, only the header is fetched; offline, only the catalogue's
+entry is shown. For presets, the settings are printed first.
 
 Examples:
     llmrun show qwen3:4b
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.base.errors import ModelNotFound, UsageError
+from llmrun.base.errors import ModelNotFound, NetworkError, UsageError
 from llmrun.cli import preset_output
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings, required_model
@@ -63,7 +63,12 @@ def command(
             if json_output:
                 out.json({"preset": preset_output.preset_as_json(preset)})
             return 0
-    file, entry, called = _opened(name, offline=settings.offline)
+    try:
+        file, entry, called = _opened(name, offline=settings.offline)
+    except NetworkError as error:
+        if parts or not _show_entry(name, error, preset, as_json=json_output):
+            raise
+        return 0
     with file:
         _show(file, called, entry, parts[0] if parts else "", preset, as_json=json_output)
     return 0
@@ -86,6 +91,24 @@ def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None,
     except ModelNotFound:
         return _fetched_header(meant, offline), meant.entry, meant.name
     return open_gguf(model.path), meant.entry, model.name
+
+
+def _show_entry(name: str, error: NetworkError, preset: Preset | None, *, as_json: bool) -> bool:
+    """Show what the catalogue knows about a model whose header cannot be fetched. Return False if it knows nothing."""
+    from llmrun.cli import show_output
+    from llmrun.hub.resolve.model_file import LocalPath, understand
+
+    meant = understand(name)
+    if isinstance(meant, LocalPath) or meant.entry is None:
+        return False
+    out.clear_progress()
+    out.note(f"{error}; showing the catalogue's entry")
+    if as_json:
+        told = None if preset is None else preset_output.preset_as_json(preset)
+        out.json({**show_output.entry_as_json(meant.entry, meant.name), "preset": told})
+    else:
+        show_output.show_entry(meant.entry, meant.name)
+    return True
 
 
 def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:

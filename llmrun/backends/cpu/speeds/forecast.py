@@ -27,19 +27,23 @@ if TYPE_CHECKING:
 # Seconds that Python spends per step on the batch, block tables and the engine's bookkeeping. For SmolLM2, 0.45 to
 # 0.5 ms of a token's 5.6 ms are spent outside the team of threads.
 _STEP_PYTHON = 450e-6
-_REQUEST = 2e-3  # seconds spent on the template and on tokenization before the first step of a request
+# Seconds per step besides reading the weights, for models of which only the size is known: a model with 28 layers has
+# about 200 ops with a barrier of 5 us each.
+_STEP_BESIDES = _STEP_PYTHON + 1e-3
+REQUEST_S = 2e-3  # seconds spent on the template and on tokenization before the first step of a request
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """The expected speed of a model. The decode speed assumes a context as long as the prompt. TTFT excludes loading.
 
-    Encoders have no decode speed, and their TTFT is the time for one text.
+    Encoders have no decode speed, and their TTFT is the time for one text. The prefill speed and the TTFT are None if
+    only the decode speed is known, from runs on a backend without a forecast.
     """
 
     decode_per_second: float | None
-    prefill_per_second: float
-    ttft_s: float
+    prefill_per_second: float | None
+    ttft_s: float | None
 
 
 def forecast_on_cpu(
@@ -48,13 +52,22 @@ def forecast_on_cpu(
     """Forecast the speed of our own engine for a prompt of `prompt` tokens and the answer that follows."""
     if not plan.is_causal:
         text = step_seconds(plan, speeds, kv_type, StepShape(prompt))
-        return Forecast(None, prompt / text, _REQUEST + text)
+        return Forecast(None, prompt / text, REQUEST_S + text)
     begun = range(0, prompt, max_rows)
     shapes = [StepShape(min(max_rows, prompt - at), at, int(at + max_rows >= prompt)) for at in begun]
     prefill = sum(step_seconds(plan, speeds, kv_type, shape) for shape in shapes)
     drawing = drawing_seconds(vocabulary_size)
     token = step_seconds(plan, speeds, kv_type, StepShape(1, prompt)) + drawing
-    return Forecast(1 / token, prompt / prefill, _REQUEST + prefill + drawing)
+    return Forecast(1 / token, prompt / prefill, REQUEST_S + prefill + drawing)
+
+
+def rough_decode_speed(read_bytes: float, bytes_per_second: float) -> float:
+    """Estimate the decode speed of a model whose plan is unknown, in tokens per second.
+
+    read_bytes        bytes of weights that a token reads
+    bytes_per_second  `Speeds.weights_read`
+    """
+    return 1 / (read_bytes / bytes_per_second + _STEP_BESIDES)
 
 
 def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:

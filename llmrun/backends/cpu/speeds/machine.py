@@ -4,14 +4,17 @@ The speed of reading weights is measured with more weights than fit in the cache
 measured to find the fixed cost of an op. Steps with many rows are measured at three widths, because the activations of
 wide models do not fit in the caches.
 
-The results are stored (measured.py), because measuring takes about a second.
+The results are stored (measured.py), because measuring takes about a second. Other programs make results too slow, so
+the load of the machine is watched during each measurement. Results from a busy machine are marked, and measured again
+as soon as the machine is quiet.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lower import kv_shapes, lower
 from llmrun.backends.cpu.speeds.measured import (
+    TAKEN,
     WIDTHS,
     AttentionSpeed,
     Known,
@@ -32,6 +36,7 @@ from llmrun.backends.cpu.speeds.measured import (
 from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
 from llmrun.base.compiled.store import load_kernels
+from llmrun.base.machine.load import Load, disturbance, disturbance_now, watched
 from llmrun.formats.layouts.arena import address_of, allocate_huge
 from llmrun.formats.layouts.kv import BLOCK
 from llmrun.formats.layouts.linear import WIDE, WIDENED_TYPES
@@ -66,6 +71,7 @@ class OpSpeeds:
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
+        self.load = Load.empty()  # the load of the machine during the measurements since a caller replaced it
         self._region = allocate_huge(_REGION, "memory to measure its speed")
         self._region[:] = _BYTE
 
@@ -84,7 +90,7 @@ class OpSpeeds:
         """Measure "rmsnorm", "swiglu" and "quantize"."""
         found: dict[str, list[list[float]]] = {name: [[], []] for name in ("rmsnorm", "swiglu", "quantize")}
         for width in WIDTHS:
-            trial = _RowTrial(self._region, width, self._n_threads)
+            trial = _RowTrial(self._region, width, self._n_threads, self.load)
             for index, rows in enumerate((1, ROWS)):
                 for name, seconds in trial.seconds(rows).items():
                     found[name][index].append(seconds / rows)
@@ -92,7 +98,7 @@ class OpSpeeds:
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
         """Measure one layer of this shape."""
-        trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads)
+        trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads, self.load)
         both = shape.head_size + shape.value_size
         features = shape.heads * shape.head_size + shape.kv_heads * both
         rope_one, empty, step = trial.seconds(1, 0)
@@ -124,7 +130,7 @@ class OpSpeeds:
         outputs = {n: plan.linear(x, matrix) for n, matrix in ((large, matrices[0]), (small, matrices[-1]))}
         for n, matrix in zip(rows[1:-1], matrices[1:-1], strict=True):
             plan.linear_add(x, matrix, outputs[n])
-        trial = _Trial(plan, self._region, self._n_threads, max_rows=1)
+        trial = _Trial(plan, self._region, self._n_threads, self.load, max_rows=1)
         # The first two products have no barrier between them.
         order = trial.of("linear.int8", "linear.floats").nonzero()[0][2:]
         large_seconds, small_seconds, _ = trial.steps(1, 0, [order[: _N_LARGE - 1], order[_N_LARGE - 1 :]])
@@ -136,7 +142,7 @@ class OpSpeeds:
         plan = Plan()
         x = plan.embed(_matrix("x", "f32", 16, columns))
         plan.linear(x, _matrix("w", kind, rows, columns))
-        trial = _Trial(plan, self._region, self._n_threads, max_rows=ROWS)
+        trial = _Trial(plan, self._region, self._n_threads, self.load, max_rows=ROWS)
         seconds, _ = trial.steps(ROWS, 0, [trial.of("linear.int8", "linear.floats")])
         return ROWS * rows * columns / seconds
 
@@ -152,7 +158,14 @@ class _Trial:
     """
 
     def __init__(
-        self, plan: Plan, region: NDArray[np.uint8], n_threads: int, *, max_rows: int, kv_type: str = "f16"
+        self,
+        plan: Plan,
+        region: NDArray[np.uint8],
+        n_threads: int,
+        load: Load,
+        *,
+        max_rows: int,
+        kv_type: str = "f16",
     ) -> None:
         width = next(op.table.columns for op in plan.ops if isinstance(op, Embed))
         head = plan.rmsnorm_wanted(next(op.out for op in plan.ops if isinstance(op, Embed)), _ones(width), 1e-5)
@@ -175,6 +188,7 @@ class _Trial:
         load_kernels(self._lowered.kernels)
         self._lowered.link()
         self._n_threads = n_threads
+        self._load = load
         self._table = np.arange(n_blocks, dtype=np.int32)
 
     def steps(self, rows: int, start: int, groups: Sequence[NDArray[Any]]) -> list[float]:
@@ -193,11 +207,12 @@ class _Trial:
         try:
             wall: list[float] = []
             started, n_warm = time.perf_counter(), 1
-            while not wall or time.perf_counter() - started < _WARM_SECONDS + _SECONDS:
-                begun = time.perf_counter()
-                n_warm += begun - started < _WARM_SECONDS
-                team.run(tokens, positions, tables, wanted, rotations, logits)
-                wall.append(time.perf_counter() - begun)
+            with watched(self._load):
+                while not wall or time.perf_counter() - started < _WARM_SECONDS + _SECONDS:
+                    begun = time.perf_counter()
+                    n_warm += begun - started < _WARM_SECONDS
+                    team.run(tokens, positions, tables, wanted, rotations, logits)
+                    wall.append(time.perf_counter() - begun)
             n_warm = min(n_warm, len(wall) - 1)
             times = team.taken_times()[n_warm:]
         finally:
@@ -217,12 +232,12 @@ class _Trial:
 
 
 class _RowTrial(_Trial):
-    def __init__(self, region: NDArray[np.uint8], width: int, n_threads: int) -> None:
+    def __init__(self, region: NDArray[np.uint8], width: int, n_threads: int, load: Load) -> None:
         plan = Plan()
         x = plan.embed(_matrix("x", "f32", 16, width))
         h = plan.rmsnorm(x, _ones(width), 1e-5)
         plan.linear(plan.swiglu(x, h), _matrix("w", "q8_0", 16, width))
-        super().__init__(plan, region, n_threads, max_rows=ROWS)
+        super().__init__(plan, region, n_threads, load, max_rows=ROWS)
 
     def seconds(self, rows: int) -> dict[str, float]:
         """Return the time in seconds of the first op of each kind, keyed by the op's name."""
@@ -238,7 +253,9 @@ class _AttentionTrial(_Trial):
     to 8 us.
     """
 
-    def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
+    def __init__(
+        self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int, load: Load
+    ) -> None:
         plan, rope = Plan(), Rope(np.full(shape.head_size // 2, 0.01))
         wide = shape.heads * shape.head_size
         widths = (wide, shape.kv_heads * shape.head_size, shape.kv_heads * shape.value_size)
@@ -247,7 +264,7 @@ class _AttentionTrial(_Trial):
             q = plan.attention(q, k, v, shape, rope)
             few = plan.linear(q, _matrix(f"down{layer}", "q8_0", _BETWEEN, q.width))
             q = plan.linear(few, _matrix(f"up{layer}", "q8_0", wide, _BETWEEN))
-        super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
+        super().__init__(plan, region, n_threads, load, max_rows=ROWS, kv_type=kv_type)
 
     def seconds(self, rows: int, start: int) -> tuple[float, float, float]:
         """Return three times in seconds: RoPE and storing per layer, attention per layer, and overhead per step."""
@@ -266,21 +283,44 @@ _MACHINE_BYTES = 256 << 20
 Speed = TypeVar("Speed", LinearSpeed, RowSpeed, AttentionSpeed)
 
 
+# The measured read speed of weights, as a share of the memory bandwidth: 0.9 on a Zen 4 and 0.7 on a Zen 3.
+_READ_SHARE = 0.75
+
+
 @dataclass(slots=True)
 class Speeds:
     """The measured speeds for one number of threads. Each speed is measured when it is first requested.
 
-    Measuring a weight type takes about 0.3 s. The methods raise the same errors as `load_kernels`.
+    A kept speed that was measured on a busy machine is measured again if the machine is quiet. Measuring a weight type
+    takes about 0.3 s. The methods raise the same errors as `load_kernels`.
     """
 
     n_threads: int
     known: Known = field(default_factory=dict)
     _measuring: OpSpeeds | None = None
+    _measured: set[str] = field(default_factory=set)  # subjects that this process has measured
+    _used: set[str] = field(default_factory=set)
+    _is_quiet: bool | None = None  # None until a speed from a busy machine is requested
+    _only_known: bool = False
 
     @classmethod
     def of_this_machine(cls, n_threads: int, *, afresh: bool = False) -> Speeds:
         """Load the stored speeds. If `afresh` is true, ignore the stored speeds and measure all speeds again."""
         return cls(n_threads, {} if afresh else kept_speeds(n_threads))
+
+    @property
+    def disturbance(self) -> str:
+        """What disturbed the measurement of the speeds that this object has returned, or ""."""
+        return next(filter(None, (self._disturbed(name) for name in sorted(self._used))), "")
+
+    @contextmanager
+    def only_known(self) -> Iterator[None]:
+        """In this context, raise LookupError for speeds that have never been measured, instead of measuring them."""
+        used, self._used, self._only_known = self._used, set(), True
+        try:
+            yield
+        finally:
+            self._used, self._only_known = used, False
 
     def linear(self, packed: str) -> LinearSpeed:
         """Return the speed of matrix products with weights in the given packed form (Matrix.packed)."""
@@ -293,7 +333,8 @@ class Speeds:
     def _all_rows(self, measuring: OpSpeeds) -> dict[str, RowSpeed]:
         """Measure all row-wise ops together, and record their speeds."""
         found = measuring.rows()
-        self.known |= {f"rows {name}": asdict(speed) for name, speed in found.items()}
+        for name, speed in found.items():
+            self._record(f"rows {name}", asdict(speed), measuring.load)
         return found
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
@@ -302,27 +343,70 @@ class Speeds:
 
     def read_bandwidth(self) -> float:
         """Return the total memory bandwidth of all threads in bytes per second, a limit for every backend."""
+        self._used.add("limits")
         kept = self.known.get("limits", {})
-        if kept.keys() != {"read"} or not _are_speeds(list(kept.values())):
-            machine = MachineLimits(self.n_threads, _MACHINE_BYTES)
-            kept = self.known["limits"] = {"read": sorted(machine.read_bandwidth() for _ in range(3))[1]}
+        is_usable = kept.keys() == {"read"} and _are_speeds(list(kept.values()))
+        if self._only_known and not is_usable:
+            raise LookupError("limits")
+        if not is_usable or self._is_due("limits"):
+            machine, load = MachineLimits(self.n_threads, _MACHINE_BYTES), Load.empty()
+            with watched(load):
+                kept = {"read": sorted(machine.read_bandwidth() for _ in range(3))[1]}
+            self._record("limits", kept, load)
         return float(kept["read"])
 
+    def weights_read(self) -> float:
+        """Return roughly how many bytes of weights per second a decoding step reads.
+
+        Unlike `linear`, this method compiles only one small kernel, so it takes about a second on a new machine.
+        """
+        if self.knows_weights:
+            return self.linear("q4_k").read
+        return _READ_SHARE * self.read_bandwidth()
+
+    @property
+    def knows_weights(self) -> bool:
+        """True if the speed of the most common weight type has been measured."""
+        return "linear q4_k" in self.known
+
     def _speed(self, name: str, kind: type[Speed], measure: Callable[[OpSpeeds], Speed]) -> Speed:
+        self._used.add(name)
         kept = self.known.get(name)
-        if kept is not None and kept.keys() == {one.name for one in fields(kind)} and _are_speeds(list(kept.values())):
+        is_usable = kept is not None and kept.keys() == {one.name for one in fields(kind)}
+        is_usable = is_usable and kept is not None and _are_speeds(list(kept.values()))
+        if self._only_known and not is_usable:
+            raise LookupError(name)
+        if kept is not None and is_usable and not self._is_due(name):
             return kind(**kept)
         self._measuring = self._measuring or OpSpeeds(self.n_threads)
+        load = self._measuring.load = Load.empty()
         measured = measure(self._measuring)
-        self.known[name] = asdict(measured)
+        self._record(name, asdict(measured), load)
         return measured
+
+    def _is_due(self, name: str) -> bool:
+        """Return whether a kept speed must be measured again: it was disturbed, and now the machine is quiet."""
+        if name in self._measured or not self._disturbed(name):
+            return False
+        if self._is_quiet is None:
+            self._is_quiet = not disturbance_now(self.n_threads)
+        return self._is_quiet
+
+    def _disturbed(self, name: str) -> str:
+        taken = self.known.get(TAKEN, {}).get(name)
+        return str(taken.get("disturbed", "")) if isinstance(taken, dict) else ""
+
+    def _record(self, name: str, values: dict[str, Any], load: Load) -> None:
+        self.known[name] = values
+        taken = {"at": time.time(), "disturbed": disturbance(load, self.n_threads)}
+        self.known.setdefault(TAKEN, {})[name] = taken
+        self._measured.add(name)
 
     def keep(self) -> None:
         """Store the measured speeds for later processes, and free the memory used for measuring."""
-        if self._measuring is None:
-            return
         self._measuring = None
-        keep_speeds(self.n_threads, self.known)
+        if self._measured:
+            keep_speeds(self.n_threads, self.known)
 
 
 def _are_speeds(values: list[Any]) -> bool:

@@ -1,7 +1,8 @@
 """Data types for the measured speeds of ops, the files that store these speeds, and benchmarks of the machine's limits.
 
 The cache folder contains one file for each number of threads. A file is used if it is well formed, less than a month
-old, and was written for the same processor, instruction-set level, number of threads and llmrun version.
+old, and was written for the same processor, instruction-set level, number of threads and llmrun version. The subject
+TAKEN records when each figure was measured, and what disturbed the measurement, if anything.
 
 machine.py measures the speeds of ops. The kernels for the limits, memory bandwidth and the rate of int8 multiply-adds,
 are in kernels/limits.py.
@@ -121,31 +122,40 @@ _MOST_SECONDS = 30 * 24 * 3600
 _MOST_FILE_BYTES = 1 << 20
 
 Known = dict[str, dict[str, Any]]  # the measured figures of each subject, such as "linear q8_0"
+# The subject that maps each measured subject to {"at": seconds since 1970, "disturbed": what disturbed it, or ""}.
+TAKEN = "taken"
 
 
 def kept_speeds(n_threads: int) -> Known:
-    """Return the stored speeds, or {} if there are no usable speeds."""
+    """Return the stored speeds that are not too old, or {} if there are no usable speeds."""
     path = _path(n_threads)
     try:
         if path.stat().st_size > _MOST_FILE_BYTES:
             return {}
         body = json.loads(path.read_text(encoding="utf-8"))
-        age = time.time() - body["measured"]
-        if body["machine"] != _machine(n_threads) or not 0 <= age < _MOST_SECONDS:
+        if body["machine"] != machine_key(n_threads) or not is_recent(body["measured"]):
             return {}
-        return {name: dict(values) for name, values in body["speeds"].items()}
+        known = {name: dict(values) for name, values in body["speeds"].items()}
+        taken = known.get(TAKEN, {})
+        return {name: values for name, values in known.items() if name not in taken or is_recent(taken[name]["at"])}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}  # the file is missing or damaged, so the speeds are measured again
 
 
 def keep_speeds(n_threads: int, known: Known) -> None:
     """Store speeds for later processes, which measure the speeds again if storing fails."""
-    body = {"measured": time.time(), "machine": _machine(n_threads), "speeds": known}
+    body = {"measured": time.time(), "machine": machine_key(n_threads), "speeds": known}
     with contextlib.suppress(OSError):
         folders.write_whole(_path(n_threads), json.dumps(body).encode())
 
 
-def _machine(n_threads: int) -> list[Any]:
+def is_recent(at: float) -> bool:
+    """Return whether a figure is less than a month old, given its time in seconds since 1970."""
+    return 0 <= time.time() - at < _MOST_SECONDS
+
+
+def machine_key(n_threads: int) -> list[Any]:
+    """Return what the speeds depend on. Figures with another key are not used."""
     target = host_target()
     return [target.cpu, target.level.name, n_threads, os.cpu_count(), __version__]
 

@@ -129,15 +129,15 @@ def test_the_steps_of_a_prompt_have_all_its_rows_at_their_depths(plan: Plan, pro
         speeds = changed(name, **{key: (1.0,) * 3 if key == "many" else 1.0})
         found = forecast_of(plan, speeds, prompt)
         overhead = -(-prompt // 64) * forecast._STEP_PYTHON
-        assert prompt / found.prefill_per_second == pytest.approx(count + overhead, rel=1e-9)
+        assert prompt / (found.prefill_per_second or 0) == pytest.approx(count + overhead, rel=1e-9)
 
 
 def test_a_longer_prompt_takes_longer_and_what_follows_is_slower(plan: Plan) -> None:
     speeds = changed("attention 4 2 16 16 f16", read=1e6, multiply=1e6)
     short, long = (forecast_of(plan, speeds, prompt) for prompt in (40, 400))
-    assert short.ttft_s < long.ttft_s
+    assert (short.ttft_s or 0) < (long.ttft_s or 0)
     assert (short.decode_per_second or 0) > (long.decode_per_second or 0)
-    assert short.prefill_per_second > long.prefill_per_second
+    assert (short.prefill_per_second or 0) > (long.prefill_per_second or 0)
 
 
 def test_the_first_token_comes_after_all_steps_of_the_prompt(plan: Plan) -> None:

@@ -1,0 +1,106 @@
+"""Replaces and corrects forecasts by the speeds that real runs have reached on this machine (run_speeds.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.cpu.speeds.forecast import REQUEST_S, Forecast
+from llmrun.backends.registry import backend_named
+from llmrun.backends.run_speeds import CONFIRMED, Run, RunKey, kept_runs
+from llmrun.base.errors import LlmrunError
+from llmrun.formats.gguf.reader import open_gguf
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmrun.backends.cpu.speeds.machine import Speeds
+
+# The origins of a speed.
+PREDICTED: Final = "prediction"
+CORRECTED: Final = "corrected prediction"
+RUNS: Final = "runs"
+ESTIMATED: Final = "catalogue"
+
+_FAR: Final = 1.5  # the factor by which real speeds may differ from predictions before they count as far off
+_COMPARED: Final = 3  # the number of recent models with which predictions are compared
+
+
+@dataclass(slots=True)
+class Experience:
+    """The real speeds with one number of threads, and how far predictions were off."""
+
+    threads: int
+    speeds: Speeds
+    runs: Mapping[RunKey, Run] = field(default_factory=kept_runs)
+    _factors: tuple[float, float] | None = None  # None until computed
+
+    def adjusted(self, key: RunKey, forecast: Forecast | None, prompt: int) -> tuple[Forecast | None, str]:
+        """Return the speeds to expect of a model file, given its forecast if there is one, and their origin."""
+        run = self.runs.get(key)
+        if forecast is None:
+            if run is None or not run.decode:
+                return None, ""
+            prefill = run.prefill or None
+            return Forecast(run.decode, prefill, REQUEST_S + prompt / prefill if prefill else None), RUNS
+        factors, origin = self.factors(), PREDICTED
+        decode, prefill = forecast.decode_per_second, forecast.prefill_per_second
+        if factors != (1.0, 1.0):
+            decode, prefill = decode and decode * factors[0], prefill and prefill * factors[1]
+            origin = CORRECTED
+        if run is not None and _is_believed(run, run.decode, forecast.decode_per_second):
+            decode, origin = run.decode, RUNS
+        if run is not None and _is_believed(run, run.prefill, forecast.prefill_per_second):
+            prefill = run.prefill
+        ttft = forecast.ttft_s
+        if ttft is not None and prefill != forecast.prefill_per_second and prefill:
+            ttft = REQUEST_S + prompt / prefill
+        return replace(forecast, decode_per_second=decode, prefill_per_second=prefill, ttft_s=ttft), origin
+
+    def factors(self) -> tuple[float, float]:
+        """Return the factors by which predictions of the decode and the prefill speed must be multiplied.
+
+        Predictions are compared with the real speeds of the models that have run most recently. Only ops whose speeds
+        are known already take part, so the comparison measures nothing new.
+        """
+        if self._factors is None:
+            recent = [run for run in self.runs.values() if run.threads == self.threads and not run.gpu_layers]
+            recent.sort(key=lambda run: -run.at)
+            ratios = [self._ratios(run) for run in recent[:_COMPARED]]
+            self._factors = _factor([decode for decode, _ in ratios]), _factor([prefill for _, prefill in ratios])
+        return self._factors
+
+    def _ratios(self, run: Run) -> tuple[float, float]:
+        """Return the real decode and prefill speeds divided by the predicted ones, 0.0 if unknown."""
+        entry = backend_named(run.backend)
+        try:
+            with self.speeds.only_known(), open_gguf(run.file) as file:
+                options = OpenOptions(threads=self.threads)
+                found = entry.kind().forecast(file, options, self.speeds, _PROMPT) if entry is not None else None
+        except (LlmrunError, LookupError, OSError):
+            return 0.0, 0.0  # the model is gone, or ops that it needs have not been measured
+        if found is None:
+            return 0.0, 0.0
+        pairs = (run.decode, found.decode_per_second), (run.prefill, found.prefill_per_second)
+        decode, prefill = (
+            real / predicted if predicted and _is_believed(run, real, predicted) else 0.0 for real, predicted in pairs
+        )
+        return decode, prefill
+
+
+_PROMPT: Final = 512  # tokens, a typical prompt
+
+
+def _is_believed(run: Run, real: float, predicted: float | None) -> bool:
+    """Return whether a real speed counts. Much slower runs may have run on a busy machine, so a few are needed."""
+    return real > 0 and (real * _FAR >= (predicted or 0.0) or run.count >= CONFIRMED)
+
+
+def _factor(ratios: Sequence[float]) -> float:
+    """Return the median of the known ratios if it is far from 1, or else 1."""
+    known = [ratio for ratio in ratios if ratio]
+    middle = median(known) if known else 1.0
+    return middle if not 1 / _FAR <= middle <= _FAR else 1.0
