@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -38,27 +38,30 @@ class Experience:
     runs: Mapping[RunKey, Run] = field(default_factory=kept_runs)
     _factors: tuple[float, float] | None = None  # None until computed
 
-    def adjusted(self, key: RunKey, forecast: Forecast | None, prompt: int) -> tuple[Forecast | None, str]:
-        """Return the speeds to expect of a model file, given its forecast if there is one, and their origin."""
-        run = self.runs.get(key)
+    def adjusted(self, key: RunKey, forecast: Forecast | None, prompt: int) -> tuple[Forecast | None, str, str]:
+        """Return the speeds to expect of a model file, and the origins of its decode and its prefill speed.
+
+        forecast  the model's forecast, or None if its backend has none
+        prompt    length of the prompt in tokens, for the TTFT
+        """
+        run = self.runs.get(key, Run(*key))
         if forecast is None:
-            if run is None or not run.decode:
-                return None, ""
-            prefill = run.prefill or None
-            return Forecast(run.decode, prefill, REQUEST_S + prompt / prefill if prefill else None), RUNS
-        factors, origin = self.factors(), PREDICTED
-        decode, prefill = forecast.decode_per_second, forecast.prefill_per_second
-        if factors != (1.0, 1.0):
-            decode, prefill = decode and decode * factors[0], prefill and prefill * factors[1]
-            origin = CORRECTED
-        if run is not None and _is_believed(run, run.decode, forecast.decode_per_second):
-            decode, origin = run.decode, RUNS
-        if run is not None and _is_believed(run, run.prefill, forecast.prefill_per_second):
-            prefill = run.prefill
+            if not run.decode:
+                return None, "", ""
+            ttft = REQUEST_S + prompt / run.prefill if run.prefill else None
+            return Forecast(run.decode, run.prefill or None, ttft), RUNS, RUNS if run.prefill else ""
+        decode, decode_origin = self._adjusted(run, run.decode, forecast.decode_per_second, 0)
+        prefill, prefill_origin = self._adjusted(run, run.prefill, forecast.prefill_per_second, 1)
         ttft = forecast.ttft_s
-        if ttft is not None and prefill != forecast.prefill_per_second and prefill:
+        if prefill and prefill_origin != PREDICTED:
             ttft = REQUEST_S + prompt / prefill
-        return replace(forecast, decode_per_second=decode, prefill_per_second=prefill, ttft_s=ttft), origin
+        return Forecast(decode, prefill, ttft), decode_origin, prefill_origin
+
+    def _adjusted(self, run: Run, real: float, predicted: float | None, part: int) -> tuple[float | None, str]:
+        if _is_believed(run, real, predicted):
+            return real, RUNS
+        factor = self.factors()[part]
+        return (predicted, PREDICTED) if predicted is None or factor == 1.0 else (factor * predicted, CORRECTED)
 
     def factors(self) -> tuple[float, float]:
         """Return the factors by which predictions of the decode and the prefill speed must be multiplied.

@@ -142,8 +142,8 @@ class Fit:
     memory           free memory in bytes, or None if the system does not report it
     gpu_layers       how many of the `layers` are on GPUs; both numbers include the output layer
     forecast         expected speed, or None if the backend has no forecast and the model has not run yet
-    origin           the origin of the forecast's decode speed (experience.py), or "" without a forecast
-    disturbance      what disturbed the measurement of this machine, on which the forecast is based, or ""
+    decode_origin, prefill_origin  the origins of the forecast's speeds (experience.py), or "" if unknown
+    disturbance      what disturbed the measurement of this machine on which predicted speeds are based, or ""
     """
 
     architecture: str
@@ -160,7 +160,8 @@ class Fit:
     layers: int = 0
     forecast: Forecast | None = None
     generates: bool = True
-    origin: str = ""
+    decode_origin: str = ""
+    prefill_origin: str = ""
     disturbance: str = ""
 
     @property
@@ -213,12 +214,13 @@ def fit_of(
         backend, footprint = _on_cpu(file, options)
         if resources.speeds is not None:
             forecast = backend.kind().forecast(file, options, resources.speeds, prompt)
-    origin = PREDICTED if forecast is not None else ""
+    origins = (PREDICTED, PREDICTED) if forecast is not None else ("", "")
     if resources.seen is not None:
         on_gpu = f"{gpu_layers}/{layers}" if gpu_layers else ""
         key = run_key(file.path, file.file_bytes, backend.name, on_gpu, resources.threads)
-        forecast, origin = resources.seen.adjusted(key, forecast, prompt)
-    is_measured_here = resources.speeds is not None and origin not in ("", RUNS)
+        forecast, decode_origin, prefill_origin = resources.seen.adjusted(key, forecast, prompt)
+        origins = decode_origin, prefill_origin
+    is_predicted = any(origin not in ("", RUNS) for origin in origins)
     return Fit(
         architecture=architecture,
         file_type=common_type(file),
@@ -234,8 +236,9 @@ def fit_of(
         layers=layers,
         forecast=forecast,
         generates=not is_encoder(file),
-        origin=origin,
-        disturbance=resources.speeds.disturbance if resources.speeds is not None and is_measured_here else "",
+        decode_origin=origins[0],
+        prefill_origin=origins[1],
+        disturbance=resources.speeds.disturbance if resources.speeds is not None and is_predicted else "",
     )
 
 

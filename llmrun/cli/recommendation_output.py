@@ -92,7 +92,7 @@ def recommendations_as_json(found: Sequence[Recommended], resources: Resources) 
             "memory_exact": each.model.is_known,
             "on_gpu": each.model.on_gpu,
             "decode_per_second": each.model.speed,
-            "speed_from": each.model.origin or None,
+            "decode_from": each.model.origin or None,
             "disturbance": disturbance if is_estimate(each.model) and disturbance else None,
         }
         for each in found

@@ -19,6 +19,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.estimates import active_share, copies, estimated
+from llmrun.hub.resolve.memory_check import TOY
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog import CatalogEntry
@@ -29,7 +30,6 @@ FAST: Final = 30.0
 BALANCED: Final = 12.0
 READABLE: Final = 5.0
 HEADROOM: Final = 0.8  # the share of the free memory that a recommended model may need
-_TOY: Final = 0.9e9  # models with fewer weights are recommended only if no larger one fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,12 @@ class Recommended:
 
 
 def recommended(resources: Resources) -> list[Recommended]:
-    """Return up to three different models for this machine, from the fastest to the best, or [] if none fits."""
+    """Return up to three different models for this machine, from the fastest to the best, or [] if none fits.
+
+    Toys are recommended only if no larger model fits.
+    """
     fitting = [each for each in candidates(resources) if _fits(each, resources)]
-    return chosen([each for each in fitting if (each.entry.weights or 0) >= _TOY] or fitting)
+    return chosen([each for each in fitting if (each.entry.weights or 0) >= TOY] or fitting)
 
 
 def _fits(model: Candidate, resources: Resources) -> bool:
@@ -151,7 +154,7 @@ def _from_header(entry: CatalogEntry, copy: Model, resources: Resources) -> Cand
         return None
     read = copy.size * active_share(entry)
     on_gpu = 0 < fit.layers == fit.gpu_layers
-    speed, origin = fit.forecast.decode_per_second if fit.forecast else None, fit.origin
+    speed, origin = fit.forecast.decode_per_second if fit.forecast else None, fit.decode_origin
     if speed is None and not on_gpu:
         speed, origin = estimated_speed(read, resources)
     return Candidate(
@@ -177,7 +180,7 @@ def as_fit(model: Candidate, resources: Resources) -> Fit:
         gpu_layers=layers,
         layers=layers,
         forecast=Forecast(model.speed, None, None) if model.speed is not None else None,
-        origin=model.origin,
+        decode_origin=model.origin,
         disturbance=resources.speeds.disturbance if resources.speeds is not None else "",
     )
 

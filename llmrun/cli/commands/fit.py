@@ -344,10 +344,12 @@ def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> 
 
 def _cells(row: _Named, is_best: bool) -> dict[str, str]:
     """Return the cells by column heading. The first and the last column have empty headings."""
+    from llmrun.backends.experience import RUNS
+
     one, speed = row.fit, row.fit.forecast
     per_second = (speed.decode_per_second or speed.prefill_per_second) if speed else None
     about = "~" if row.is_estimate else ""
-    doubt = "?" if one.disturbance else ""
+    doubts = ["?" if one.disturbance and origin != RUNS else "" for origin in (one.prefill_origin, one.decode_origin)]
     parts = {
         "WEIGHTS": format_bytes(one.footprint.weights),
         "KV" if one.generates else "TEXT": format_bytes(one.footprint.cache.of(one.context)),
@@ -362,9 +364,9 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
         "MEMORY": f"{about}{format_bytes(one.needed)}",
         **(dict.fromkeys(parts, "") if row.is_estimate else parts),
         "TTFT" if one.generates else "PER TEXT": (
-            f"{speed.ttft_s:.2f} s{doubt}" if speed and speed.ttft_s is not None else ""
+            f"{speed.ttft_s:.2f} s{doubts[0]}" if speed and speed.ttft_s is not None else ""
         ),
-        "TOK/S": f"{about}{per_second:.0f}{doubt}" if per_second else "",
+        "TOK/S": f"{about}{per_second:.0f}{doubts[one.generates]}" if per_second else "",
         " ": _verdict(one, is_best),
     }
 
@@ -382,10 +384,11 @@ def _verdict(one: Fit, is_best: bool) -> str:
         words = "fits the GPU" if one.gpu_layers == one.layers else "fits, partly on the GPU"
     elif (entry := backend_named(one.backend)) is not None and entry.program:
         words = f"fits, {entry.program} runs it"
-    if one.forecast is not None and not one.disturbance and (one.forecast.decode_per_second or FLUENT) < FLUENT:
+    is_certain = not one.disturbance or one.decode_origin == RUNS
+    if one.forecast is not None and is_certain and (one.forecast.decode_per_second or FLUENT) < FLUENT:
         words += ", slow"
-    if one.origin in (RUNS, CORRECTED):
-        words += ", speed from your runs" if one.origin == RUNS else ", speed corrected by your runs"
+    if one.decode_origin in (RUNS, CORRECTED):
+        words += ", speed from your runs" if one.decode_origin == RUNS else ", speed corrected by your runs"
     return f"{words}: the best choice" if is_best else words
 
 
@@ -445,7 +448,8 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "ttft_s": speed.ttft_s if speed else None,
         "prefill_per_second": speed.prefill_per_second if speed else None,
         "decode_per_second": speed.decode_per_second if speed else None,
-        "speed_from": one.origin or None,
+        "decode_from": one.decode_origin or None,
+        "prefill_from": one.prefill_origin or None,
         "disturbance": one.disturbance or None,
         "estimated": row.is_estimate,
     }
