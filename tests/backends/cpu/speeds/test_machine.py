@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,9 @@ import pytest
 
 from llmrun.backends.cpu.speeds import machine
 from llmrun.backends.cpu.speeds.machine import Speeds
-from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed
+from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed, keep_speeds, kept_speeds
+from llmrun.base.machine.cpu_count import allowed_processors
+from llmrun.base.machine.load import Load
 from llmrun.model.plan.shapes import AttentionShape
 
 LINEAR = LinearSpeed(1e9, 1e-6, (1.0, 2.0, 3.0))
@@ -26,6 +31,7 @@ class Counted:
 
     def __init__(self, n_threads: int, memory_bytes: int = 0) -> None:
         assert n_threads == 3
+        self.load = Load(1)
 
     def linear(self, packed: str) -> LinearSpeed:
         self.measured.append(packed)
@@ -50,7 +56,17 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Counted, "measured", [], raising=False)
     monkeypatch.setattr(machine, "OpSpeeds", Counted)
     monkeypatch.setattr(machine, "MachineLimits", Counted)
+    monkeypatch.setattr(machine, "disturbance", lambda load, threads: "")
     return Counted.measured
+
+
+@pytest.fixture
+def busy(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list whose words are what disturbs this machine now. It is quiet while the list is empty."""
+    words: list[str] = []
+    monkeypatch.setattr(machine, "disturbance", lambda load, threads: "".join(words))
+    monkeypatch.setattr(machine, "disturbance_now", lambda threads: "".join(words))
+    return words
 
 
 def ask(**options: Any) -> None:
@@ -139,3 +155,132 @@ def test_a_folder_that_cannot_be_written_costs_time_and_no_more(tmp_path: Path, 
     ask()
     ask()
     assert measured == ALL * 2
+
+
+# --- on a busy machine ------------------------------------------------------------------------------------------------
+
+
+def test_speeds_from_a_busy_machine_are_marked(busy: list[str]) -> None:
+    busy.append("other programs")
+    here = Speeds.of_this_machine(3)
+    assert here.disturbance == ""
+    here.linear("q8_0")
+    assert here.disturbance == "other programs"
+    here.keep()
+    later = Speeds.of_this_machine(3)
+    later.linear("q8_0")
+    assert later.disturbance == "other programs"
+
+
+def test_marked_speeds_are_measured_again_once_it_is_quiet(measured: list[str], busy: list[str]) -> None:
+    busy.append("other programs")
+    ask()
+    ask()
+    assert measured == ALL  # measuring again would be no better
+    busy.clear()
+    ask()
+    assert measured == ALL * 2
+    here = Speeds.of_this_machine(3)
+    here.linear("q8_0")
+    here.rows("rmsnorm")
+    assert here.disturbance == ""
+    ask()
+    assert measured == ALL * 2
+
+
+def test_remeasuring_on_a_busy_machine_says_so(measured: list[str], busy: list[str]) -> None:
+    ask()
+    busy.append("other programs")
+    here = Speeds.of_this_machine(3, afresh=True)
+    here.linear("q8_0")
+    assert here.disturbance == "other programs"
+    assert measured == [*ALL, "q8_0"]
+
+
+def test_only_the_marked_speeds_are_measured_again(measured: list[str], busy: list[str]) -> None:
+    ask()
+    busy.append("other programs")
+    here = Speeds.of_this_machine(3)
+    here.linear("q4_0")
+    here.keep()
+    busy.clear()
+    measured.clear()
+    here = Speeds.of_this_machine(3)
+    here.linear("q8_0")
+    here.linear("q4_0")
+    assert measured == ["q4_0"]
+
+
+def test_the_mark_outlives_other_writers(busy: list[str]) -> None:
+    busy.append("other programs")
+    ask()
+    keep_speeds(3, {**kept_speeds(3), "prefetch": {"none": 1.0}})  # as prefetching.py does
+    here = Speeds.of_this_machine(3)
+    here.attention(SHAPE, "f16")
+    assert here.disturbance == "other programs"
+
+
+def test_each_speed_has_its_own_age(tmp_path: Path, measured: list[str]) -> None:
+    ask()
+    body = json.loads(kept(tmp_path).read_text())
+    body["speeds"]["taken"]["linear q8_0"]["at"] -= 31 * 24 * 3600
+    kept(tmp_path).write_text(json.dumps(body))
+    measured.clear()
+    ask()
+    assert measured == ["q8_0"]
+
+
+def test_the_bandwidth_alone_is_kept(measured: list[str]) -> None:
+    for _ in range(2):
+        here = Speeds.of_this_machine(3)
+        assert here.weights_read() == 0.75e10
+        here.keep()
+    assert measured == ["read"] * 3
+    ask()
+    here.known |= {"linear q4_k": here.known["limits"]}
+    assert here.weights_read() == LINEAR.read  # the speed of products is closer to the truth than the bandwidth
+
+
+def test_unknown_speeds_are_not_measured_if_only_known_ones_are_wanted(measured: list[str]) -> None:
+    here = Speeds.of_this_machine(3)
+    for unknown in (here.read_bandwidth, lambda: here.linear("q8_0")):
+        with pytest.raises(LookupError), here.only_known():
+            unknown()
+    assert measured == []
+
+
+@pytest.mark.push
+def test_a_real_measurement_beside_busy_programs_is_marked_until_it_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is really busy at first. Whether it is quiet later depends on other tests, so this is simulated."""
+    kernels = Path(os.environ["LLMRUN_CACHE_DIR"]) / "kernels"
+    (tmp_path / "kernels").symlink_to(kernels, target_is_directory=True)
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
+    count = len(allowed_processors())
+    spin = "print(flush=True)\nwhile True: pass"
+    programs = [subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for program in programs:
+            assert program.stdout is not None
+            program.stdout.readline()
+        here = Speeds.of_this_machine(count)
+        slow = here.read_bandwidth()
+        assert here.disturbance.startswith(("other programs used ", "other virtual machines took "))
+        here.keep()
+        again = Speeds.of_this_machine(count)
+        assert again.read_bandwidth() == slow
+        assert again.disturbance == here.disturbance
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+    monkeypatch.setattr(machine, "disturbance", lambda load, threads: "")
+    monkeypatch.setattr(machine, "disturbance_now", lambda threads: "")
+    later = Speeds.of_this_machine(count)
+    assert later.read_bandwidth() != slow
+    assert later.disturbance == ""
+    later.keep()
+    last = Speeds.of_this_machine(count)
+    assert last.read_bandwidth() == later.read_bandwidth()
+    assert last.disturbance == ""
