@@ -121,6 +121,17 @@ def test_a_narrow_terminal_has_fewer_columns(stores: Stores, columns: int, kept:
     assert [head for head in HEADS if head in table[0].split()] == table[0].split()
 
 
+def test_the_list_ends_with_recommendations_on_a_terminal(stores: Stores) -> None:
+    screen, code = screen_of("search", NO_COLOR="1")
+    assert code == 0
+    last = screen.partition("For this machine (llmrun fit)\n")[2].splitlines()
+    assert last[0].split() == ["COMMAND", "DOWNLOAD", "MEMORY", "TOK/S"]
+    assert "llmrun chat " in last[1]
+    assert last[1].startswith(("fast", "balanced", "best"))
+    for arguments in (("qwen3",), ("--json",), ("-q",)):
+        assert "For this machine" not in screen_of("search", *arguments, NO_COLOR="1")[0]
+
+
 def test_it_starts_fast(stores: Stores) -> None:
     """Checks the imports, because times vary too much while other tests run."""
     code = f"import sys; sys.argv = ['llmrun', 'search', 'qwen']; from llmrun.cli.app import main; {RUN}"

@@ -249,11 +249,12 @@ def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, str, _Ca
     entry = meant.entry
     if entry is None:
         return []
+    wants_all = meant.name == entry.name and leaves_open(meant)
     names = {entry.name_with(quant): quant for quant in entry.quants if entry.size_of(quant) is not None}
     return [
         (name, "", _CatalogQuant(entry, quant))
         for name, quant in names.items()
-        if name not in held and (name == meant.name or leaves_open(meant))
+        if name not in held and (name == meant.name or wants_all)
     ]
 
 
