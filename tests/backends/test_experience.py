@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from llmrun.backends import experience, run_speeds
-from llmrun.backends.cpu.speeds.forecast import Forecast
+from llmrun.backends.cpu.speeds.forecast import REQUEST_S, Forecast
 from llmrun.backends.cpu.speeds.machine import Speeds
 from llmrun.backends.experience import CORRECTED, PREDICTED, RUNS, Experience
 from llmrun.backends.run_speeds import CONFIRMED, Run, keep_run, kept_runs, run_key
@@ -78,12 +79,12 @@ def test_a_known_speed_is_not_written_again(folder: Path, tmp_path: Path) -> Non
 def test_a_confirmed_speed_stays_young(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(CONFIRMED):
         keep_run(info(tmp_path / "m"), 20.0, 0.0)
-    now = run_speeds.time.time()
-    monkeypatch.setattr(run_speeds.time, "time", lambda: now + 20 * 24 * 3600)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 20 * 24 * 3600)
     keep_run(info(tmp_path / "m"), 19.0, 0.0)
-    monkeypatch.setattr(run_speeds.time, "time", lambda: now + 40 * 24 * 3600)
+    monkeypatch.setattr(time, "time", lambda: now + 40 * 24 * 3600)
     assert run_of(tmp_path / "m").decode == 20.0
-    monkeypatch.setattr(run_speeds.time, "time", lambda: now + 60 * 24 * 3600)
+    monkeypatch.setattr(time, "time", lambda: now + 60 * 24 * 3600)
     assert kept_runs() == {}
 
 
@@ -138,7 +139,7 @@ def after(*runs: Run, threads: int = 2) -> Experience:
 def test_real_speeds_replace_predictions(tmp_path: Path) -> None:
     seen = after(Run(*key(tmp_path), decode=87.0, prefill=512.0))
     found, *origins = seen.adjusted(key(tmp_path), PREDICTION, 512)
-    assert found == Forecast(87.0, 512.0, pytest.approx(1.002))
+    assert found == Forecast(87.0, 512.0, REQUEST_S + 1)
     assert origins == [RUNS, RUNS]
     other = seen.adjusted(key(tmp_path / "other"), PREDICTION, 512)
     assert other == (PREDICTION, PREDICTED, PREDICTED)
