@@ -83,9 +83,9 @@ def _fits(model: Candidate, resources: Resources) -> bool:
 def chosen(fitting: Sequence[Candidate]) -> list[Recommended]:
     """Choose among models that fit.
 
-    Each purpose gets the largest model that is fast enough for it, or else the fastest model. If models fit on GPUs,
-    only these count. As their speed is not predicted, a balanced model reads at most half as many bytes per token as
-    the largest, and a fast model a quarter.
+    Each purpose gets the largest model that is fast enough for it. If no model is, the fastest one is the fast and the
+    best one, and none is balanced. If models fit on GPUs, only these count. As their speed is not predicted, a balanced
+    model reads at most half as many bytes per token as the largest, and a fast model a quarter.
     """
     fitting = [each for each in fitting if each.on_gpu] or fitting
     if not fitting:
@@ -98,6 +98,8 @@ def chosen(fitting: Sequence[Candidate]) -> list[Recommended]:
             for each in fitting
             if (each.read <= share * largest.read if each.on_gpu or each.speed is None else each.speed >= least)
         ]
+        if not enough and purpose == "balanced":
+            continue
         model = max(enough, key=_weights) if enough else min(fitting, key=lambda each: each.read)
         found.setdefault(model.name, Recommended(model)).purposes.append(purpose)
     return list(found.values())

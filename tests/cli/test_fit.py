@@ -259,7 +259,7 @@ def test_recommendations_as_json_have_commands(environment: dict[str, str]) -> N
     answer = asked(env=environment | {"HF_HUB_OFFLINE": "1"})
     assert answer["machine"]["memory_free"] > 0
     purposes = [purpose for model in answer["recommended"] for purpose in model["for"]]
-    assert purposes == ["fast", "balanced", "best"]
+    assert purposes in (["fast", "balanced", "best"], ["fast", "best"])
     for model in answer["recommended"]:
         assert model["command"] == f"llmrun chat {model['name']}"
         assert model["download_bytes"] == model["file_bytes"] > 0

@@ -57,7 +57,8 @@ def names(found: Sequence[Recommended]) -> dict[str, list[str]]:
         (2.5, 30, {"gemma3:1b": ["fast"], "qwen2.5:1.5b": ["balanced", "best"]}),
         (10, 30, {"gemma3:1b": ["fast"], "llama3.2:3b": ["balanced"], "ministral-3:8b": ["best"]}),
         (32, 30, {"gemma3:1b": ["fast"], "qwen3:30b-instruct": ["balanced", "best"]}),
-        (32, 5, {"gemma3:1b": ["fast", "balanced", "best"]}),
+        (32, 5, {"gemma3:1b": ["fast", "best"]}),  # 7 tokens per second are not balanced
+        (32, 1, {"gemma3:1b": ["fast", "best"]}),  # nothing is readable
         (256, 200, {"gpt-oss:120b": ["fast", "balanced", "best"]}),
     ],
 )
@@ -74,7 +75,8 @@ def test_recommended_models_fit_and_are_fast_enough() -> None:
             resources = machine(memory, gbps)
             found = recommended(resources)
             assert 1 <= len(found) <= 3
-            assert sorted(purpose for each in found for purpose in each.purposes) == ["balanced", "best", "fast"]
+            purposes = [purpose for each in found for purpose in each.purposes]
+            assert purposes in (["fast", "balanced", "best"], ["fast", "best"])
             weights = [each.model.entry.weights or 0 for each in found]
             speeds = [each.model.speed or 0 for each in found]
             assert weights == sorted(weights)
