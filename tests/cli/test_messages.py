@@ -146,7 +146,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ),
         ("bench --repetitions a", "--repetitions: 'a' is not a whole number of at least 1", "see llmrun bench --help"),
         ("search -n 1001", "--limit: 1001 is not a whole number from 1 to 1000", "see llmrun search --help"),
-        ("fit", "MODEL is missing", "for example: llmrun fit qwen3:8b"),
+        ("show", "MODEL is missing", "for example: llmrun show qwen3:4b"),
         (
             "templates show x",
             "templates: no longer exists",

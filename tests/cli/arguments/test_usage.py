@@ -46,7 +46,7 @@ def test_every_command_takes_its_model_with_m(name: str) -> None:
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("name", ["eval", "fit", "imatrix", "show"])
+@pytest.mark.parametrize("name", ["eval", "imatrix", "show"])
 def test_missing_models_get_an_example(name: str) -> None:
     done = llmrun(name, *(["-o", "a-new-file"] if name == "imatrix" else []))
     assert done.stderr.startswith(b"error: MODEL is missing\nhint: for example: llmrun " + name.encode())
