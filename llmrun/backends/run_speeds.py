@@ -114,4 +114,4 @@ def _write(runs: list[Run]) -> None:
 
 
 def _path() -> Path:
-    return folders.cache_folder() / "speeds" / "runs.json"
+    return folders.cache_folder("speeds") / "runs.json"

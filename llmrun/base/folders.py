@@ -29,9 +29,9 @@ _LARGEST = 1 << 20  # the maximum number of bytes in a file that a user wrote
 _CACHE = {
     "kernels": "compiled kernels of the CPU engine",
     "levels": "instruction levels that work on this processor",
-    "speeds": "measured speeds of this machine",
+    "speeds": "measured speeds of this machine and of its models",
     "llama": "GPUs that llama.cpp can use",
-    "locks": "locks of running batches",
+    "locks": "locks of running batches and of models.toml",
     "prefixes": "prefixes of prompts, from serve --save-prefixes",
 }
 _DATA = {

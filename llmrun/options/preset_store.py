@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError, nearest
-from llmrun.base.folders import cache_folder, decoded_text, own_models_file, write_whole
+from llmrun.base.folders import cache_folder, decoded_text, own_models_file, templates_folder, write_whole
 from llmrun.options.presets import TABLE, parse_template, parse_toml, read_table, template_files
-from llmrun.options.settings import checked_in_preset, own_presets, templates_folder
+from llmrun.options.settings import checked_in_preset, own_presets
 from llmrun.options.toml_text import line_of, statements
 
 _WAIT_S = 10.0  # how long a command waits for another command that changes the same file
@@ -235,7 +235,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file. Lock files are in the cache folder, because the user's folder should stay tidy."""
     import filelock
 
-    folder = cache_folder() / "locks"
+    folder = cache_folder("locks")
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
