@@ -167,7 +167,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("bench compare --fail 5% a b", "--fail: no such option", "did you mean --fail-above?"),
         ("bench history --html", "--html: a value is missing", "see llmrun bench history --help"),
         ("generate --max 3 x", "--max: no such option", "did you mean --max-tokens?"),
-        ("generate --no-s x", "--no-s: no such option", "did you mean --no-stream or --no-stdin?"),
+        ("generate --no-s x", "--no-s: no such option", "did you mean --no-stream, --no-stats or --no-stdin?"),
         ("generate --tem 1 x", "--tem: no such option", "did you mean --temp?"),
         ("generate --t 1 x", "--t: no such option", "see llmrun generate --help"),  # a dozen options begin with it
     ],

@@ -40,7 +40,7 @@ def command(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Output file, or - for stdout; optional with --dry-run."),
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Read each line of IN as a prompt.  [default for .txt]")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Read one prompt per line, as from .txt files.")] = False,
     *,
     flags: AnswerFlags,
     seed: Annotated[
@@ -48,7 +48,7 @@ def command(
     ] = None,
     workers: Annotated[
         str | None,
-        typer.Option(
+        options.device_option(
             "--workers",
             metavar="LIST",
             help="Where to run: local, URLs, ray or ray:HOST:PORT.  [default: local]",

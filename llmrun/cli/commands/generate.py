@@ -64,7 +64,7 @@ def command(
     ] = None,
     *,
     flags: AnswerFlags,
-    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Ignore text on standard input.")] = False,
+    no_stdin: Annotated[bool, options.prompt_option("--no-stdin", help="Ignore text on standard input.")] = False,
     logit_bias: options.LogitBias = None,
     raw: Annotated[
         bool, options.prompt_option("--raw", help="Send the prompt as it is, without a chat template.")
