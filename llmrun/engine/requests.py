@@ -302,7 +302,8 @@ def _check_sampling(params: SamplingParams) -> None:
     for name in SAMPLING:
         value = getattr(params, name)
         try:
-            if RULES[name].check(value) != value:
+            RULES[name].check(value)
+            if value in RULES[name].also:  # only users may write these values
                 raise ValueError(value)
         except ValueError:
             raise UsageError(f"sampling parameter out of range: {name}: {value} is not {RULES[name].words}") from None

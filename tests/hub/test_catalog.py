@@ -393,7 +393,7 @@ def test_a_missing_key_is_named(own: Path, key: str) -> None:
         ("aliases", '["UPPER"]'),
         ("aliases", "[3]"),
         ("sampling", "3"),
-        ("sampling", "{ temperature = -1 }"),
+        ("sampling", "{ temperature = -2 }"),
         ("sampling", '{ temperature = "hot" }'),
         ("sampling", "{ top_p = nan }"),
         ("sampling", "{ warmth = 1.0 }"),
