@@ -95,7 +95,7 @@ def test_the_prompts_for_speculation_are_of_six_kinds() -> None:
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens: 0"),
         ('{"prompt": "a", "name": 5}', "name: must be a string of at most 40 characters"),
         ('{"prompt": "a", "temperature": "hot"}', "temperature: 'hot' is not a number from 0"),
-        ('{"prompt": "a", "temperature": -1}', "temperature: -1 is not a number from 0"),
+        ('{"prompt": "a", "temperature": -2}', "temperature: -2 is not a number from 0"),
         ('{"messages": []}', "messages: must be a non-empty list"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', "each needs one of these roles"),
         ('{"messages": [{"role": "user"}]}', "each needs a string as content"),
