@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from llmrun.backends.base import TRAINED_CONTEXT, OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.kind import CpuKind
 from llmrun.backends.cpu.speeds.forecast import Forecast
+from llmrun.backends.experience import PREDICTED, RUNS, Experience
 from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, best_of, fit_of
+from llmrun.backends.run_speeds import Run, run_key
 from llmrun.backends.sizing import Footprint, KVBytes
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
+
+if TYPE_CHECKING:
+    from llmrun.backends.cpu.speeds.machine import Speeds
 
 
 @pytest.fixture
@@ -86,6 +92,29 @@ def test_layers_on_a_gpu_need_no_memory(file: GGUFFile) -> None:
     assert found.needed == found.footprint.scratch + found.footprint.vocabulary
     none = fit_of(file, Resources(1 << 40, gpus(1)))
     assert (none.backend, none.gpu_layers, none.layers) == ("cpu", 0, 3)
+
+
+class Measured:
+    """Speeds that were measured beside other programs."""
+
+    disturbance = "other programs used 1.0 of 2 CPUs"
+
+
+@pytest.mark.parametrize(("free", "backend", "on_gpu"), [(60 * GIB, "llama", "3/3"), (1, "cpu", "")])
+def test_real_runs_say_how_fast_a_file_is(
+    file: GGUFFile, monkeypatch: pytest.MonkeyPatch, free: int, backend: str, on_gpu: str
+) -> None:
+    monkeypatch.setattr(CpuKind, "forecast", lambda *_: Forecast(9.0, 100.0, 1.0))
+    speeds = cast("Speeds", Measured())
+    run = Run(*run_key(file.path, file.file_bytes, backend, on_gpu, 2), decode=87.0, prefill=512.0)
+    seen = Experience(2, speeds, {run.key: run})
+    found = fit_of(file, Resources(1 << 40, gpus(free), 2, speeds, seen))
+    assert found.forecast is not None
+    assert found.forecast.decode_per_second == 87.0
+    assert (found.decode_origin, found.prefill_origin, found.disturbance) == (RUNS, RUNS, "")
+    other = fit_of(file, Resources(1 << 40, gpus(free), 1, speeds, Experience(1, speeds, {}, (1.0, 1.0))))
+    predicted = (PREDICTED, Measured.disturbance) if backend == "cpu" else ("", "")
+    assert (other.decode_origin, other.disturbance) == predicted
 
 
 def test_this_machine_has_memory() -> None:
