@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
-# The least tokens from which speeds are recorded for `llmrun fit`.
-_LEAST_GENERATED = 24
+# Answers with more steps than this, and prompts of at least this many tokens, show the speeds that `llmrun fit` uses.
+_LEAST_STEPS = 24
 _LEAST_PREFILLED = MOST_ROWS
 
 
@@ -427,8 +427,9 @@ class Engine:
         self._keep_speed()
 
     def _observe_speed(self, timings: Timings) -> None:
-        if timings.generated_tokens > _LEAST_GENERATED and not timings.accepted_tokens and not timings.forced_tokens:
-            self._best_decode = max(self._best_decode, timings.decode_per_second)
+        if timings.steps > _LEAST_STEPS and timings.decode_s > 0:
+            # Steps with accepted drafts count once, so drafts never make the speed of a step look better than it is.
+            self._best_decode = max(self._best_decode, (timings.steps - 1) / timings.decode_s)
         if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED:
             self._best_prefill = max(self._best_prefill, timings.prompt_per_second)
 

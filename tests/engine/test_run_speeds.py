@@ -9,6 +9,7 @@ import pytest
 
 from llmrun.backends import run_speeds
 from llmrun.backends.scripted import ScriptedBackend, scripted_answers
+from llmrun.base.types import Timings
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt
 from tests.support.engine.answers import answer_all
@@ -49,6 +50,16 @@ def test_a_long_prompt_is_recorded(folder: Path) -> None:
 def test_short_answers_are_not_recorded(folder: Path) -> None:
     run("go", "a" * 10).close()
     assert not folder.exists()
+
+
+def test_accepted_drafts_do_not_make_a_model_look_faster() -> None:
+    model = ScriptedBackend(scripted_answers([]))
+    engine = Engine(model)
+    engine._observe_speed(Timings(0, 1, 0, 101, 1.0, 1.0, 10.0, 11.0, steps=51, drafted_tokens=60, accepted_tokens=50))
+    assert engine._best_decode == 5.0
+    engine._observe_speed(Timings(0, 1, 0, 101, 1.0, 1.0, 10.0, 11.0, steps=20, accepted_tokens=81))
+    assert engine._best_decode == 5.0
+    engine.close()
 
 
 def test_a_stand_in_for_a_model_is_not_recorded(folder: Path) -> None:

@@ -64,6 +64,9 @@ def forecast_on_cpu(
 def rough_decode_speed(read_bytes: float, bytes_per_second: float) -> float:
     """Estimate the decode speed of a model whose plan is unknown, in tokens per second.
 
+    For models with 270 million and 1.5 billion weights, the estimate differs from the forecast by at most 13 % if 10 to
+    60 GB/s are read.
+
     read_bytes        bytes of weights that a token reads
     bytes_per_second  `Speeds.weights_read`
     """
