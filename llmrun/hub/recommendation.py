@@ -8,7 +8,7 @@ machine are estimated from the catalogue and the memory bandwidth. docs/memory.m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from llmrun.backends.cpu.speeds.forecast import Forecast, rough_decode_speed
@@ -16,6 +16,7 @@ from llmrun.backends.experience import CORRECTED, ESTIMATED, RUNS
 from llmrun.backends.fitting import DEFAULT_CONTEXT, Fit, Resources, fit_of
 from llmrun.backends.sizing import Footprint, KVBytes
 from llmrun.base.errors import LlmrunError
+from llmrun.base.machine.system import available_memory
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.estimates import active_share, copies, estimated
@@ -72,6 +73,8 @@ def recommended(resources: Resources) -> list[Recommended]:
 
     Toys are recommended only if no larger model fits.
     """
+    if resources.memory is None:
+        resources = replace(resources, memory=available_memory())
     fitting = [each for each in candidates(resources) if _fits(each, resources)]
     return chosen([each for each in fitting if (each.entry.weights or 0) >= TOY] or fitting)
 

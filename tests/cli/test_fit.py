@@ -267,6 +267,17 @@ def test_recommendations_as_json_have_commands(environment: dict[str, str]) -> N
         assert (model["here"], model["decode_from"]) == (False, "catalogue")
 
 
+def test_a_machine_without_memory_gets_no_recommendation(environment: dict[str, str], tmp_path: Path) -> None:
+    """Runs in a process that reports little memory."""
+    (tmp_path / "site").mkdir()
+    small = "from llmrun.base.machine import memory; memory.free_memory = lambda **_: 20_000\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(small)
+    environment["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
+    done = llmrun("fit", env=environment)
+    assert (done.returncode, done.stdout) == (7, b"")
+    assert done.stderr.startswith(b"error: no recommended model fits the free memory\nhint: ")
+
+
 def test_flags_for_models_need_a_name(environment: dict[str, str]) -> None:
     for flag, value in (("--ctx-size", "512"), ("--prompt", "9"), ("--kv-type", "q8_0")):
         done = llmrun("fit", flag, value, env=environment)

@@ -14,6 +14,7 @@ from llmrun.backends.cpu.speeds.machine import Speeds
 from llmrun.backends.experience import CORRECTED, ESTIMATED, RUNS, Experience
 from llmrun.backends.fitting import Resources
 from llmrun.backends.run_speeds import Run, run_key
+from llmrun.hub import recommendation
 from llmrun.hub.catalog import CatalogEntry, load_catalog
 from llmrun.hub.recommendation import Candidate, Recommended, candidates, chosen, recommended
 from tests.support.gguf.gguf_files import tiny_llama
@@ -115,8 +116,9 @@ def test_models_on_the_gpu_come_first() -> None:
     assert names(recommended(machine(10, gpu=1))) == names(recommended(machine(10)))  # a small GPU does not matter
 
 
-def test_an_unknown_memory_limits_nothing() -> None:
-    assert names(recommended(machine(None, 30)))
+def test_other_systems_are_asked_for_their_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommendation, "available_memory", lambda: 10 * GB)
+    assert names(recommended(machine(None))) == names(recommended(machine(10)))
 
 
 def test_what_is_equally_suited_is_shown_once() -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -110,7 +109,6 @@ def _check_no_model(flags: Mapping[str, object]) -> None:
 
 def _recommend(asked: _FitFlags, as_json: bool) -> int:
     """Show the models that suit this machine, and return the exit code."""
-    from llmrun.base.machine.system import available_memory
     from llmrun.cli.recommendation_output import (
         ESTIMATES,
         recommendations,
@@ -118,12 +116,9 @@ def _recommend(asked: _FitFlags, as_json: bool) -> int:
         show_recommendations,
     )
 
-    if asked.resources.memory is None:
-        asked.resources = replace(asked.resources, memory=available_memory())
     found = recommendations(asked.resources)
     if not found:
-        free = format_bytes(asked.resources.memory or 0)
-        raise DoesNotFit(f"no model of the catalogue fits the {free} of free memory", hint="close other programs")
+        raise DoesNotFit("no recommended model fits the free memory", hint="close other programs, and try again")
     if as_json:
         shown = recommendations_as_json(found, asked.resources)
         out.json({"machine": _machine_as_json(asked), "recommended": shown})

@@ -96,8 +96,8 @@ def _recommend() -> None:
     from llmrun.cli.recommendation_output import recommendations, show_recommendations
 
     threads = default_threads()
-    resources = Resources.of_this_machine(threads=threads, speeds=Speeds.of_this_machine(threads))
     try:
+        resources = Resources.of_this_machine(threads=threads, speeds=Speeds.of_this_machine(threads))
         found = recommendations(resources)
     except LlmrunError as error:  # the speed of this machine cannot be measured, but the search has succeeded
         out.note(f"no models recommended: {error}")
