@@ -22,11 +22,8 @@ from llmrun.base.types import Pooling, named_pooling
 from llmrun.cli.answers.answering import cancelling, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.arguments.prompts import STDIN, checked_text, read_stdin, read_text
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import visible_json
 from llmrun.engine.constraint.strict_json import parse
-from llmrun.engine.embedding import Embedder, EmbeddingJob, InputReader, check_purpose
-from llmrun.engine.slots import SequenceSlots
 from llmrun.jobs.batching.journal import MORE_ROOM, new_file, remove_leftovers, resolved
 from llmrun.options.settings import Settings
 
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.base.types import ModelInfo
+    from llmrun.engine.embedding import Embedder, EmbeddingJob, InputReader
     from llmrun.formats.gguf.reader import GGUFFile
 
 _JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -217,6 +215,8 @@ class OpenEmbedder:
         def read(number: int) -> list[int]:
             return self._reader.tokens_of(texts[number].text, texts[number].place, truncate=truncate)
 
+        from llmrun.engine.embedding import EmbeddingJob
+
         job = EmbeddingJob((), lambda job: None, dimensions, normalize)
         return self._results(job, len(texts), read, scores=False)
 
@@ -226,6 +226,8 @@ class OpenEmbedder:
         def read(number: int) -> list[int]:
             document = documents[number]
             return self._reader.pair_of(query, document.text, document.place, truncate=truncate)
+
+        from llmrun.engine.embedding import EmbeddingJob
 
         job = EmbeddingJob((), lambda job: None)
         return [float(score[0]) for score in self._results(job, len(documents), read, scores=True)]
@@ -265,6 +267,8 @@ def open_embedder(
     scores   whether to rank documents instead of computing vectors
     """
     with model_files(settings) as files:
+        from llmrun.engine.embedding import Embedder, InputReader, check_purpose
+        from llmrun.engine.slots import SequenceSlots
 
         def check(file: GGUFFile) -> None:
             named = named_pooling(file.metadata, file.string("general.architecture"))
@@ -275,14 +279,14 @@ def open_embedder(
             files.options,
             max_sequences=_TEXTS_AT_A_TIME,
             kv_tokens=AUTO,
-            progress=show_loading,
+            progress=files.loading,
             explain=lambda words: out.detail(f"backend    {words}"),
             on_header=check,
         )
         with kernel_warnings_told(out.note), smaller_ones_named(files.found.entry):
             backend = open_backend(files.found.path, options)
         try:
-            out.clear_progress()
+            files.loading.end()
             info = backend.info
             embedder = Embedder(backend, SequenceSlots(backend.kv, info.max_sequences), pooling)
             if pooling is None and info.has_logits and not named_pooling(info.metadata, info.architecture):

@@ -18,7 +18,6 @@ from llmrun.base.amounts import counted, format_bytes, format_clock, format_seco
 from llmrun.base.errors import Cancelled, kernel_warnings_told
 from llmrun.cli.answers.answering import cancelling, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import show_loading
 from llmrun.jobs.bench.intervals import ENOUGH_PARTS
 from llmrun.jobs.evaluation.choices import Accuracy, Answered, ChoiceScorer, accuracy_of, context_for
 from llmrun.jobs.evaluation.measuring import PERCENTILES, Source, chunks_of, opened, scores_of_chunks, summarized
@@ -333,7 +332,7 @@ def _opened(settings: Settings, base: Settings | None, task: Task) -> Iterator[t
                     context_size=context,
                     max_sequences=sequences,
                     kv_tokens=AUTO if sequences > 1 else None,
-                    progress=show_loading,
+                    progress=one.loading,
                     explain=_explain,
                 ),
             )
@@ -341,7 +340,10 @@ def _opened(settings: Settings, base: Settings | None, task: Task) -> Iterator[t
         )
         with kernel_warnings_told(out.note), smaller_ones_named(found[0].entry):
             backends = held.enter_context(opened(model, others[0] if others else None))
-        out.clear_progress()
+        if others:
+            out.clear_progress()
+        else:
+            files[0].loading.end()
         for one, backend in zip(found, backends, strict=True):
             out.detail(f"model      {one.name}: {backend.info.path}")
             out.detail(f"backend    {backend.info.backend}: {backend.info.device}, KV cache {backend.info.kv_type}")

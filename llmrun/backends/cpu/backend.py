@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.base.amounts import counted
 from llmrun.base.compiled.levels import host_target
 from llmrun.base.compiled.store import KernelName, load_kernels
-from llmrun.base.machine.cpu_count import default_threads
+from llmrun.base.machine.cpu_count import default_threads, most_threads
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.formats.layouts.arena import allocate
 from llmrun.formats.layouts.records import NUMERICS
@@ -301,7 +302,7 @@ class _Memory:
 
 
 def _allocated(shapes: Iterable[tuple[int, ...]], name: str) -> list[NDArray[np.uint8]]:
-    return [allocate(prod(shape), name).reshape(shape) for shape in shapes]
+    return [allocate(math.prod(shape), name).reshape(shape) for shape in shapes]
 
 
 def _contiguous_scales(batch: Batch, rows: slice) -> NDArray[np.float32] | None:
@@ -328,8 +329,21 @@ def _decisive(file: GGUFFile, plan: Plan, ropes: Sequence[Rope], kv_type: str) -
 def _compile_progress(progress: Progress | None) -> Callable[[int, int], None] | None:
     if progress is None:
         return None
-    report = progress
-    return lambda done, total: report(f"compiling kernels {done}/{total} (first run only)", done / total)
+    report, began = progress, time.perf_counter()
+
+    def compiled(done: int, total: int) -> None:
+        expected = _COMPILE_S * _EXPECTED / min(total, most_threads())
+        seconds = (expected + time.perf_counter() - began) / (_EXPECTED + done) * (total - done)
+        left = f", about {math.ceil(seconds / 5) * 5} s left" if done < total else ""
+        report(f"compiling kernels {done}/{total}, only once{left}", done / total)
+
+    return compiled
+
+
+# The time left is predicted as if, before the first kernel, this number of kernels had taken this time per processor.
+# Otherwise, predictions would be far too long at first, because large kernels are compiled first.
+_COMPILE_S = 1.0
+_EXPECTED = 4
 
 
 def _load_progress(progress: Progress | None) -> Callable[[int, int], None] | None:

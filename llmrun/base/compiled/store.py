@@ -112,7 +112,8 @@ def load_kernels(
 ) -> dict[KernelName, Kernel]:
     """Return a map from names to kernels. Kernels that are neither in memory nor in the cache are compiled.
 
-    Kernels are compiled in parallel, and `progress` is called after each kernel. Raises KernelCompileError.
+    Kernels are compiled in parallel. `progress` is called before the first kernel and after each kernel, but not if all
+    kernels are cached. Raises KernelCompileError.
     """
     target = target or host_target()
     with _lock:
@@ -140,6 +141,8 @@ def _images(names: Sequence[KernelName], target: Target, progress: Progress | No
         if image is not None:
             images[name] = image
     missing = [name for name in names if name not in images]
+    if missing and progress is not None:
+        progress(0, len(missing))
     for done, (name, image) in enumerate(_compile(missing, target, cache), 1):
         images[name] = image
         if progress is not None:

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from llmrun.base.errors import DoesNotFit, InvalidAnswer, LlmrunError, ModelNotF
 from llmrun.base.folders import data_folder
 from llmrun.base.processes.commands import TERMINATING
 from llmrun.base.types import FinishReason
+from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
@@ -38,7 +39,7 @@ from llmrun.cli.answers.report import (
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import HubReporter, show_loading
+from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.console.terminal import discard_typed_input, is_terminal, keep_output_at_ctrl_c
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
@@ -198,7 +199,7 @@ def open_model(
             max_sequences=max_sequences,
             kv_tokens=AUTO if max_sequences > 1 else None,
             saves_state=saves_state,
-            progress=show_loading,
+            progress=files.loading,
             explain=lambda words: out.detail(f"backend    {words}"),
         )
         tell_of_too_many_threads(settings)
@@ -215,7 +216,7 @@ def open_model(
                 watch=watch,
             )
         held.enter_context(engine)
-        out.clear_progress()
+        files.loading.end()
         check_generates(engine.info)
         if not engine.info.gpu_layers:
             _tell_of_unused_gpu_flags(settings)
@@ -242,18 +243,40 @@ def fetch_model(settings: Settings) -> None:
         _found(settings.model, settings, local_options(settings))
 
 
+def announce_loading(settings: Settings) -> None:
+    """Show the progress line for a local model before slow imports. Does nothing if the model is not on this machine.
+
+    Names that cannot be resolved are ignored, because opening the model will report the error.
+    """
+    if is_endpoint(settings.model) or is_stand_in(settings.backend):
+        return
+    from llmrun.hub.local.stored_models import find
+    from llmrun.hub.resolve.model_file import LocalPath, understand
+
+    with suppress(LlmrunError):
+        asked = understand(settings.model)
+        if isinstance(asked, LocalPath):
+            ModelLoading(asked.path.stem, asked.path).begin()
+        elif (path := find(asked, HubReporter())) is not None:
+            ModelLoading(asked.name, path).begin()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model's file, the draft model's file if there is one, and the options from the settings."""
+    """A model's file, the draft model's file if there is one, the options from the settings, and the progress line."""
 
     found: ResolvedModel
     draft: Path | None
     options: OpenOptions
+    loading: ModelLoading
 
 
 @contextmanager
 def model_files(settings: Settings) -> Iterator[ModelFiles]:
     """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` in the context.
+
+    As soon as the files are known, a progress line says what is being loaded. Importing NumPy and the engine takes
+    longer than finding the files, so callers import the engine inside the context.
 
     May raise any LlmrunError from the hub, and errors about RPC servers that cannot be used.
     """
@@ -266,7 +289,9 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
     with ExitStack() as held:
         for path in (found.path, *([] if draft is None else [draft])):
             held.enter_context(in_use(path))
-        yield ModelFiles(found, draft, options)
+        loading = ModelLoading(found.name, found.path)
+        loading.begin()
+        yield ModelFiles(found, draft, options, loading)
 
 
 def local_options(settings: Settings) -> OpenOptions:

@@ -28,9 +28,10 @@ from llmrun.cli.answers.answering import (
     tell_of_too_many_threads,
     to_open,
 )
+from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.arguments.prompts import filled_system
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import HubReporter, show_loading
+from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.console.terminal import hide_control_echo
 from llmrun.hub.resolve.model_file import resolve
 from llmrun.options.settings import Settings, load_presets, with_model
@@ -125,7 +126,8 @@ class _Opener:
         """
         files = self._files.get(known.path)
         if files is None:
-            files = ModelFiles(await asyncio.to_thread(_stored, known), None, local_options(self._settings))
+            found = await asyncio.to_thread(_stored, known)
+            files = ModelFiles(found, None, local_options(self._settings), ModelLoading(found.name, found.path))
         opening = self._to_open(files)
         given = self._settings.loras if known.path in self._files else ()
         presets = [one.preset for one in await among.listed() if one.path == known.path and one.preset is not None]
@@ -135,13 +137,20 @@ class _Opener:
             "reserved_memory": _reserved(room),
             "saves_state": self._flags.save_prefixes,
         }
+        files.loading.begin()
         return ModelProcess(
             structs.replace(opening, options=options),
             self._limits,
-            loading=show_loading,
+            loading=files.loading,
             note=out.note,
             detail=out.detail,
         )
+
+    def end_loading(self) -> None:
+        """Erase the progress line. If only one model was opened, store how long it took."""
+        out.clear_progress()
+        if len(self._files) == 1:
+            next(iter(self._files.values())).loading.end()
 
     def _to_open(self, files: ModelFiles) -> Open:
         flags, settings = self._flags, self._settings
@@ -231,7 +240,7 @@ async def _serve(
 
     def ready() -> None:
         gc.freeze()  # otherwise, each full garbage collection traverses all modules and delays the answers
-        out.clear_progress()
+        opener.end_loading()
         for line in _banner(models, given_upstreams, url, flags.parallel, bool(options.keys)):
             out.fields([line])
 

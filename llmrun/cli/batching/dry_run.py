@@ -13,12 +13,12 @@ from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.batching.running import check_lines
 from llmrun.cli.batching.workers import LOCAL, WorkersWanted
 from llmrun.cli.console.output import hanging, out
-from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import hide_control_echo, room
 from llmrun.jobs.batching.estimate import BEGIN_S, CallReader, Counts, Estimate, Sampler, count_batch
 from llmrun.jobs.batching.requests import check_source
 
 if TYPE_CHECKING:
+    from llmrun.cli.answers.loading import ModelLoading
     from llmrun.engine.child.messages import Loading, Note
     from llmrun.jobs.batching.requests import CallOptions
     from llmrun.options.settings import Settings
@@ -164,15 +164,16 @@ def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
             settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
         )
         with kernel_warnings_told(out.note), smaller_ones_named(files.found.entry):
-            engine = open_engine(opening, _tell, lambda ids: None)
+            engine = open_engine(opening, lambda message: _tell(message, files.loading), lambda ids: None)
         with engine:
+            files.loading.end()
             yield CallReader(engine, describe(engine, opening))
 
 
-def _tell(message: Loading | Note) -> None:
+def _tell(message: Loading | Note, loading: ModelLoading) -> None:
     from llmrun.engine.child.messages import Loading
 
     if isinstance(message, Loading):
-        show_loading(message.work, message.fraction)
+        loading(message.work, message.fraction)
     else:
         out.detail(message.text)

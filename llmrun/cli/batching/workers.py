@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 from llmrun.base.errors import NetworkError, UsageError
 from llmrun.cli.answers.answering import model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import HubReporter, show_loading
+from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.jobs.batching.workers.ray_address import check_ray, is_ray
 
 if TYPE_CHECKING:
+    from llmrun.cli.answers.loading import ModelLoading
     from llmrun.cli.arguments.options import AnswerFlags
     from llmrun.engine.child.messages import Open
     from llmrun.jobs.batching.run import Batch
@@ -120,9 +121,9 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
             from llmrun.jobs.batching.workers.local import LocalWorker
 
             tell_of_too_many_threads(settings)
-            found.append(LocalWorker(opening, loading=show_loading, note=out.note, detail=out.detail))
+            found.append(LocalWorker(opening, loading=files.loading, note=out.note, detail=out.detail))
         for name in filter(is_ray, wanted.names):
-            found += held.enter_context(_on_ray(name, opening, settings))
+            found += held.enter_context(_on_ray(name, opening, settings, files.loading))
         yield [*found, *servers]
 
 
@@ -136,7 +137,7 @@ def _server(name: str, wanted: WorkersWanted, settings: Settings) -> Worker:
 
 
 @contextmanager
-def _on_ray(name: str, opening: Open, settings: Settings) -> Iterator[Sequence[Worker]]:
+def _on_ray(name: str, opening: Open, settings: Settings, loading: ModelLoading) -> Iterator[Sequence[Worker]]:
     """Yield the workers of a Ray cluster, and disconnect from the cluster at the end."""
     from llmrun.jobs.batching.workers.ray_cluster import ModelToSend, RayCluster, Shows
 
@@ -144,6 +145,6 @@ def _on_ray(name: str, opening: Open, settings: Settings) -> Iterator[Sequence[W
     cluster = RayCluster.connect(name, offline=settings.offline)
     try:
         model = ModelToSend.of(opening, HubReporter())
-        yield cluster.workers(model, Shows(loading=show_loading, note=out.note, detail=out.detail))
+        yield cluster.workers(model, Shows(loading=loading, note=out.note, detail=out.detail))
     finally:
         cluster.kill()

@@ -11,9 +11,9 @@ from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
 from llmrun.backends.registry import backend_named
 from llmrun.base.amounts import format_bandwidth, format_number, format_percent, format_seconds
 from llmrun.base.errors import UsageError, kernel_warnings_told
+from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.benching.flags import LISTS
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import visible_line
 from llmrun.jobs.bench.measuring.workload import BenchTarget, Workload
 from llmrun.jobs.bench.profiling import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
@@ -53,6 +53,8 @@ def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], k
     bodies = []
     for target in targets:
         for prompt, depth in shapes:
+            loading = ModelLoading(target.model, Path(target.path))
+            loading.begin()
             with kernel_warnings_told(out.note):
                 found = profile(
                     Path(target.path),
@@ -61,7 +63,7 @@ def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], k
                     prompt=max(1, prompt),
                     depth=depth,
                     seconds=seconds / 2,
-                    progress=show_loading,
+                    progress=loading,
                 )
             out.clear_progress()
             if words := beyond_training(target.model, depth + prompt, found.train_context):

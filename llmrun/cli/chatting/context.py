@@ -24,7 +24,6 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.saved_state.budget import Budget
-from llmrun.engine.saved_state.one_file import SavedFile
 from llmrun.engine.tools.tool import Limits
 from llmrun.options.settings import RULES, with_values
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
+    from llmrun.engine.saved_state.one_file import SavedFile
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.options.settings import Settings
 
@@ -266,6 +266,8 @@ class ConversationState:
             self.finish(local)
             self._saved = None
         if self._saved is None and file is not None and conversation is not None:
+            from llmrun.engine.saved_state.one_file import SavedFile  # this module imports NumPy
+
             take_over_old_state(conversation, file)
             self._saved = SavedFile(file, local.state_key, self._budget, out.detail)
         self._conversation = conversation

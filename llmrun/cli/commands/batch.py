@@ -99,7 +99,7 @@ def command(
     chat_template = None if flags.chat_template is None else read_text(flags.chat_template, "--chat-template")
 
     # Slow imports must stay below this line, so that usage errors appear immediately.
-    from llmrun.cli.answers.answering import tell_of_default_model
+    from llmrun.cli.answers.answering import announce_loading, tell_of_default_model
     from llmrun.cli.batching.files import opened_input, output_file
     from llmrun.cli.batching.running import call_options, check_lines, run
     from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
@@ -114,6 +114,7 @@ def command(
     calls = call_options(flags, settings, variables, response_format, text=text or is_text(source))
     with opened_input(source) as file:
         if is_dry_run:
+            announce_loading(settings)
             from llmrun.cli.batching.dry_run import dry_run
 
             return dry_run(file, calls, wanted, settings, as_json=json_output)

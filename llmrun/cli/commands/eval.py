@@ -143,6 +143,9 @@ def command(
     text = _text(flags)
 
     # Heavy imports must stay below this line, so that usage errors appear immediately.
+    from llmrun.cli.answers.answering import announce_loading
+
+    announce_loading(settings)
     from llmrun.cli.evaluating import Task, evaluate
     from llmrun.jobs.evaluation.choices import read_questions
     from llmrun.jobs.evaluation.measuring import DEFAULT_CONTEXT

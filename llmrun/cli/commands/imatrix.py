@@ -26,7 +26,7 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings, required_model
 from llmrun.cli.arguments.prompts import STDIN, read_long_text
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import HubReporter, show_loading
+from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import model_named
 
@@ -80,16 +80,20 @@ def command(
     # Heavy imports must stay below this line, so that usage errors appear immediately.
     from llmrun.backends.base import OpenOptions
     from llmrun.base.errors import kernel_warnings_told
+    from llmrun.cli.answers.loading import ModelLoading
     from llmrun.hub.local.safe_writes import in_use
     from llmrun.hub.resolve.model_file import resolve
-    from llmrun.jobs.importance import open_cpu_backend
 
     found = resolve(model, offline=settings.offline, reporter=HubReporter())
-    wanted = OpenOptions(backend="cpu", context_size=context, threads=settings.threads, progress=show_loading)
+    loading = ModelLoading(found.name, found.path)
+    loading.begin()
+    from llmrun.jobs.importance import open_cpu_backend
+
+    wanted = OpenOptions(backend="cpu", context_size=context, threads=settings.threads, progress=loading)
     with in_use(found.path):
         with kernel_warnings_told(out.note):
             backend = open_cpu_backend(found.path, wanted)
-        out.clear_progress()
+        loading.end()
         try:
             source = text or Path(STDIN)
             return _run(backend, read, chunks, source, output, with_output=process_output, as_json=json_output)

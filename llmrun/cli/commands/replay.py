@@ -81,7 +81,7 @@ def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: Ex
     from llmrun.backends.lora_files import LoraOption
     from llmrun.base.errors import kernel_warnings_told
     from llmrun.cli.answers.answering import model_files, tell_of_too_many_threads
-    from llmrun.cli.console.progress import HubReporter, show_loading
+    from llmrun.cli.console.progress import HubReporter
     from llmrun.engine.engine import Engine
     from llmrun.jobs.replay import adapter_digest, check_adapters, check_files
     from llmrun.jobs.replay import model_files as hashed_files
@@ -94,7 +94,7 @@ def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: Ex
     with kernel_warnings_told(out.note):
         engine = Engine.open(
             files.found.path,
-            replace(files.options, adapters=options, progress=show_loading),
+            replace(files.options, adapters=options, progress=files.loading),
             chat_template=recording.opening.chat_template,
             thinking_tags=recording.opening.thinking_tags,
             speculate=settings.wants_speculation,
@@ -103,7 +103,7 @@ def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: Ex
             watch=watcher,
         )
     held.enter_context(engine)
-    out.clear_progress()
+    files.loading.end()
     return engine
 
 

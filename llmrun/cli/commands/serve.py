@@ -26,7 +26,7 @@ from llmrun.cli.arguments.options import models, takes_flags
 from llmrun.cli.arguments.prompts import read_text
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.engine.remote.request import is_endpoint
-from llmrun.options.settings import model_named
+from llmrun.options.settings import model_named, with_model
 
 LISTING = {"heading": "Run models", "place": 12}
 
@@ -53,6 +53,10 @@ def command(
                 f"model: {name}: already runs on a server", hint="forward requests to that server with --upstream URL"
             )
     template = None if flags.chat_template is None else read_text(flags.chat_template, "--chat-template")
+    if given:
+        from llmrun.cli.answers.answering import announce_loading
+
+        announce_loading(with_model(settings, given[0]))
     options, limits, upstreams = flags.serving_options(), flags.model_limits(), flags.upstreams()
 
     from llmrun.serving.http_server import bound_socket, tls_context

@@ -313,10 +313,12 @@ class Output:
         """Write an error's traceback, for --debug. Make control characters visible."""
         self._write_stderr(visible(text))
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str, *, at_once: bool = False) -> None:
         """Show what the program is doing, on a line that the next output replaces.
 
         In a log file, a new line is written every 10 s instead.
+
+        at_once  True if the line must appear even if the wait turns out to be short
         """
         if self.quiet or self._thinking is not None:
             return
@@ -324,11 +326,10 @@ class Output:
         live = can_move_cursor(sys.stderr)
         if self._waiting_since is None:
             self._waiting_since = self._last_drawn = now
-            return
         if not live and now - self._last_drawn >= _PLAIN_LINE_S:
             self._last_drawn = now
             self._write(f"{visible_line(text)}\n")
-        elif live and now - self._waiting_since >= _SHOW_AFTER_S and now - self._last_drawn >= _REDRAW_S:
+        elif live and (at_once or (now - self._waiting_since >= _SHOW_AFTER_S and now - self._last_drawn >= _REDRAW_S)):
             self._last_drawn = now
             line = shortened(visible_line(text), columns() - 1)
             rest = " " * (self._live_width - width(line))

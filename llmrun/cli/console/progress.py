@@ -1,4 +1,4 @@
-"""Shows the progress of downloads, of model loading and of long jobs on one line.
+"""Shows the progress of downloads and of long jobs on one line.
 
 For jobs, a thread redraws the line, because a single forward pass of a large model can take a minute.
 """
@@ -86,11 +86,6 @@ def progress_bar(fraction: float, columns: int = _BAR) -> str:
     """Return a bar such as `████████░░░░░░░░░░░░`."""
     filled = int(fraction * columns)
     return "█" * filled + "░" * (columns - filled)
-
-
-def show_loading(what: str, fraction: float) -> None:
-    """Show the engine's progress while it loads a model."""
-    out.progress(f"{what}  {fraction:.0%}")
 
 
 _REDRAW_S = 0.2

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
+from llmrun.backends.cpu import backend as cpu_backend
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.registry import open_backend
@@ -260,8 +261,27 @@ def test_a_first_run_tells_that_kernels_are_compiled(
     with open_gguf(path) as file:
         CpuBackend(file, OpenOptions(context_size=32, progress=lambda *report: reports.append(report))).close()
     assert reports[:2] == [
-        ("compiling kernels 1/2 (first run only)", 0.5),
-        ("compiling kernels 2/2 (first run only)", 1.0),
+        ("compiling kernels 1/2, only once, about 5 s left", 0.5),
+        ("compiling kernels 2/2, only once", 1.0),
+    ]
+
+
+def test_the_time_left_is_known_before_the_first_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prediction starts with a typical time, and moves to the measured time."""
+    clock, words = [0.0], list[str]()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cpu_backend, "most_threads", lambda: 2)
+    compiled = cpu_backend._compile_progress(lambda what, share: words.append(what))
+    assert compiled is not None
+    for seconds, done in ((0, 0), (6, 1), (40, 20), (60, 39), (61, 40)):
+        clock[0] = seconds
+        compiled(done, 40)
+    assert words == [
+        "compiling kernels 0/40, only once, about 20 s left",
+        "compiling kernels 1/40, only once, about 65 s left",
+        "compiling kernels 20/40, only once, about 35 s left",
+        "compiling kernels 39/40, only once, about 5 s left",
+        "compiling kernels 40/40, only once",
     ]
 
 

@@ -15,6 +15,7 @@ from llmrun.base.errors import UsageError
 from llmrun.base.types import Pooling
 from llmrun.cli.answers import serving
 from llmrun.cli.answers.answering import ModelFiles
+from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.hub.resolve.model_file import ResolvedModel
 from llmrun.options.presets import Preset
@@ -56,9 +57,8 @@ def test_models_get_their_own_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_stored", lambda known: found[known.name])
     monkeypatch.setattr(serving, "ModelProcess", lambda opening, *_, **__: opening)
     settings = replace(Settings(), loras=("/lora.gguf:0.25",))
-    opener = serving._Opener(
-        ServeFlags(), settings, [(given, ModelFiles(found["given"], None, OpenOptions()))], None, ServingOptions()
-    )
+    files = ModelFiles(found["given"], None, OpenOptions(), ModelLoading("given", given.path))
+    opener = serving._Opener(ServeFlags(), settings, [(given, files)], None, ServingOptions())
 
     async def adapters(known: KnownModel) -> object:
         process = await opener.process(KnownModels([given, other, *presets]), known, None)

@@ -50,6 +50,16 @@ def test_a_short_wait_shows_nothing(monkeypatch: pytest.MonkeyPatch, clock: Cloc
     assert stderr.getvalue() == ""
 
 
+def test_a_line_may_appear_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    stderr = Terminal()
+    out = use(monkeypatch, Terminal(), stderr)
+    out.progress("loading", at_once=True)
+    assert stderr.getvalue() == "\rloading"
+    log = io.StringIO()
+    use(monkeypatch, Terminal(), log).progress("loading", at_once=True)
+    assert log.getvalue() == ""
+
+
 def test_the_living_line_is_erased_before_anything_else_is_written(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

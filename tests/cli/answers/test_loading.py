@@ -1,0 +1,218 @@
+"""Tests of the progress line of a load, and of the stored durations of loads."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llmrun.base.amounts import format_bytes
+from llmrun.cli.answers import loading
+from llmrun.cli.answers.loading import ModelLoading
+from llmrun.cli.console import output
+from llmrun.cli.console.output import Output
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.test_house import HEAVY
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def last(self) -> str:
+        return self.getvalue().rpartition("\r")[2].rstrip()
+
+
+class Clock:
+    """Replaces the module `time` of the line and of the output. The line takes no time to draw."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(loading, "time", clock)
+    monkeypatch.setattr(output, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Screen:
+    screen = Screen()
+    for name, value in {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100", "LLMRUN_CACHE_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(loading, "out", Output())
+    monkeypatch.setattr(output, "sys", SimpleNamespace(stdout=screen, stderr=screen))  # pytest replaces sys.stderr
+    return screen
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(bytes(2_500_000))
+    return path
+
+
+def load(model: Path, clock: Clock, seconds: float, *words: str) -> None:
+    """Load a model, which takes `seconds` and reports these words."""
+    line = ModelLoading("small", model)
+    line.begin()
+    clock.now += seconds
+    for what in words:
+        line(what, 0.5)
+    line.end()
+
+
+def begun(model: Path, screen: Screen) -> str:
+    ModelLoading("small", model).begin()
+    return screen.last()
+
+
+def test_the_line_says_what_and_how_large_at_once(model: Path, screen: Screen, clock: Clock) -> None:
+    assert begun(model, screen) == "loading small (2.50 MB) ..."
+
+
+def test_the_line_says_how_long_the_last_load_took(model: Path, screen: Screen, clock: Clock) -> None:
+    load(model, clock, 130)
+    load(model, clock, 2.14, "loading weights")
+    assert screen.last() == ""
+    assert begun(model, screen) == "loading small (2.50 MB, 2.1 s last time) ..."
+
+
+def test_progress_keeps_the_name_where_it_fits(
+    model: Path, screen: Screen, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ModelLoading("small", model)
+    line.begin()
+    clock.now += 1
+    line("loading weights", 0.5)
+    assert screen.last() == "loading small (2.50 MB)  50%"
+    clock.now += 1
+    line("compiling kernels 3/40, only once, about 20 s left", 0.075)
+    assert screen.last() == "small: compiling kernels 3/40, only once, about 20 s left"
+    monkeypatch.setenv("COLUMNS", "52")
+    clock.now += 1
+    line("compiling kernels 4/40, only once, about 20 s left", 0.1)
+    assert screen.last() == "compiling kernels 4/40, only once, about 20 s left"
+    monkeypatch.setenv("COLUMNS", "20")
+    clock.now += 1
+    line("loading weights", 0.75)
+    assert screen.last() == "loading smal  75%"
+
+
+def test_a_load_that_compiles_is_not_remembered(model: Path, screen: Screen, clock: Clock) -> None:
+    load(model, clock, 2)
+    load(model, clock, 60, "compiling kernels 1/40, only once", "loading weights")
+    assert begun(model, screen) == "loading small (2.50 MB, 2.0 s last time) ..."
+
+
+def test_a_changed_file_has_no_last_time(model: Path, screen: Screen, clock: Clock) -> None:
+    load(model, clock, 2)
+    os.utime(model, (1, 1))
+    assert begun(model, screen) == "loading small (2.50 MB) ..."
+
+
+def test_all_shards_count(tmp_path: Path, screen: Screen, clock: Clock) -> None:
+    shards = [tmp_path / f"small-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for shard in shards:
+        shard.write_bytes(bytes(1_000_000))
+    assert begun(shards[0], screen) == "loading small (2.00 MB) ..."
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": "b"}', '{"a": NaN}', "{" * 9])
+def test_damaged_durations_are_ignored(model: Path, screen: Screen, clock: Clock, text: str, tmp_path: Path) -> None:
+    (tmp_path / "load-times.json").write_text(text)
+    load(model, clock, 2)
+    assert begun(model, screen) == "loading small (2.50 MB, 2.0 s last time) ..."
+
+
+def test_a_limited_number_of_durations_is_stored(
+    tmp_path: Path, screen: Screen, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_MOST", 3)
+    models = [tmp_path / f"{number}.gguf" for number in range(4)]
+    for model in models:
+        model.write_bytes(b"x")
+    for model in (*models[:3], models[0], models[3]):
+        load(model, clock, 2)
+    assert ["last time" in begun(model, screen) for model in models] == [True, False, True, True]
+
+
+def test_a_cache_that_cannot_be_written_will_do(
+    model: Path, screen: Screen, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(model / "no folder"))
+    load(model, clock, 2)
+    assert begun(model, screen) == "loading small (2.50 MB) ..."
+
+
+def test_pipes_and_quiet_runs_get_no_line(
+    model: Path, screen: Screen, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = Output()
+    quiet.quiet = True
+    monkeypatch.setattr(loading, "out", quiet)
+    load(model, clock, 60, "loading weights")
+    assert screen.getvalue() == ""
+    monkeypatch.setattr(loading, "out", Output())
+    pipe = io.StringIO()
+    monkeypatch.setattr(output, "sys", SimpleNamespace(stdout=screen, stderr=pipe))
+    load(model, clock, 9, "loading weights")
+    assert pipe.getvalue() == ""
+
+
+_PROBE = f"""
+import os, sys
+from llmrun.cli.console.output import Output
+
+def progress(self, text, *, at_once=False):
+    imported = len(sys.modules)
+    print(text)
+    print(imported, *[name for name in {HEAVY!r} if name in sys.modules], flush=True)
+    os._exit(0)
+
+Output.progress = progress
+from llmrun.__main__ import main
+main()
+"""
+
+
+@pytest.mark.push
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "generate -m {model} hello",
+        "chat {model}",
+        "embed {model} hello",
+        "eval {model} --text {text}",
+        "imatrix {model} --text {text} -o {text}.gguf",
+        "bench -m {model}",
+        "serve {model} --port 0",
+        "batch -m {model} {text} --dry-run",
+    ],
+)
+def test_the_line_precedes_slow_imports(tmp_path: Path, arguments: str) -> None:
+    """Importing this number of modules takes 0.2 s on an idle machine. NumPy and the engine would take as long."""
+    model, text = tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "text.txt"
+    text.write_text('{"prompt": "hello"}\n')
+    command = [sys.executable, "-c", _PROBE, *arguments.format(model=model, text=text).split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    line, imports = done.stdout.splitlines()
+    assert line == f"loading tiny ({format_bytes(model.stat().st_size)}) ..."
+    count, *heavy = imports.split()
+    is_batch = arguments.startswith("batch")
+    assert heavy == (["asyncio"] if is_batch else [])
+    assert int(count) <= (390 if is_batch else 320)
