@@ -27,8 +27,8 @@ pytestmark = pytest.mark.push
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x1b[8m\b\b\r\n\x85\u202eevil\u2066\x7f"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|\r(?!\n)")
-# A progress line that is erased later; only slow machines show it.
-PROGRESS = re.compile(r"(?:\r(?:loading \w+|\w+: )[ \w/(),.%]*)+\r +\r")
+# The start of the progress line, which is erased later. The rest of the line is checked like all other text.
+PROGRESS = re.compile(r"\r(?=loading \w| +\r|\w+.*: compiling)|(?<= )\r(?!\n)")
 
 
 def name_it(draft: Draft) -> None:

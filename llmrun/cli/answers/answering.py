@@ -290,7 +290,8 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
         for path in (found.path, *([] if draft is None else [draft])):
             held.enter_context(in_use(path))
         loading = ModelLoading(found.name, found.path)
-        loading.begin()
+        if not is_stand_in(settings.backend):
+            loading.begin()
         yield ModelFiles(found, draft, options, loading)
 
 

@@ -28,7 +28,7 @@ class ModelLoading:
     """The progress line of a model that is being loaded. Backends call the object to report their progress."""
 
     def __init__(self, name: str, path: Path) -> None:
-        """Prepare the line for a model, whose first file is `path`. For a stand-in without a file, nothing is shown."""
+        """Prepare the line for a model, whose first file is `path`, without showing the line."""
         self._name = name
         self._path = path
         self._key = self._label = ""

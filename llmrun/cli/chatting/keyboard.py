@@ -53,6 +53,7 @@ from prompt_toolkit.styles import Style
 
 from llmrun.base.folders import O_BINARY, data_folder
 from llmrun.cli.answers.report import NEARLY_FULL
+from llmrun.cli.chatting.input_rows import WordWrappedControl
 from llmrun.cli.chatting.plain import Completions, Meter, Turns, is_unfinished
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, screen
 from llmrun.cli.console.output import out
@@ -277,7 +278,7 @@ class TerminalTurns(Turns):
         )
         self._session.app.ttimeoutlen = _ESCAPE_S
         self._session.app.key_processor.after_key_press += self._choose_timeout
-        self._limit_rows()
+        self._shape_rows()
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         self._meter, self._leaving = meter, False
@@ -447,14 +448,15 @@ class TerminalTurns(Turns):
         style = "class:meter.full" if used >= NEARLY_FULL else "class:meter"
         return [(style, f"{used:.0%} of {self._meter.context_size:,}")]
 
-    def _limit_rows(self) -> None:
-        """Limit the height of the prompt. Long input then scrolls within a few rows."""
+    def _shape_rows(self) -> None:
+        """Break rows between words, and limit the height of the prompt. Long input then scrolls within a few rows."""
         edited = self._session.default_buffer
         window = next(
             window
             for window in self._session.layout.find_all_windows()
             if isinstance(window.content, BufferControl) and window.content.buffer is edited
         )
+        window.content = WordWrappedControl(window)
         reserved = window.height  # prompt_toolkit's height, which includes room for the completion menu
         window.height = lambda: Dimension(min=to_dimension(reserved).min, max=MOST_ROWS)
 

@@ -427,3 +427,19 @@ def test_an_error_in_the_middle_of_an_answer_puts_every_mode_back(prompt: Prompt
     prompt.press("fail", "\r")
     prompt.shows("RuntimeError: in the middle of an answer")
     assert termios.tcgetattr(fd) == prompt.modes
+
+
+def test_long_input_breaks_between_words(tmp_path: Path) -> None:
+    prompt = Prompt(tmp_path, columns=40)
+    prompt.press("Please explain to me why the sky is so very wonder")
+    prompt.shows("> Please explain to me why the sky is\n  so very wonder")
+    prompt.press("fully blue today")
+    prompt.shows("\n  so very wonderfully blue today")
+    prompt.press(*[BACKSPACE] * 17, CTRL_A, "Yes: ")
+    prompt.shows("> Yes: Please explain to me why the sky\n  is so very wonde")
+    prompt.process.setwinsize(24, 31)
+    prompt.terminal.resize(31)
+    prompt.shows("> Yes: Please explain to me\n  why the sky is so very wonde")
+    prompt.press("\r")
+    assert prompt.turns(1) == ["Yes: Please explain to me why the sky is so very wonde"]
+    prompt.leave()
