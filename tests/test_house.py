@@ -88,7 +88,7 @@ def drawn_inner_rooms() -> dict[str, list[str]]:
 
 FLOORS = drawn_floors()
 INNER_ROOMS = drawn_inner_rooms()
-UNORDERED = {"backends/cpu", "cli/chatting"}  # whose folders may import each other
+UNORDERED = {"backends/cpu", "cli/answers"}  # whose folders may import each other
 
 
 @cache

@@ -85,8 +85,8 @@ def test_words_are_not_broken_at_the_edge_of_a_terminal(tmp_path: Path) -> None:
     """Tokens of this model are single bytes, so every word arrives in pieces."""
     code = "print('a line of code that is wider than the terminal is')"
     answer = f"Several words, and awordthatiswiderthantheterminal.\n```\n{code}\n```\nThe words after the code."
-    script = script_file(tmp_path, [("assistant\n", answer)])
-    screen, exit_code = screen_of("generate", "--backend", "scripted", "-q", "-m", script, "hello", columns=20)
+    script = script_file(tmp_path, [("assistant\n", answer), ("hello", answer)])
+    screen, exit_code = screen_of("generate", "--raw", "--backend", "scripted", "-q", "-m", script, "hello", columns=20)
     assert screen.splitlines() == [
         "Several words, and awordthatiswiderthantheterminal.",
         "```",
@@ -255,8 +255,8 @@ def test_ctrl_c_discards_no_output_of_a_slow_terminal(tmp_path: Path) -> None:
     import fcntl
     import termios
 
-    script = script_file(tmp_path, [("assistant\n", LONG * 20)])
-    process = on_terminal("generate", "--backend", "scripted", "-q", "-m", script, "hello", columns=200)
+    script = script_file(tmp_path, [("hello", LONG * 20)])
+    process = on_terminal("generate", "--raw", "--backend", "scripted", "-q", "-m", script, "hello", columns=200)
     while int.from_bytes(fcntl.ioctl(process.child_fd, termios.FIONREAD, bytes(4)), sys.byteorder) < 4000:
         assert process.isalive()
         time.sleep(0.05)

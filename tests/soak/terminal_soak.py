@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from llmrun.cli.chatting.markdown import MarkdownView
+from llmrun.cli.answers.markdown.view import MarkdownView
 from llmrun.cli.console.output import Output
 from tests.soak.driver import Broken, Case, Soak
 from tests.support.cli.hostile_text import hostile_answer, in_pieces

@@ -29,6 +29,7 @@ from llmrun.base.folders import data_folder
 from llmrun.base.processes.commands import TERMINATING
 from llmrun.base.types import FinishReason
 from llmrun.cli.answers.loading import ModelLoading
+from llmrun.cli.answers.markdown import markdown_view
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
@@ -47,6 +48,7 @@ from llmrun.options.settings import Settings, default_sampling, is_set, model_na
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
+    from llmrun.cli.answers.markdown.view import MarkdownView
     from llmrun.engine.base import Answering
     from llmrun.engine.child.messages import Open
     from llmrun.engine.engine import Engine
@@ -578,21 +580,26 @@ def answer(
     *,
     model: str,
     as_json: bool,
+    renders: bool = False,
     hide_thinking: bool = False,
     stream: bool = True,
     log: Callable[[AnsweredRequest], None] | None = None,
 ) -> int:
     """Run a request, print the answer and its statistics, call `log` if it is given, and return the exit code.
 
-    If `stream` is false, the answer is printed when it is complete. Ctrl-C or SIGTERM stops the answer. The text
-    generated so far is still printed, with the usual statistics. Raises LlmrunError at the end if the answer does not
-    match the requested format.
+    If `renders` is true and stdout is a terminal, Markdown is rendered. If `stream` is false, the answer is printed
+    when it is complete. Ctrl-C or SIGTERM stops the answer. The text generated so far is still printed, with the usual
+    statistics. Raises LlmrunError at the end if the answer does not match the requested format.
     """
     collected = CollectedAnswer()
+    shown = _ShownAnswer(markdown_view() if renders else None)
     thinking = ThinkingView(hidden=hide_thinking or as_json, stream=stream)
     finished: Finished | None = None
     certain = CertainAnswer(stream=stream)
-    with cancelling(engine.cancel_current) as signals, _rest_written(certain, thinking, as_json=as_json):
+    with (
+        cancelling(engine.cancel_current, echo=not shown.is_rendered) as signals,
+        _rest_written(certain, thinking, None if as_json else shown),
+    ):
         for event in engine.generate(request):
             if isinstance(event, PrefillProgress):
                 out.progress(waiting_words(event))
@@ -602,11 +609,13 @@ def answer(
                     if held := certain.rest():
                         thinking.text(held)
                     elif not as_json:
+                        shown.pause()
                         out.answer_was_thinking()
                 if event.reasoning:
+                    shown.pause()
                     thinking.text(event.reasoning)
                 if not as_json:
-                    out.answer(certain.passed(event))
+                    shown.text(certain.passed(event))
             elif isinstance(event, Finished):
                 finished = event
     if finished is None:
@@ -615,7 +624,7 @@ def answer(
     if as_json:
         out.json(completion_body(done))
     else:
-        out.end_answer()
+        shown.end()
         for token in done.logprobs:
             out.fields(logprob_fields(token))
     explain_length(
@@ -631,23 +640,54 @@ def answer(
     return 128 + signals[0] if signals else 0
 
 
+class _ShownAnswer:
+    """The text of an answer on stdout: rendered by a view, or else as it is."""
+
+    def __init__(self, view: MarkdownView | None) -> None:
+        self._view = view
+        self.is_rendered = view is not None
+
+    def text(self, piece: str) -> None:
+        """Show the next piece of the answer."""
+        if self._view is None:
+            out.answer(piece)
+        elif piece:
+            out.clear_progress()
+            self._view.text(piece)
+
+    def pause(self) -> None:
+        """Finish the rendered rows, because other text follows on the terminal, or because the answer is over."""
+        if self._view is not None:
+            self._view.end()
+
+    def end(self) -> None:
+        """End the answer."""
+        if self._view is None:
+            out.end_answer()
+        else:
+            self._view.end()
+
+
 @contextmanager
-def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bool) -> Iterator[None]:
-    """Flush the buffered text on every exit path."""
+def _rest_written(certain: CertainAnswer, thinking: ThinkingView, shown: _ShownAnswer | None) -> Iterator[None]:
+    """Flush the buffered text on every exit path. `shown` is None if only the finished answer is printed."""
     try:
         yield
     finally:
         thinking.end()
-        if not as_json:
-            out.answer(certain.rest())
+        if shown is not None:
+            shown.text(certain.rest())
+            shown.pause()
 
 
 @contextmanager
-def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
+def cancelling(cancel: Callable[[], None], *, echo: bool = True) -> Iterator[list[int]]:
     """On the first Ctrl-C or SIGTERM, call `cancel` instead of ending the process. A second signal ends the process.
 
     Yields the list of signals received. Signals that were already ignored (because of `nohup`, or `&` in a
     script) stay ignored.
+
+    echo  False to hide typed characters, which would move the cursor away from text that is redrawn
     """
     received: list[int] = []
 
@@ -661,7 +701,7 @@ def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
         cancel()
 
     heeded = [number for number in (signal.SIGINT, *TERMINATING) if signal.getsignal(number) != signal.SIG_IGN]
-    restore_terminal = keep_output_at_ctrl_c()
+    restore_terminal = keep_output_at_ctrl_c(echo=echo)
     before = {number: signal.signal(number, on_signal) for number in heeded}
     try:
         yield received

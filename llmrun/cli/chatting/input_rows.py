@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from prompt_toolkit.data_structures import Point
@@ -121,7 +122,7 @@ class _WrappedContent(UIContent):
         characters = explode_text_fragments(fragments)
         filled: StyleAndTextTuples = []
         after = [0]
-        for row, (begin, end) in enumerate(zip(before, before[1:], strict=False)):
+        for row, (begin, end) in enumerate(pairwise(before)):
             blanks = room(row) - sum(map(cells, text[begin:end]))
             filled += [*characters[begin:end], ("", " " * blanks)]
             after.append(after[-1] + end - begin + blanks)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import re
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from typing import BinaryIO, Protocol
 
 from llmrun.base.errors import UsageError
 from llmrun.base.folders import refuse_utf_16
+from llmrun.cli.answers.markdown import markdown_view
 from llmrun.cli.arguments.prompts import LARGEST_TEXT
 from llmrun.cli.console.output import out
-from llmrun.cli.console.terminal import can_move_cursor
 
 QUOTES = '"""'
 
@@ -196,8 +195,4 @@ class PlainView:
 
 def answer_view() -> AnswerView:
     """Return the view for the current stdout: rendered Markdown on a terminal, and plain text elsewhere."""
-    if can_move_cursor(sys.stdout):
-        from llmrun.cli.chatting.markdown import MarkdownView
-
-        return MarkdownView()
-    return PlainView()
+    return markdown_view() or PlainView()

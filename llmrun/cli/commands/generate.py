@@ -192,6 +192,7 @@ def command(
             request,
             model=opened.name,
             as_json=json_output,
+            renders=not (raw or json_output) and response_format is None and logprobs is None,
             hide_thinking=settings.hide_thinking,
             stream=settings.stream,
             log=log_answer if recorder is None else recorder.after(opened, log_answer),

@@ -157,8 +157,10 @@ def hide_control_echo() -> Callable[[], None]:
     return _set_modes(termios.ECHOCTL, 0)
 
 
-def keep_output_at_ctrl_c() -> Callable[[], None]:
+def keep_output_at_ctrl_c(*, echo: bool = True) -> Callable[[], None]:
     """Stop the terminal of stdin from showing control characters and from discarding output at Ctrl-C.
+
+    If `echo` is false, other typed characters are not shown either. Programs can still read them later.
 
     The terminal then also keeps typed input, so a handler of SIGINT should call `discard_typed_input`.
     """
@@ -166,7 +168,8 @@ def keep_output_at_ctrl_c() -> Callable[[], None]:
         return lambda: None
     import termios
 
-    return _set_modes(termios.ECHOCTL | termios.NOFLSH, termios.NOFLSH)
+    hidden = termios.ECHOCTL | (0 if echo else termios.ECHO)
+    return _set_modes(hidden | termios.NOFLSH, termios.NOFLSH)
 
 
 def discard_typed_input() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ TEXT = st.text("abcde     \u4f60\u597d\u3002\U0001f600e\u0301\t", max_size=120)
 
 def rows(line: str, columns: int) -> list[str]:
     starts = [*row_starts(line, lambda row: columns), None]
-    return [line[begin:end] for begin, end in zip(starts, starts[1:], strict=False)]
+    return [line[begin:end] for begin, end in pairwise(starts)]
 
 
 def width(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.cli.chatting.markdown import MarkdownView
+from llmrun.cli.answers.markdown.view import MarkdownView
 from tests.support.cli.reflowing import ReflowingTerminal
 from tests.support.cli.terminals import Terminal
 

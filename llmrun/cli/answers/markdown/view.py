@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from llmrun.cli.chatting.markdown.pending import Pending
-from llmrun.cli.chatting.markdown.rows import Row, columns_of, encoded
+from llmrun.cli.answers.markdown.pending import Pending
+from llmrun.cli.answers.markdown.rows import Row, columns_of, encoded
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting.markdown import MarkdownView
+from llmrun.cli.answers.markdown.view import MarkdownView
 from tests.support.cli.terminals import Terminal
 
 LANGUAGES = [

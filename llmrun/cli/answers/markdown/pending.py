@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from markdown_it.token import Token
 
-from llmrun.cli.chatting.markdown.elements import WIDEST_TEXT, Renderer, prepared
-from llmrun.cli.chatting.markdown.parse import (
+from llmrun.cli.answers.markdown.elements import WIDEST_TEXT, Renderer, prepared
+from llmrun.cli.answers.markdown.parse import (
     HEAD_OF_A_TABLE,
     MarkdownBlock,
     blocks_of,
     first_unfinished,
     follows_blank,
 )
-from llmrun.cli.chatting.markdown.rows import Row, columns_of, folded, ink, without_beginning, without_last_word
+from llmrun.cli.answers.markdown.rows import Row, columns_of, folded, ink, without_beginning, without_last_word
 
 _LINES_CUT = 50
 _ROOM_TO_GROW = 10  # expected width of a word in columns

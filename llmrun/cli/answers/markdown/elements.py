@@ -29,8 +29,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from llmrun.cli.chatting.markdown.parse import follows_blank
-from llmrun.cli.chatting.markdown.rows import Row, rows_of, shown, wrapped
+from llmrun.cli.answers.markdown.parse import follows_blank
+from llmrun.cli.answers.markdown.rows import Row, rows_of, shown, wrapped
 
 WIDEST_TEXT = 100  # maximum width in columns; longer lines are hard to read, but code and tables may be wider
 _NARROWEST = 8  # minimum width in columns; narrower cells, list items and quotes would be unreadable

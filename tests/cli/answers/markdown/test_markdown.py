@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting.markdown import MarkdownView
-from llmrun.cli.chatting.markdown.pending import Pending
-from llmrun.cli.chatting.markdown.rows import columns_of
+from llmrun.cli.answers.markdown.pending import Pending
+from llmrun.cli.answers.markdown.rows import columns_of
+from llmrun.cli.answers.markdown.view import MarkdownView
 from llmrun.cli.console.terminal import visible
 from tests.support.cli.reflowing import ReflowingTerminal
 from tests.support.cli.shown_answers import PROSE, SAMPLE, Answer, shown

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from llmrun.cli.chatting.markdown.rows import Row, cut, encoded, folded, ink, plain, shown, without_beginning, wrapped
+from llmrun.cli.answers.markdown.rows import Row, cut, encoded, folded, ink, plain, shown, without_beginning, wrapped
 from llmrun.cli.console.terminal import width
 
 WORDS = st.sampled_from(["a", "word", "longer-words", " ", "  ", "日本", "語。", "😀", "e\u0301", "x" * 25, "🇩🇪"])

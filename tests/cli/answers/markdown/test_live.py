@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting.markdown.view import LiveRows
+from llmrun.cli.answers.markdown.view import LiveRows
 from tests.support.cli.terminals import Terminal
 
 ROWS = st.lists(st.sampled_from(["", "a", "ab", "abc", "b", "\x1b[1mbold\x1b[0m"]), max_size=5)

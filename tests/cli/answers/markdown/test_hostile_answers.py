@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from llmrun.cli.chatting.markdown import rows, view
+from llmrun.cli.answers.markdown import rows, view
 from tests.soak.terminal_soak import Breach, soak_case
 
 pytestmark = pytest.mark.push
