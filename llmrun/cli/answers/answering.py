@@ -609,10 +609,10 @@ def answer(
                     if held := certain.rest():
                         thinking.text(held)
                     elif not as_json:
-                        shown.pause()
+                        shown.leave()
                         out.answer_was_thinking()
                 if event.reasoning:
-                    shown.pause()
+                    shown.leave()
                     thinking.text(event.reasoning)
                 if not as_json:
                     shown.text(certain.passed(event))
@@ -624,7 +624,8 @@ def answer(
     if as_json:
         out.json(completion_body(done))
     else:
-        shown.end()
+        if not shown.is_rendered:
+            out.end_answer()
         for token in done.logprobs:
             out.fields(logprob_fields(token))
     explain_length(
@@ -655,16 +656,9 @@ class _ShownAnswer:
             out.clear_progress()
             self._view.text(piece)
 
-    def pause(self) -> None:
+    def leave(self) -> None:
         """Finish the rendered rows, because other text follows on the terminal, or because the answer is over."""
         if self._view is not None:
-            self._view.end()
-
-    def end(self) -> None:
-        """End the answer."""
-        if self._view is None:
-            out.end_answer()
-        else:
             self._view.end()
 
 
@@ -677,7 +671,7 @@ def _rest_written(certain: CertainAnswer, thinking: ThinkingView, shown: _ShownA
         thinking.end()
         if shown is not None:
             shown.text(certain.rest())
-            shown.pause()
+            shown.leave()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -34,32 +34,40 @@ def cells(character: str) -> int:
     return Char(character).width
 
 
-def row_starts(line: str, room: Callable[[int], int]) -> list[int]:
+def _width(text: str) -> int:
+    return len(text) if text.isascii() and text.isprintable() else sum(map(cells, text))
+
+
+@lru_cache(maxsize=16)  # each redraw needs the rows several times
+def row_starts(line: str, first: int, others: int) -> Sequence[int]:
     """Return the index of the first character of each row of a line.
 
     A word moves to the next row unless the row also has room for the next character if it is a space, because the
     cursor is behind the word while the word is being typed. Only words that are longer than a row are split.
 
-    room  returns the number of columns in a row, given the row's number in the line
+    first, others  the number of columns in the first row and in each of the other rows
     """
     starts = [0]
-    left = room(0)
+    left = first
     for piece in _PIECE.finditer(line):
         begin, end = piece.span()
-        size = sum(map(cells, piece[0]))
+        size = _width(piece[0])
         needed = size + (piece[0] != " " and line[end : end + 1] == " ")
-        if needed > room(len(starts)):
+        if needed > others:
             needed = size
         while begin < end and not cells(line[begin]):  # combining characters stay with the character before them
             begin += 1
         if needed > left and size and begin > starts[-1]:
             starts.append(begin)
-            left = room(len(starts) - 1)
+            left = others
+        if size <= left:
+            left -= size
+            continue
         for at in range(begin, end):
             width = cells(line[at])
             if width > left and at > starts[-1]:
                 starts.append(at)
-                left = room(len(starts) - 1)
+                left = others
             left -= width
     return starts
 
@@ -71,8 +79,8 @@ class _Line(NamedTuple):
     """
 
     fragments: StyleAndTextTuples
-    before: list[int]
-    after: list[int]
+    before: Sequence[int]
+    after: Sequence[int]
 
 
 class _WrappedContent(UIContent):
@@ -111,19 +119,17 @@ class _WrappedContent(UIContent):
         return self._lines[lineno]
 
     def _wrapped(self, lineno: int) -> _Line:
-        def room(row: int) -> int:
-            return self._width - fragment_list_width(to_formatted_text(self._prefix(lineno, row)))
-
         fragments = self._content.get_line(lineno)
         text = fragment_list_to_text(fragments)
-        before = row_starts(text, room)
+        rooms = [self._width - fragment_list_width(to_formatted_text(self._prefix(lineno, row))) for row in (0, 1)]
+        before = row_starts(text, *rooms)
         if len(before) == 1:
             return _Line(fragments, before, before)
         characters = explode_text_fragments(fragments)
         filled: StyleAndTextTuples = []
         after = [0]
         for row, (begin, end) in enumerate(pairwise(before)):
-            blanks = room(row) - sum(map(cells, text[begin:end]))
+            blanks = rooms[min(row, 1)] - _width(text[begin:end])
             filled += [*characters[begin:end], ("", " " * blanks)]
             after.append(after[-1] + end - begin + blanks)
         return _Line([*filled, *characters[before[-1] :]], before, after)

@@ -27,7 +27,7 @@ TEXT = st.text("abcde     \u4f60\u597d\u3002\U0001f600e\u0301\t", max_size=120)
 
 
 def rows(line: str, columns: int) -> list[str]:
-    starts = [*row_starts(line, lambda row: columns), None]
+    starts = [*row_starts(line, columns, columns), None]
     return [line[begin:end] for begin, end in pairwise(starts)]
 
 
@@ -64,7 +64,7 @@ def test_rows_are_the_whole_line_and_fit(line: str, columns: int) -> None:
 
 @given(st.text("abc\u00e9  ", max_size=120), st.integers(2, 20))
 def test_no_word_that_fits_is_split(line: str, columns: int) -> None:
-    for begin in row_starts(line, lambda row: columns):
+    for begin in row_starts(line, columns, columns):
         before, behind = re.split(" ", line[:begin])[-1], re.split(" ", line[begin:])[0]
         assert not before or not behind or len(before + behind) > columns
 
