@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.base.types import Adapter, ModelInfo
 from llmrun.formats.gguf.vocabulary import SUPPRESSED
 from llmrun.formats.layouts.kv import parse_kv_type
-from llmrun.model.archs.parts.tensors import common_type, parameter_count
+from llmrun.model.archs.parts.tensors import parameter_count, quantization
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -36,7 +36,7 @@ def describe(
         path=str(file.path),
         name=file.string("general.name", file.path.stem),
         architecture=file.string("general.architecture"),
-        file_type=common_type(file),
+        file_type=quantization(file),
         parameters=parameter_count(file),
         file_bytes=file.file_bytes,
         vocabulary_size=vocabulary_size,

@@ -25,7 +25,7 @@ from llmrun.base.errors import UnsupportedModel
 from llmrun.base.machine.cpu_count import default_threads
 from llmrun.base.machine.memory import free_memory
 from llmrun.model.archs.parts.encoders import is_encoder
-from llmrun.model.archs.parts.tensors import common_type, parameter_count
+from llmrun.model.archs.parts.tensors import parameter_count, quantization
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Product
 from llmrun.model.plan.shapes import MatrixState
@@ -134,6 +134,7 @@ class Resources:
 class Fit:
     """How well one model fits on one machine.
 
+    file_type        the quantization, such as "Q4_K_M"
     backend          name of the backend that would run the model
     bits             average bits per weight in the file
     context          context size in tokens that the estimate assumes
@@ -223,7 +224,7 @@ def fit_of(
     is_predicted = any(origin not in ("", RUNS) for origin in origins)
     return Fit(
         architecture=architecture,
-        file_type=common_type(file),
+        file_type=quantization(file),
         file_bytes=file.file_bytes,
         parameters=parameters,
         bits=8 * sum(tensor.nbytes for tensor in file.tensors.values()) / max(1, parameters),

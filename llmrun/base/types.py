@@ -72,7 +72,7 @@ class ModelInfo:
     path: str  # a file, or a remote model's endpoint, such as "http://127.0.0.1:8080/v1"
     name: str  # from `general.name`, or else the file name without its suffix
     architecture: str  # the exact value of `general.architecture`
-    file_type: str  # the weight type that accounts for the most bytes, such as "Q4_1"
+    file_type: str  # the quantization, such as "Q4_K_M"
     parameters: int
     file_bytes: int
     vocabulary_size: int

@@ -17,7 +17,7 @@ from llmrun.base.types import Pooling, named_pooling
 from llmrun.cli.console.output import aligned, beside, out
 from llmrun.cli.console.terminal import room, visible_line
 from llmrun.formats.gguf.metadata import ADAPTER, StringArray, purpose_of
-from llmrun.model.archs.parts.tensors import common_type, parameter_count
+from llmrun.model.archs.parts.tensors import parameter_count, quantization
 from llmrun.model.tokenizers.vocabulary import fill_tokens_of
 from llmrun.options.sampling_params import SAMPLING, value_text
 
@@ -105,7 +105,7 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
         if text:
             yield label, text
     yield "parameters", f"{parameter_count(file):,}"
-    yield "main type", common_type(file)
+    yield "quantization", quantization(file)
     context = file.metadata.get(f"{architecture}.context_length")
     if isinstance(context, int):
         yield "context", f"{context:,} tokens"
@@ -276,6 +276,7 @@ def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, 
         "path": str(file.path),
         "bytes": file.file_bytes,
         "architecture": _text(file, "general.architecture"),
+        "quantization": quantization(file),
         "parameters": parameter_count(file),
         "tensor_types": {kind: {"tensors": count, "bytes": size} for kind, (count, size) in _by_type(file).items()},
         "sampling": {name: _json_number(value) for name, value in _sampling(file, entry)},

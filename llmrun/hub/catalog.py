@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import llmrun
 from llmrun.base.errors import ModelNotFound, UsageError, shown, warn_of_broken_entry
 from llmrun.base.folders import decoded_text, own_models_file
+from llmrun.formats.gguf.quantization import quantization_named
 from llmrun.hub.names import (
     SHA256,
     Expected,
@@ -34,7 +35,6 @@ from llmrun.hub.names import (
     bits_in_file,
     bits_of,
     nearest_in_bits,
-    quantization_named,
     safe_segments,
     shards_of,
     weights_in,

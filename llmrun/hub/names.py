@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import UsageError
 from llmrun.formats.gguf.format import MAGIC
+from llmrun.formats.gguf.quantization import quantization_named, quantization_of
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
@@ -25,32 +26,10 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHARDS = 1000
-# "UD-", Unsloth's prefix for a mix of quantization types, is part of the name. The pattern matches only whole words, so
-# it does not find "Q4_XS" in "IQ4_XS".
-_QUANTIZATION = re.compile(
-    r"(?<![A-Za-z0-9])(?P<name>(?:UD-)?(?:I?Q[1-8](?:_[0-9A-Z]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32))"
-    r"(?![A-Za-z0-9])",
-    re.IGNORECASE,
-)
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")  # excludes "..", hidden files and control characters
 _MOST_SEGMENT = 200  # characters per segment; file systems allow 255 bytes, and we append suffixes
 _MOST_SEGMENTS = 8
 _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10))})
-
-
-def quantization_of(file: str) -> str:
-    """Return the quantization in a file name in upper case, such as "Q4_K_M" or "UD-Q4_K_XL".
-
-    If the name contains several quantizations, returns the last one. If the name contains no quantization, returns "".
-    """
-    stem = file.rsplit("/", 1)[-1]
-    found = [match["name"] for match in _QUANTIZATION.finditer(stem)]
-    return _plain(found[-1]) if found else ""
-
-
-def quantization_named(text: str) -> str:
-    """Return `text` in upper case if it names a quantization ("q4_k_m" -> "Q4_K_M"), or else ""."""
-    return _plain(text) if _QUANTIZATION.fullmatch(text) else ""
 
 
 def shards_of(file: str) -> tuple[str, ...]:
@@ -113,11 +92,6 @@ def safe_segments(path: str) -> tuple[str, ...]:
         if not plain or segment.split(".")[0].lower() in _RESERVED or len(segments) > _MOST_SEGMENTS:
             raise UsageError(f"file name: {path[:300]!r}: not a safe file name")
     return segments
-
-
-def _plain(quantization: str) -> str:
-    name = quantization.upper()
-    return {"FP16": "F16", "FP32": "F32"}.get(name, name)
 
 
 # Matches "30b", "0.6b", "270m", "8x7b" and "e2b" as whole words, but neither "128k" nor "v0.2".

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from llmrun.base.errors import UsageError
-from llmrun.formats.gguf.glance import FILE_TYPES
+from llmrun.formats.gguf.quantization import FILE_TYPES
 
 COPY: Final = "COPY"  # copies the tensors unchanged, for example to join shards
 _ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}

@@ -62,7 +62,7 @@ def test_the_list(stores: Stores) -> None:
         ["hf:org/hurt:Q8_0", "4", "B", "Q8_0", "damaged", "never"],
         ["hf:org/name:Q4_K_M", str(len(ONE)), "B", "Q4_K_M", "llama", "8k", "just", "now"],
         ["hf:org/name:Q8_0", str(len(ONE)), "B", "Q8_0", "llama", "8k", "just", "now"],
-        ["ollama:llama3.2:1b", str(len(TWO)), "B", "llama", "8k", "never"],
+        ["ollama:llama3.2:1b", str(len(TWO)), "B", "F32", "llama", "8k", "never"],
         ["4", "models,", str(len(ONE) + len(TWO) + 4), "B"],
     ]
     assert err == ""
@@ -87,6 +87,18 @@ def test_the_list(stores: Stores) -> None:
     }
     assert "not a valid GGUF file" in models[0]["problem"]
     assert (models[3]["holder"], models[3]["commit"]) == ("ollama", "")
+
+
+def test_list_and_show_name_the_same_quantization(stores: Stores) -> None:
+    stores.shared("org/mix", {"m-UD-Q4_K_XL.gguf": gguf(file_type=15)})
+    stores.ollama(gguf(file_type=15, salt=1), "m", "1b")
+    models = told("list")["models"]
+    assert isinstance(models, list)
+    listed = {model["name"]: model["quantization"] for model in models}
+    assert listed == {"hf:org/mix:UD-Q4_K_XL": "UD-Q4_K_XL", "ollama:m:1b": "Q4_K_M"}
+    for name, quantization in listed.items():
+        assert told("show", name)["quantization"] == quantization
+        assert f"  quantization  {quantization}\n" in run("show", name)[0]
 
 
 def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import llmrun
 from llmrun.base.errors import BrokenEntry, ModelNotFound, UsageError
+from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.catalog import (
     Catalog,
     CatalogEntry,
@@ -21,7 +22,7 @@ from llmrun.hub.catalog import (
     read_whole,
     shipped_catalog,
 )
-from llmrun.hub.names import Expected, HubSource, PypiSource, UrlSource, quantization_of, without_shard
+from llmrun.hub.names import Expected, HubSource, PypiSource, UrlSource, without_shard
 from llmrun.hub.resolve.model_file import understand
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import Settings

@@ -15,53 +15,11 @@ from llmrun.hub.names import (
     hint_for_repository,
     nearest_in_bits,
     nearest_in_size,
-    quantization_named,
-    quantization_of,
     shards_of,
     smallest_first,
     weights_in,
     without_shard,
 )
-
-
-@pytest.mark.parametrize(
-    ("file", "quantization"),
-    [
-        ("Qwen3-4B-Q4_K_M.gguf", "Q4_K_M"),
-        ("qwen2.5-3b-instruct-q5_k_m.gguf", "Q5_K_M"),
-        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
-        ("gemma-4-E2B_q4_0-it.gguf", "Q4_0"),
-        ("Qwen3.6-35B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
-        ("model-IQ4_XS.gguf", "IQ4_XS"),
-        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
-        ("phi-4-bf16.gguf", "BF16"),
-        ("model-fp16.gguf", "F16"),
-        ("model-F32.gguf", "F32"),
-        ("gemma-3-4b-it-qat-q4_0-Q8_0.gguf", "Q8_0"),
-        ("Q8_0/model.gguf", ""),
-        ("model.gguf", ""),
-        ("Q4_K_M.txt.gguf", "Q4_K_M"),
-        ("unq4_0.gguf", ""),
-    ],
-)
-def test_a_files_quantization_is_the_last_that_its_name_says(file: str, quantization: str) -> None:
-    assert quantization_of(file) == quantization
-
-
-@pytest.mark.parametrize(
-    ("text", "quantization"),
-    [("q4_k_m", "Q4_K_M"), ("ud-q4_k_xl", "UD-Q4_K_XL"), ("FP16", "F16"), ("4b-q4_0", ""), ("q4_0.gguf", ""), ("", "")],
-)
-def test_a_quantization_by_itself_is_nothing_else(text: str, quantization: str) -> None:
-    assert quantization_named(text) == quantization
-
-
-@given(st.text())
-def test_a_quantization_is_its_own_name(text: str) -> None:
-    named = quantization_named(text)
-    assert quantization_named(named) == named
-    if named:
-        assert quantization_of(f"model-{named}.gguf") == named
 
 
 def test_shards_are_counted_from_the_first() -> None:

@@ -176,10 +176,9 @@ class _Named(NamedTuple):
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     """Show one model or all of its quantizations. Return the model's entry for --json."""
     from llmrun.backends.fitting import best_of
-    from llmrun.hub.names import quantization_of
 
     named: list[_Named] = []
-    for called, file_name, file in _headers(name, asked.settings):
+    for called, _, file in _headers(name, asked.settings):
         out.progress(f"{called}: measuring this machine (once)")
         if isinstance(file, _CatalogQuant):
             if (guess := asked.estimate_of(file)) is not None:
@@ -187,7 +186,7 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
             continue
         with file:
             one = asked.fit_of(file)
-        named.append(_Named(called, quantization_of(file_name) or one.file_type, one))
+        named.append(_Named(called, one.file_type, one))
     asked.speeds.keep()
     out.clear_progress()
     named.sort(key=lambda row: row.fit.file_bytes)

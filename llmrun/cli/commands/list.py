@@ -105,12 +105,10 @@ def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDown
 
 
 def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ...]:
-    from llmrun.hub.upkeep.inventory import quantization
-
     return (
         model.name,
         format_bytes(model.size),
-        quantization(model, facts),
+        facts.quantization,
         "damaged" if problem else facts.architecture,
         format_tokens(facts.context),
         format_age(model.used, now) if model.used else "never",
@@ -125,15 +123,13 @@ def _begun(partial: UnfinishedDownload) -> str:
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:
-    from llmrun.hub.upkeep.inventory import quantization
-
     record = model.record
     return {
         "name": model.name,
         "holder": model.holder,
         "files": [str(path) for path in model.files],
         "bytes": model.size,
-        "quantization": quantization(model, facts),
+        "quantization": facts.quantization,
         "architecture": facts.architecture,
         "context": facts.context,
         "repository": model.repository,

@@ -159,13 +159,12 @@ def _written(file: GGUFFile, target: Path, job: Job, plan: Plan) -> int:
 
 
 def _body(file: GGUFFile, target: Path, job: Job, plan: Plan, n_bytes: int) -> dict[str, Any]:
-    from llmrun.jobs.file_types import file_type_of
-    from llmrun.model.archs.parts.tensors import common_type
+    from llmrun.model.archs.parts.tensors import quantization
 
     return {
         "model": {
             "path": str(file.path),
-            "file_type": file_type_of(file.metadata) or common_type(file),
+            "file_type": quantization(file),
             "bytes": file.file_bytes,
             "bits_per_weight": round(plan.old_bits, 4),
         },

@@ -14,6 +14,7 @@ from llmrun.base.errors import shown
 from llmrun.formats.gguf.cursor import Cursor
 from llmrun.formats.gguf.format import ARRAY_ID, SCALAR_TYPES, HeaderTooLong
 from llmrun.formats.gguf.header import read_array_start, read_counts, read_key, read_single
+from llmrun.formats.gguf.quantization import is_exact, quantization_in, quantization_of
 from llmrun.formats.gguf.source import FileSource
 
 # The limit is 1.5 times the size of Gemma 4's header (16 MB, with 262,144 tokens). The limit in cursor.py is higher.
@@ -22,35 +23,26 @@ _STEP = 2**12
 _LONG_ARRAY = 1024  # number of elements; any longer array is assumed to be the vocabulary
 _MOST_TEXT = 300  # maximum number of characters; longer names are truncated
 
-# The values of `general.file_type`, from llama.cpp's `enum llama_ftype`.
-FILE_TYPES: dict[int, str] = {
-    **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
-    **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S"), 7)),
-    **dict(enumerate(("Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL"), 17)),
-    **dict(enumerate(("IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16"), 26)),
-    **dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0", "Q2_0"), 36)),
-}
-
 
 class Glance(NamedTuple):  # a dataclass would take 0.3 ms longer to define
-    """A few fields of a header. Missing fields are "" or 0."""
+    """A few fields of a header, and the quantization (see quantization.py). Missing fields are "" or 0."""
 
     architecture: str = ""
-    file_type: str = ""  # "Q4_K_M"
+    quantization: str = ""  # "Q4_K_M"
     context: int = 0  # context length that the model was trained with, in tokens
     size_label: str = ""  # "135M", "30B-A3B"; empty if the key comes after the other fields
 
 
-def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
+def glance(path: Path) -> Glance:
     """Read the fields before the vocabulary, and continue after the vocabulary if any fields are missing.
 
-    needs_file_type  False if the file name already contains the type. Quantization tools write the type last, after
-                     megabytes of tokens.
+    If the file's name contains the quantization, `general.file_type` is not needed. Quantization tools write this key
+    last, after megabytes of tokens.
 
     Raises ModelNotFound, ModelFileError and BadGGUF. Only the part of the header that was read is checked.
     """
     missing = {"general.architecture", ".context_length"}
-    if needs_file_type:
+    if not is_exact(quantization_of(path.name)):
         missing.add("general.file_type")
     source = FileSource(path)
     seen: dict[str, object] = {}
@@ -59,13 +51,13 @@ def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
             _read_facts(Cursor(source, path, window=_STEP, limit=MOST_BYTES), seen, missing)
     finally:
         source.close()
-    named, file_type = seen.get("general.architecture"), seen.get("general.file_type")
+    named = seen.get("general.architecture")
     architecture = named[:_MOST_TEXT] if isinstance(named, str) else ""
     context = seen.get(f"{architecture}.context_length")
     label = seen.get("general.size_label")
     return Glance(
         architecture,
-        FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
+        quantization_in(path.name, seen.get("general.file_type")),
         context if isinstance(context, int) else 0,
         label[:_MOST_TEXT] if isinstance(label, str) else "",
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import ModelNotFound, UsageError
+from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.local import other_programs, paths
 from llmrun.hub.local.model_records import known_digest, remember_digests
 from llmrun.hub.local.paths import entries, hub_cache, is_file, model_files, read_small, repository_folder
@@ -31,7 +32,6 @@ from llmrun.hub.names import (
     RemoteFile,
     Source,
     models_among,
-    quantization_of,
 )
 from llmrun.hub.progress_reporter import Reporter
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from llmrun.base.errors import ModelNotFound, UsageError
+from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.names import (
     SHA256,
     RemoteFile,
     is_companion,
     models_among,
     nearest_in_bits,
-    quantization_of,
     safe_segments,
     without_shard,
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelFileError, ModelNotFound, NetworkError, UsageError
+from llmrun.formats.gguf.quantization import quantization_named
 from llmrun.formats.gguf.source import FOLDER, NAME_A_FILE, kind_of
 from llmrun.hub.catalog import Catalog, Wanted, load_catalog
 from llmrun.hub.local import model_records, paths, stored_models
@@ -29,7 +30,6 @@ from llmrun.hub.names import (
     Source,
     UrlSource,
     hub_source_of,
-    quantization_named,
     safe_segments,
     shards_of,
     url_source_of,

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
 from llmrun.formats.gguf.glance import Glance, glance
+from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.model_records import ModelRecord, read_record
 from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA, lm_studio_models, ollama_models
 from llmrun.hub.local.paths import entries, is_file, model_files
 from llmrun.hub.local.stored_models import Repository, repositories
-from llmrun.hub.names import Expected, HeldSource, HubSource, models_among, quantization_of, safe_segments, shards_of
+from llmrun.hub.names import Expected, HeldSource, HubSource, models_among, safe_segments, shards_of
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog import Catalog
@@ -126,19 +127,22 @@ def of_path(path: Path) -> Model:
 
 def facts_of(model: Model) -> tuple[Glance, str]:
     """Read a model's header, and return a few of its fields and an error message, which is "" on success."""
-    named = bool(quantization_of(model.path.name))
     try:
-        return glance(model.path, needs_file_type=not named), ""
+        return facts_in(model.path), ""
     except LlmrunError as error:
-        return Glance(), str(error)
+        return Glance(quantization=quantization_of(model.path.name)), str(error)
 
 
-def quantization(model: Model, facts: Glance) -> str:
-    """Return the quantization in the file name or else in the header, or "" if neither contains a quantization.
+def facts_in(path: Path) -> Glance:
+    """Read a few fields of a file's header. Raises ModelNotFound, ModelFileError and BadGGUF."""
+    facts = glance(path)
+    if facts.quantization:
+        return facts
+    from llmrun.formats.gguf.reader import open_gguf
+    from llmrun.model.archs.parts.tensors import quantization
 
-    The file name takes precedence because it is more specific, as in "UD-Q4_K_XL".
-    """
-    return quantization_of(model.path.name) or facts.file_type
+    with open_gguf(path) as file:  # slow, but nearly all files state their quantization
+        return facts._replace(quantization=quantization(file))
 
 
 def total_size(files: Iterable[Path]) -> int:

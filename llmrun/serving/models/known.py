@@ -19,11 +19,10 @@ from urllib.parse import urlsplit
 
 from llmrun.backends.lora_files import LoraOption
 from llmrun.base.errors import LlmrunError, ModelNotFound
-from llmrun.formats.gguf.glance import Glance, glance
+from llmrun.formats.gguf.glance import Glance
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.local.model_records import known_digest
-from llmrun.hub.names import quantization_of
 from llmrun.hub.upkeep import inventory
 from llmrun.model.tokenizers.vocabulary import fill_tokens_of
 from llmrun.options.presets import Preset
@@ -269,10 +268,9 @@ def digest_of(known: KnownModel) -> str:
 @lru_cache(maxsize=_MOST_FILES)
 def _glance(path: Path, size: int, modified: float) -> Glance:
     try:
-        found = glance(path, needs_file_type=not quantization_of(path.name))
+        return inventory.facts_in(path)
     except LlmrunError:
         return Glance()
-    return found._replace(file_type=quantization_of(path.name) or found.file_type)
 
 
 @lru_cache(maxsize=_MOST_FILES)

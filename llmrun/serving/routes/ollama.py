@@ -129,7 +129,7 @@ class OllamaModelRoutes:
             digest=digest_of(known),
             family=glanced.architecture if info is None else info.architecture,
             parameters=glanced.size_label if info is None else parameter_label(info.parameters),
-            quantization=glanced.file_type if info is None else info.file_type,
+            quantization=glanced.quantization if info is None else info.file_type,
             context=glanced.context if info is None else info.context_size,
         )
 

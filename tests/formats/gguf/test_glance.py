@@ -17,7 +17,7 @@ from llmrun.base.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFou
 from llmrun.formats.gguf import glance as glancing
 from llmrun.formats.gguf.cursor import Cursor
 from llmrun.formats.gguf.format import MAX_ARRAY_ELEMENTS, MAX_KEYS
-from llmrun.formats.gguf.glance import FILE_TYPES, Glance, glance
+from llmrun.formats.gguf.glance import Glance, glance
 from llmrun.formats.gguf.header import read_header
 from llmrun.formats.gguf.source import FileSource
 from tests.support.gguf.gguf_bytes import (
@@ -47,9 +47,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-def glance_at(path: Path, data: bytes, *, needs_file_type: bool = True) -> Glance:
+def glance_at(path: Path, data: bytes) -> Glance:
     path.write_bytes(data)
-    return glance(path, needs_file_type=needs_file_type)
+    return glance(path)
 
 
 def refusal(path: Path, data: bytes) -> str:
@@ -65,7 +65,7 @@ def refusal(path: Path, data: bytes) -> str:
 def test_the_facts_of_a_real_model() -> None:
     assert glance(smollm2()) == Glance(
         architecture="llama",
-        file_type="Q4_1",
+        quantization="Q4_1",
         context=8192,
         size_label="135M",
     )
@@ -88,18 +88,20 @@ def test_the_type_is_found_before_and_behind_the_vocabulary(path: Path) -> None:
     assert glance_at(path, long_header(type_last=False)) == wanted
     assert glance_at(path, long_header(type_last=True)) == wanted
     # The file name already gives the type, so the vocabulary is not scanned for it.
-    assert glance_at(path, long_header(type_last=True), needs_file_type=False) == wanted._replace(file_type="")
+    named = path.with_name("model-Q8_0.gguf")
+    assert glance_at(named, long_header(type_last=True)) == wanted._replace(quantization="Q8_0")
 
 
 def test_few_kilobytes_of_a_usual_header_are_read(path: Path) -> None:
     def bytes_read(file: Path) -> int:
         with mock.patch.object(FileSource, "read", autospec=True, side_effect=FileSource.read) as reads:
-            glance(file, needs_file_type=file != path)
+            glance(file)
         return sum(len(call.args[2]) for call in reads.call_args_list)
 
     assert 0 < bytes_read(smollm2()) <= 100_000
-    path.write_bytes(long_header(type_last=True, tokens=100_000))
-    assert 0 < bytes_read(path) <= 100_000
+    named = path.with_name("model-Q8_0.gguf")
+    named.write_bytes(long_header(type_last=True, tokens=100_000))
+    assert 0 < bytes_read(named) <= 100_000
 
 
 def test_numpy_is_not_imported(path: Path) -> None:
@@ -128,16 +130,6 @@ def test_a_value_of_another_type_is_not_taken(path: Path) -> None:
     assert glance_at(path, RawGGUF(keys).build()) == Glance()
     keys["general.architecture"] = string("x" * 5000)
     assert glance_at(path, RawGGUF(keys).build()) == Glance("x" * 300)
-
-
-def test_file_types_are_those_of_gguf_py() -> None:
-    import gguf as oracle
-
-    known = {int(kind): kind.name for kind in oracle.LlamaFileType if kind.name != "GUESSED"}
-    theirs = {number: name.removeprefix("MOSTLY_").removeprefix("ALL_") for number, name in known.items()}
-    for number, name in FILE_TYPES.items():
-        assert number not in theirs or theirs[number] == name
-    assert len(theirs.keys() & FILE_TYPES.keys()) > 25
 
 
 def test_other_files_are_told_as_the_reader_tells_them(path: Path) -> None:
@@ -189,7 +181,7 @@ def test_a_model_that_says_no_context_says_none_behind_its_vocabulary(path: Path
         "tokenizer.ggml.tokens": strings(["x"] * 2000),
         "llama.context_length": scalar(U32, 9),
     }
-    assert glance_at(path, RawGGUF(keys).build()) == Glance("llama", file_type="Q4_0")
+    assert glance_at(path, RawGGUF(keys).build()) == Glance("llama", quantization="Q4_0")
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 1000])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmrun.base.errors import ModelNotFound
-from llmrun.hub.names import RemoteFile, quantization_of, shards_of
+from llmrun.formats.gguf.quantization import quantization_of
+from llmrun.hub.names import RemoteFile, shards_of
 from llmrun.hub.remote.repository import PREFERRED, OfferedModel, choose, nearest_files, offered, quantizations
 
 

@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
+from llmrun.formats.gguf.quantization import quantization_named
 from llmrun.hub.catalog import Wanted
-from llmrun.hub.names import Expected, HeldSource, HubSource, UrlSource, quantization_named, safe_segments
+from llmrun.hub.names import Expected, HeldSource, HubSource, UrlSource, safe_segments
 from llmrun.hub.resolve.model_file import LocalPath, understand
 from tests.support.tiers import examples
 

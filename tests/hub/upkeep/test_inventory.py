@@ -16,7 +16,7 @@ from llmrun.hub.names import HubSource, UrlSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_file import LocalPath, understand
 from llmrun.hub.upkeep import inventory
-from llmrun.hub.upkeep.inventory import facts_of, models, quantization, select, total_size
+from llmrun.hub.upkeep.inventory import facts_of, models, select, total_size
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 
@@ -196,8 +196,8 @@ def test_facts_and_what_is_wrong_with_a_header(stores: Stores) -> None:
     named, good, hurt = models()
     facts, problem = facts_of(good)
     assert (facts.architecture, facts.context, problem) == ("llama", 8192, "")
-    assert quantization(good, facts) == "Q4_K_M"
-    assert quantization(named, facts_of(named)[0]) == "Q8_0"
+    assert facts.quantization == "Q4_K_M"
+    assert facts_of(named)[0].quantization == "Q8_0"
     assert "not a valid GGUF file" in facts_of(hurt)[1]
 
 

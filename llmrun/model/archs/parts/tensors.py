@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.base.errors import BadGGUF, UnsupportedModel, shown
+from llmrun.formats.gguf.quantization import quantization_in
 from llmrun.formats.gguf.tensors import dimensions, trimmed
 from llmrun.formats.quants.weight_type import GROUP_ROWS
 from llmrun.model.plan.matrix import SUPPORTED, Matrix
@@ -129,8 +130,13 @@ def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
     return tensor.type.dequantize(file.read(tensor))
 
 
+def quantization(file: GGUFFile) -> str:
+    """Return the quantization in the file's name, or else in its header, or else the most common weight type."""
+    return quantization_in(file.path.name, file.metadata.get("general.file_type")) or common_type(file)
+
+
 def common_type(file: GGUFFile) -> str:
-    """Return the weight type that uses the most bytes, commonly called the quantization of the file."""
+    """Return the weight type that uses the most bytes."""
     sizes: dict[str, int] = {}
     for tensor in file.tensors.values():
         sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
