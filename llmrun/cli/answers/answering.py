@@ -144,7 +144,7 @@ def lasting_name(settings: Settings) -> str:
 
 
 def lasting_model(settings: Settings) -> str:
-    """Return a name that identifies the model from any folder: a catalogue name, an absolute path or a URL.
+    """Return a name that identifies the model from any folder: a name, an absolute path or a URL.
 
     Raises UsageError for an invalid URL and ModelNotFound for an unknown name.
     """
@@ -155,7 +155,9 @@ def lasting_model(settings: Settings) -> str:
     from llmrun.hub.resolve.model_file import LocalPath, existing, understand
 
     meant = understand(settings.model)
-    return os.path.abspath(existing(meant)) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100
+    if not isinstance(meant, LocalPath):
+        return settings.model
+    return meant.name or os.path.abspath(existing(meant))  # noqa: PTH100
 
 
 @contextmanager

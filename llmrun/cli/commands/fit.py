@@ -213,7 +213,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     if isinstance(meant, LocalPath):
         file = open_gguf(existing(meant))
         check_is_model(file)
-        yield meant.path.name, meant.path.name, file
+        yield meant.name or meant.path.name, meant.path.name, file
         return
     held = here(meant)
     if held and (not leaves_open(meant) or _are_all(held, meant)):

