@@ -204,6 +204,28 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
         return _open_best(file, options) if named is None else _open_named(named, file, options)
 
 
+def check_supported(file: GGUFFile) -> None:
+    """Check a model's header. Raises UnsupportedModel if no backend on this machine supports the model, and BadGGUF."""
+    from llmrun.backends.base import OpenOptions
+
+    refusal: UnsupportedModel | None = None
+    for entry in BACKENDS:
+        kind = entry.kind()
+        probe = kind.probe()
+        if probe.missing:
+            if refusal is not None:
+                refusal = UnsupportedModel(str(refusal), hint=f"{entry.title} may support this model; {probe.hint}")
+            continue
+        try:
+            kind.footprint(file, OpenOptions())
+        except UnsupportedModel as error:
+            refusal = error
+        else:
+            return
+    assert refusal is not None, "at least the CPU engine is always installed"
+    raise refusal
+
+
 def check_options(options: OpenOptions) -> None:
     """Check the options before the model is located, because locating a model may require a download.
 

@@ -38,7 +38,7 @@ def listed(text: str) -> dict[str, list[str]]:
 def test_the_help_lists_the_commands_in_their_order() -> None:
     assert listed(llmrun("--help-all").stdout.decode()) == {
         "Run models": ["chat, run", "generate", "serve", "batch", "embed", "rerank"],
-        "Find and fit models": ["fit", "search", "pull"],
+        "Find and fit models": ["fit", "search", "pull", "import"],
         "Manage files": ["list, ls", "show", "rm, remove", "verify", "prune", "preset", "conversations", "logs"],
         "Help": ["doctor", "help", "completion"],
         "Measure": ["bench", "eval", "replay"],
@@ -52,7 +52,7 @@ def test_the_short_help_describes_everyday_commands_and_names_the_others() -> No
     rare = " ".join(described.pop("More commands")).split(", ")
     assert described == {
         "Run models": ["chat, run", "generate", "serve", "batch"],
-        "Find and fit models": ["fit", "search", "pull"],
+        "Find and fit models": ["fit", "search", "pull", "import"],
         "Manage files": ["list, ls", "show", "rm, remove"],
         "Help": ["doctor", "help"],
     }

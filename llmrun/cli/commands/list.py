@@ -25,6 +25,7 @@ from llmrun.options.settings import load_presets
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.glance import Glance
+    from llmrun.hub.local.own_models import OwnModel
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.removal import UnfinishedDownload
     from llmrun.options.presets import Preset
@@ -45,7 +46,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
     presets = _presets()
     found = inventory.models()
     described = [(model, *inventory.facts_of(model)) for model in found]
-    begun = removal.partials()
+    begun, broken = removal.partials(), inventory.broken_links()
     total = inventory.total_size([path for model in found for path in model.files])
     if json_output:
         out.json(
@@ -53,15 +54,19 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
                 "models": [_as_json(*each) for each in described],
                 "presets": [preset_output.preset_as_json(preset) for preset in presets],
                 "incomplete": [{"name": each.name, "bytes": each.done, "total_bytes": each.total} for each in begun],
+                "broken": [{"name": each.name, "target": each.target} for each in broken],
                 "total_bytes": total + sum(each.done for each in begun),
             }
         )
         return 0
-    if not found and not begun:
+    if not found and not begun and not broken:
         out.lines(["No models yet. `llmrun chat` downloads and starts a small model (98 MB);"])
-        out.lines(["`llmrun pull NAME` downloads any other model."])
+        out.lines(["`llmrun pull NAME` downloads any other model, and `llmrun import FILE` adds a file that you have."])
     else:
-        _show(described, begun, total)
+        _show(described, total)
+        out.lines(_begun(each) for each in begun)
+        out.lines(_broken(each) for each in broken)
+        _tell_of_old([model for model in found if not model.current])
     _show_presets(presets)
     return 0
 
@@ -87,7 +92,7 @@ def _show_presets(presets: Sequence[Preset]) -> None:
     out.lines(shortened(line, room(sys.stdout)) for line in lines[1:])
 
 
-def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDownload], total: int) -> None:
+def _show(described: list[tuple[Model, Glance, str]], total: int) -> None:
     from llmrun.cli.console.output import narrowed
 
     if described:
@@ -96,9 +101,9 @@ def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDown
         out.lines(rows[:1], dim=True)
         out.lines(rows[1:])
         out.lines([f"{counted(len(described), 'model')}, {format_bytes(total)}"], dim=True)
-    for each in begun:
-        out.lines([_begun(each)])
-    old = [model for model, _, _ in described if not model.current]
+
+
+def _tell_of_old(old: Sequence[Model]) -> None:
     if old:
         has = "has" if len(old) == 1 else "have"
         out.note(f"{counted(len(old), 'model')} {has} a newer revision; `llmrun prune` removes the old files")
@@ -120,6 +125,10 @@ def _begun(partial: UnfinishedDownload) -> str:
     if partial.total:
         done = f"{partial.done / partial.total:.0%} of {format_bytes(partial.total)}"
     return f"{partial.name}: {done} downloaded; pull the model again to resume"
+
+
+def _broken(own: OwnModel) -> str:
+    return visible_line(f"{own.name}: a link to {own.target}, which does not exist; llmrun rm {own.name} removes it")
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:

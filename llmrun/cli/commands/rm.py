@@ -1,6 +1,7 @@
 """Remove models from this machine.
 
-`rm` does not ask for confirmation. Models in use and files that another revision or name needs are kept.
+`rm` does not ask for confirmation. Models in use and files that another revision or name needs are kept. For a linked
+file (see `llmrun import`), only the link is removed.
 
 Examples:
     llmrun rm qwen3:4b hf:org/repo:Q8_0
@@ -81,10 +82,13 @@ def _planned(name: str, found: list[Model], begun: list[UnfinishedDownload]) -> 
             f"model: {name!r}: a preset of {preset.model}, not a model",
             hint=f"`llmrun preset rm {preset.name}` removes the preset; to remove the model, name {preset.model}",
         )
+    broken = next((each for each in inventory.broken_links() if each.name.lower() == name.lower()), None)
     partial = next((each for each in begun if each.name.lower() == name.lower()), None)
     try:
         return removal.removal_of(inventory.select(name, found))
     except ModelNotFound:
+        if broken is not None:
+            return removal.removal_of_broken(broken)
         if partial is None:
             raise
         return removal.removal_of_partial(partial)

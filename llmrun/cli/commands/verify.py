@@ -75,7 +75,7 @@ def command(
 
 def _model(name: str, found: list[Model]) -> Model:
     """Return the model with this name, or the model in this file. Raises ModelNotFound and UsageError."""
-    from llmrun.hub.resolve.model_file import LocalPath, understand
+    from llmrun.hub.resolve.model_file import LocalPath, existing, understand
     from llmrun.hub.upkeep.inventory import of_path, select
 
     try:
@@ -84,7 +84,7 @@ def _model(name: str, found: list[Model]) -> Model:
         meant = understand(name)
         if not isinstance(meant, LocalPath):
             raise
-    return of_path(meant.path)
+    return of_path(existing(meant))
 
 
 def _exit_code(verdict: VerificationResult) -> int:
@@ -132,9 +132,10 @@ def _promised(model: Model) -> tuple[Expected, ...]:
 
 
 def _advice(model: Model, verdict: VerificationResult) -> str:
-    from llmrun.hub.upkeep.inventory import USERS
+    from llmrun.hub.upkeep.inventory import OWN, USERS
 
-    if model.holder == USERS:
+    downloaded = model.record is not None and model.record.source.startswith(("pypi:", "http"))
+    if model.holder == USERS or (model.holder == OWN and not downloaded):
         return "download or copy the file again; if that does not help, the original is damaged, so use another file"
     if not verdict.has_other_bytes:
         return "the published file itself is damaged; try another quantization or another publisher"

@@ -78,9 +78,9 @@ class Model:
 
 def models() -> list[Model]:
     """Return all models in the Hugging Face cache, our own folder and other programs' folders. Names are unique."""
-    catalogue = functools.cache(_catalogue)
+    catalogue = functools.cache(sound_catalogue)
     shared = [model for repository in repositories() for model in models_of(repository, catalogue)]
-    own, hidden = own_models(), _hidden_names(catalogue)
+    own, hidden = own_models(), hidden_names(catalogue())
     taken = {each.key for each in own}
     found = [_by_path(model, hidden | taken) for model in shared]
     taken |= {model.name.lower() for model in shared}
@@ -95,14 +95,14 @@ def broken_links() -> list[OwnModel]:
     return [own for own in own_models() if own.missing]
 
 
-def _hidden_names(catalogue: Callable[[], Catalog | None]) -> set[str]:
+def hidden_names(catalogue: Catalog | None) -> set[str]:
     """Return the names, in lower case, that mean something else than a model of the same name."""
     from llmrun.options.settings import load_presets
 
     hidden = set()
     with contextlib.suppress(LlmrunError):  # the command that uses an invalid preset will report it
         hidden = {name for name, preset in load_presets().items() if preset.model.lower() != name}
-    shortnames = loaded.shortnames if (loaded := catalogue()) else {}
+    shortnames = catalogue.shortnames if catalogue else {}
     return hidden | {name for name, target in shortnames.items() if target.lower() != name}
 
 
@@ -231,7 +231,7 @@ def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
     return len(wanted) == len(names) and all(sha256 in (None, name) for sha256, name in zip(wanted, names, strict=True))
 
 
-def _catalogue() -> Catalog | None:
+def sound_catalogue() -> Catalog | None:
     """Return the catalogue, or None if the user's part is invalid, so that models can still be listed."""
     from llmrun.hub.catalog import load_catalog
 

@@ -25,6 +25,7 @@ from llmrun.hub.local import paths
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.model_records import record_path
 from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA
+from llmrun.hub.local.own_models import OwnModel
 from llmrun.hub.local.paths import entries, folders_in, is_file, is_inside, read_small
 from llmrun.hub.local.safe_writes import alone_with
 from llmrun.hub.local.stored_models import Repository, read_repository, repositories, repository_name
@@ -120,7 +121,7 @@ def removal_of(model: Model) -> Removal:
     because the link's target may not belong to the cache.
     """
     if model.holder == OWN:
-        return Removal(model.name, None, model.files, (), (record_path(model.path),))
+        return _removal_of_own(model.name, model.files)
     if model.holder != SHARED:
         raise UsageError(
             f"{model.name}: llmrun does not remove other programs' models: {model.path}", hint=_how_they_remove(model)
@@ -137,6 +138,19 @@ def removal_of(model: Model) -> Removal:
         if (link := repository.snapshots.get(commit, {}).get(file)) is not None  # a concurrent `rm` may have removed it
     ]
     return removal_of_links(model.name, repository, links)
+
+
+def removal_of_broken(own: OwnModel) -> Removal:
+    """Return the links to remove for a model in our own folder whose file is missing."""
+    return _removal_of_own(own.name, own.files)
+
+
+def _removal_of_own(name: str, files: tuple[Path, ...]) -> Removal:
+    """Return the files to remove for a model in our own folder. The record of a linked file belongs to the file."""
+    targets = [os.path.realpath(path) for path in files if path.is_symlink() and path.exists()]
+    notes = (f"{name}: only the link is removed; {' and '.join(targets)} is kept",) if targets else ()
+    records = () if files[0].is_symlink() else (record_path(files[0]),)
+    return Removal(name, None, files, (), records, notes)
 
 
 def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -> Removal:

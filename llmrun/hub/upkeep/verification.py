@@ -22,7 +22,7 @@ from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.local.stored_models import expected_digest
 from llmrun.hub.names import Expected
 from llmrun.hub.progress_reporter import Reporter
-from llmrun.hub.upkeep.inventory import USERS, Model
+from llmrun.hub.upkeep.inventory import OWN, USERS, Model
 
 if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
@@ -66,13 +66,16 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
     """Verify all of a model's files and record their digests, including digests that differ from the expected ones.
 
     The digests are recorded so that the next run does not have to hash the files again. Digests of files that the user
-    gave as paths (USERS) are not recorded.
+    gave as paths (USERS) or linked to are not recorded.
 
     promised  the model's files according to the catalogue; () if the catalogue does not contain them
     """
+    # Users may change their own files at any time. For other files, a record that is the only source of an expected
+    # digest must not be overwritten.
+    is_users = model.holder == USERS or (model.holder == OWN and model.path.is_symlink())
     known = promised if len(promised) == len(model.files) else (None,) * len(model.files)
     said = [expected_digest(path, one) for path, one in zip(model.files, known, strict=True)]
-    recorded = {file.path: file.sha256 for file in model.record.files} if model.record else {}
+    recorded = {file.path: file.sha256 for file in model.record.files} if model.record and not is_users else {}
     expected = tuple(one or recorded.get(str(path), "") for path, one in zip(model.files, said, strict=True))
     missing: list[Path] = []
     unread: list[str] = []
@@ -82,9 +85,7 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
         for path, seen, wanted in zip(model.files, digests, expected, strict=True)
         if wanted and seen and seen != wanted
     ]
-    # Users may change their own files at any time. For other files, a record that is the only source of an expected
-    # digest must not be overwritten.
-    if all(digests) and model.holder != USERS and (all(said) or not any(expected)):
+    if all(digests) and not is_users and (all(said) or not any(expected)):
         remember_digests(model.files, digests, name=model.name, source=str(model.source or model.path))
     tensors = 0
     if all(digests):

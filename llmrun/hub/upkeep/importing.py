@@ -1,0 +1,251 @@
+"""Gives a model file a name, with a link, a copy or a move into llmrun's own folder.
+
+The name of a model in our own folder is the name of its file (see hub/local/own_models.py), so an import adds files and
+nothing else. Copies are written to a work folder and renamed when they are complete, so a failed or interrupted import
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
+from llmrun.hub.local import paths
+from llmrun.hub.local.model_records import record_path
+from llmrun.hub.local.own_models import ENDING, OwnModel, find_own
+from llmrun.hub.local.safe_writes import CHUNK, make_folder, put_in_place, require_space, sync_folder, writing
+from llmrun.hub.names import models_among, shards_of, without_shard
+from llmrun.hub.progress_reporter import Reporter
+from llmrun.hub.resolve.model_file import LocalPath, existing, is_bare
+from llmrun.hub.transfer.pypi import lock_held
+from llmrun.hub.upkeep import inventory
+from llmrun.hub.upkeep.inventory import OWN
+
+LINK: Final = "link"
+COPY: Final = "copy"
+MOVE: Final = "move"
+
+_NAME = re.compile(r"\w[\w.+: -]*")
+_ODD = re.compile(r"-*[^\w.+-]+-*")
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """A planned import.
+
+    name      the name that the model will have
+    files     the model's files, with absolute paths
+    finals    the path of each file in our own folder
+    replaced  the files that have the name now
+    is_done   whether the name already belongs to these files
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    finals: tuple[Path, ...]
+    replaced: tuple[Path, ...] = ()
+    is_done: bool = False
+
+
+def plan_import(file: Path, name: str | None, how: str, *, force: bool) -> Import:
+    """Check a model and its new name. By default, the name is that of the file, without its ending.
+
+    Raises ModelNotFound and ModelFileError for a file that is not a complete model, UnsupportedModel for a model that
+    no backend supports, and UsageError for a name that cannot be used or, without `force`, is in use.
+    """
+    from llmrun.backends.registry import check_supported
+    from llmrun.formats.gguf.metadata import check_is_model
+    from llmrun.formats.gguf.reader import open_gguf
+
+    first = existing(LocalPath(file)).absolute()
+    try:
+        files = tuple(first.with_name(shard) for shard in shards_of(first.name))
+    except ValueError as error:
+        raise ModelFileError(f"{error}") from error
+    with open_gguf(first) as opened:
+        check_is_model(opened)
+        check_supported(opened)
+    if how == MOVE:
+        _check_movable(files)
+    chosen = _checked(name) if name else _name_of(first)
+    own = find_own(chosen)
+    if own is not None and _is_same(own, files) and (how == LINK or not own.files[0].is_symlink()):
+        return Import(own.name, files, own.files, is_done=True)
+    if not (own is not None and (own.missing or _is_same(own, files))):
+        _check_free(chosen, own, force=force)
+    replaced = own.files if own else ()
+    ends = [f"-{number:05}-of-{len(files):05}" for number in range(1, len(files) + 1)] if len(files) > 1 else [""]
+    finals = tuple(paths.models_folder() / f"{chosen}{end}{ENDING}" for end in ends)
+    for final in finals:
+        if os.path.lexists(final) and final not in replaced and not force:
+            raise UsageError(f"import: {final}: already exists", hint="choose another name, or add --force")
+    return Import(chosen, files, finals, replaced)
+
+
+def carry_out(planned: Import, how: str, reporter: Reporter) -> None:
+    """Link, copy or move the files. Raises DoesNotFit if the disk is too full, and LlmrunError if a write fails."""
+    if planned.is_done:
+        return
+    key = f"import {planned.name}"
+    folder, work = paths.models_folder(), paths.work_folder(key)
+
+    def waiting() -> None:
+        reporter.note(f"{planned.name}: waiting for another process's import")
+
+    with lock_held(paths.lock_file(key), folder, waiting):
+        shutil.rmtree(work, ignore_errors=True)  # a killed import may have left files here
+        make_folder(work, folder)
+        try:
+            if how == LINK:
+                _each(planned, work, _link)
+            elif how == COPY or not _moved(planned):
+                require_space(folder, sum(file.stat().st_size for file in planned.files), planned.name)
+                _each(planned, work, lambda file, new: _copy(file, new, reporter))
+                if how == MOVE:
+                    for file in planned.files:
+                        with writing(file):
+                            file.unlink()
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process is using the folder
+                work.parent.rmdir()
+        for old in planned.replaced:
+            if old not in planned.finals:
+                with writing(old):
+                    old.unlink(missing_ok=True)
+
+
+def _each(planned: Import, work: Path, make: Callable[[Path, Path], None]) -> None:
+    """Make each new file in the work folder, then give all files their final names."""
+    made = [work / final.name for final in planned.finals]
+    for file, new in zip(planned.files, made, strict=True):
+        make(file, new)
+    _forget(planned)
+    for new, final in zip(made, planned.finals, strict=True):
+        put_in_place(new, final)
+
+
+def _forget(planned: Import) -> None:
+    """Remove the records of files that are about to be replaced. A link's record belongs to its target."""
+    with contextlib.suppress(OSError):
+        for old in planned.replaced:
+            if not old.is_symlink():
+                record_path(old).unlink(missing_ok=True)
+
+
+def _link(file: Path, new: Path) -> None:
+    try:
+        new.symlink_to(file)
+    except OSError as error:
+        if sys.platform == "win32" or error.errno in _NO_LINKS:
+            raise LlmrunError(
+                f"import: links cannot be created in {paths.models_folder()}: {error.strerror}",
+                hint="add --copy or --move",
+            ) from error
+        with writing(new):
+            raise
+
+
+def _copy(file: Path, new: Path, reporter: Reporter) -> None:
+    done, total = 0, file.stat().st_size
+    with file.open("rb") as source, writing(new), new.open("xb") as target:
+        while done <= total and (chunk := source.read(CHUNK)):
+            target.write(chunk)
+            done += len(chunk)
+            reporter.progress(f"copying {file.name}", done, max(done, total))
+        target.flush()
+        os.fsync(target.fileno())
+    if done != total:
+        raise ModelFileError(
+            f"{file}: changed while it was being copied", hint="import the file again when it is complete"
+        )
+
+
+def _moved(planned: Import) -> bool:
+    """Rename the files. Returns False if they are on another disk, so that they must be copied."""
+    _forget(planned)
+    for file, final in zip(planned.files, planned.finals, strict=True):
+        with writing(final):
+            try:
+                file.replace(final)
+            except OSError as error:
+                if error.errno == errno.EXDEV:
+                    return False
+                raise
+    sync_folder(paths.models_folder())
+    return True
+
+
+def _check_movable(files: Sequence[Path]) -> None:
+    """Raise UsageError if a file is a link or belongs to another program."""
+    for file in files:
+        if file.is_symlink():
+            raise UsageError(
+                f"--move: {file} is a link to {os.path.realpath(file)}", hint="use --copy, or move that file"
+            )
+    for model in inventory.models():
+        if model.holder != OWN and any(os.path.samefile(model.path, file) for file in files):  # noqa: PTH121
+            raise UsageError(
+                f"--move: {files[0]}: another program needs this file: {model.name}",
+                hint="leave out --move to use the file in place, or use --copy",
+            )
+
+
+def _name_of(first: Path) -> str:
+    """Return a name for a file: its own, with "-" in place of characters that are hard to type."""
+    plain = without_shard(first.name)
+    stem = plain[: -len(ENDING)] if plain.lower().endswith(ENDING) else plain
+    return _checked(_ODD.sub("-", stem).strip("-."))
+
+
+def _checked(name: str) -> str:
+    """Return a name without ".gguf". Raises UsageError if `list` could not show the model under this name."""
+    stem = name[: -len(ENDING)] if name.lower().endswith(ENDING) else name
+    file = f"{stem}{ENDING}"
+    usable = (
+        _NAME.fullmatch(stem) and is_bare(stem) and stem[-1] not in ". " and models_among([file]) == {file: (file,)}
+    )
+    if not usable or len(file.encode()) > 200:
+        hint = "use letters, digits and . _ - :, such as mine:7b"
+        raise UsageError(f"import: {name[:100]!r} cannot be the name of a model", hint=hint)
+    if sys.platform == "win32" and ":" in stem:
+        raise UsageError(
+            f"import: {name!r}: names of files cannot contain : on Windows", hint=f"use {stem.replace(':', '-')}"
+        )
+    return stem
+
+
+def _is_same(own: OwnModel, files: Sequence[Path]) -> bool:
+    """Return whether a model in our own folder already consists of these files, or of links to them."""
+    return own.missing is None and len(own.files) == len(files) and own.files[0].samefile(files[0])
+
+
+def _check_free(name: str, own: OwnModel | None, *, force: bool) -> None:
+    """Raise UsageError if a name is in use. With `force`, only names in the user's models.toml count.
+
+    own  the model in our own folder that has the name
+    """
+    other = "choose another name: llmrun import FILE NAME"
+    catalogue = inventory.sound_catalogue()
+    if name.lower() in inventory.hidden_names(catalogue):
+        raise UsageError(f"import: {name!r}: a preset or a short name in models.toml", hint=other)
+    if force:
+        return
+    if own is not None:
+        raise UsageError(f"import: {name!r}: the name of {own.files[0]}", hint=f"{other}; or add --force to replace it")
+    with contextlib.suppress(ModelNotFound):
+        if catalogue is not None and catalogue.find(name):
+            raise UsageError(
+                f"import: {name!r}: the name of a model in the catalogue",
+                hint=f"{other}; or add --force to use this name for your file",
+            )

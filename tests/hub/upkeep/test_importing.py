@@ -1,0 +1,260 @@
+"""Tests of imports: what may be imported under which name, and that a failed import leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends import registry
+from llmrun.base.errors import BadGGUF, DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel, UsageError
+from llmrun.hub.local import safe_writes
+from llmrun.hub.local.model_records import known_digest, remember_digests
+from llmrun.hub.progress_reporter import Silent
+from llmrun.hub.resolve.model_file import LocalPath, understand
+from llmrun.hub.upkeep.importing import COPY, LINK, MOVE, Import, carry_out, plan_import
+from llmrun.hub.upkeep.inventory import broken_links, models, select
+from llmrun.hub.upkeep.removal import removal_of, removal_of_broken, remove
+from llmrun.hub.upkeep.verification import verify
+from tests.support.gguf.gguf_bytes import RawGGUF, string
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.hub.model_stores import Stores, gguf, sha256
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
+    made = Stores(tmp_path)
+    made.enter(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def original(stores: Stores) -> Path:
+    return tiny_llama(stores.root / "My Model (1)-Q8_0.gguf")
+
+
+def run(file: Path, name: str | None = None, how: str = LINK, *, force: bool = False) -> Import:
+    planned = plan_import(file, name, how, force=force)
+    carry_out(planned, how, Silent())
+    return planned
+
+
+def names() -> list[str]:
+    return [model.name for model in models()]
+
+
+def in_folder(stores: Stores) -> list[str]:
+    """Return the files in our own folder, except locks and records."""
+    return sorted(path.relative_to(stores.models).as_posix() for path in stores.models.rglob("[!.]*.gguf"))
+
+
+@pytest.mark.parametrize("how", [LINK, COPY, MOVE])
+def test_the_model_has_its_name_and_rm_keeps_the_original(stores: Stores, original: Path, how: str) -> None:
+    data = original.read_bytes()
+    planned = run(original, "Mine:7B", how)
+    (final,) = planned.finals
+    assert final.read_bytes() == data
+    assert final.is_symlink() == (how == LINK)
+    assert original.exists() == (how != MOVE)
+    assert names() == ["Mine:7B"]
+    meant = understand("mine:7b")
+    assert meant == LocalPath(final, "Mine:7B")
+    assert not (stores.models / ".partial").exists()
+    removal = removal_of(select("mine:7b", models()))
+    assert bool(removal.notes) == (how == LINK)
+    assert remove(removal) == (0 if how == LINK else len(data))
+    assert names() == []
+    assert original.exists() == (how != MOVE)
+
+
+def test_the_default_name_is_the_files_and_easy_to_type(stores: Stores, original: Path) -> None:
+    assert run(original).name == "My-Model-1-Q8_0"
+    assert names() == ["My-Model-1-Q8_0"]
+
+
+def test_all_shards_of_a_split_model_are_imported(
+    stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "check_supported", lambda file: None)
+    from tests.support.gguf.gguf_shards import raw_shards
+
+    shards = [stores.root / f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for path, raw in zip(shards, raw_shards(), strict=True):
+        path.write_bytes(raw.build())
+    for how in (LINK, COPY):
+        run(shards[0], how=how)
+        (model,) = models()
+        assert (model.name, len(model.files)) == ("big", 3)
+        assert verify(model, (), Silent()).is_whole
+    run(original, "big", force=True)  # one file takes the place of three
+    assert in_folder(stores) == ["big.gguf"]
+    with pytest.raises(ModelFileError, match="name the first shard"):
+        run(shards[1])
+    shards[2].unlink()
+    with pytest.raises(LlmrunError, match="a file of the model is missing"):
+        run(shards[0], "other")
+
+
+def test_only_complete_models_that_run_can_be_imported(
+    stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "BACKENDS", registry.BACKENDS[:1])  # llama.cpp may know more architectures
+    cut = stores.root / "cut.gguf"
+    cut.write_bytes(original.read_bytes()[:-100])
+    projector = stores.root / "mmproj.gguf"
+    projector.write_bytes(RawGGUF({"general.type": string("mmproj"), "general.architecture": string("clip")}).build())
+    strange = tiny_llama(stores.root / "strange.gguf", extra={"general.architecture": "strange"})
+    page = stores.root / "page.gguf"
+    page.write_text("<html>")
+    for file, error, words in (
+        (cut, BadGGUF, "incomplete GGUF file"),
+        (projector, ModelFileError, "not a model"),
+        (strange, UnsupportedModel, "strange"),
+        (page, BadGGUF, "web page"),
+        (stores.root, LlmrunError, "is a folder"),
+        (stores.root / "none.gguf", LlmrunError, "no such file"),
+    ):
+        with pytest.raises(error, match=words) as caught:
+            run(file, "mine")
+        assert caught.value.hint
+    assert not stores.models.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "-m", "a/b", "../a", "a\\b", "hf:x", "a,b", "localhost", "x:8080", " a", "mmproj-x", "x\n", "a" * 300],
+)
+def test_names_that_commands_would_not_find_are_refused(stores: Stores, original: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of a model") as caught:
+        run(original, name or " ")
+    assert caught.value.hint
+
+
+def test_names_in_use_are_refused_unless_forced(stores: Stores, original: Path) -> None:
+    (stores.root / "models.toml").write_text(
+        '[presets.pirate]\nmodel = "qwen3:4b"\n[shortnames]\nsmall = "qwen3:4b"\n', encoding="utf-8"
+    )
+    other = stores.own("taken.gguf", gguf())
+    remember_digests([other], [sha256(gguf())], name="taken", source=str(other))
+    for name, words in (
+        ("taken", "the name of .*taken.gguf"),
+        ("TAKEN.gguf", "the name of .*taken.gguf"),
+        ("qwen3:4b", "a model in the catalogue"),
+        ("smollm2", "a model in the catalogue"),
+        ("pirate", "a preset or a short name"),
+        ("small", "a preset or a short name"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            run(original, name)
+    for name in ("pirate", "small"):
+        with pytest.raises(UsageError, match="a preset or a short name"):
+            run(original, name, force=True)
+    for name in ("taken", "smollm2"):
+        assert run(original, name, force=True).name == name
+        meant = understand(name)
+        assert isinstance(meant, LocalPath)
+        assert meant.path.samefile(original)
+    assert known_digest(stores.models / "taken.gguf") is None
+
+
+def test_importing_again_changes_only_what_differs(stores: Stores, original: Path) -> None:
+    (final,) = run(original, "mine").finals
+    assert plan_import(original, "mine", LINK, force=False).is_done
+    assert plan_import(final, "mine", LINK, force=False).is_done
+    run(original, "mine", COPY)  # the copy replaces the link
+    assert not final.is_symlink()
+    assert plan_import(final, None, MOVE, force=False).is_done
+    run(final, "yours", MOVE)  # a model in our folder is renamed
+    assert in_folder(stores) == ["yours.gguf"]
+
+
+def test_a_broken_link_can_be_replaced_or_removed(stores: Stores, original: Path) -> None:
+    moved = original.rename(original.with_name("moved.gguf"))
+    run(moved, "mine")
+    moved.rename(original)
+    (broken,) = broken_links()
+    assert (broken.name, broken.target) == ("mine", str(moved))
+    assert run(original, "mine").finals[0].samefile(original)
+    original.unlink()
+    (broken,) = broken_links()
+    assert remove(removal_of_broken(broken)) == 0
+    assert broken_links() == []
+
+
+def test_a_full_disk_or_ctrl_c_leaves_nothing(stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Silent):
+        def progress(self, label: str, done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+    planned = plan_import(original, "mine", COPY, force=False)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(planned, COPY, Interrupted())
+    monkeypatch.setattr(safe_writes, "SPARE", 1 << 60)
+    with pytest.raises(DoesNotFit, match="mine needs"):
+        carry_out(planned, COPY, Silent())
+    assert in_folder(stores) == []
+    assert not (stores.models / ".partial").exists()
+
+
+def test_a_move_to_another_disk_copies_first(stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
+    def refusing(path: Path, target: Path) -> Path:
+        if path == original:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refusing)
+    data = original.read_bytes()
+    (final,) = run(original, "mine", MOVE).finals
+    assert final.read_bytes() == data
+    assert not original.exists()
+
+
+def test_files_of_other_programs_are_not_moved(stores: Stores, original: Path) -> None:
+    held = stores.lm_studio("org/model/m-Q8_0.gguf", original.read_bytes())
+    link = stores.root / "link.gguf"
+    link.symlink_to(original)
+    for file, words in ((held, "another program needs this file: lmstudio:"), (link, "is a link to")):
+        with pytest.raises(UsageError, match=words):
+            run(file, "mine", MOVE)
+    run(held, "mine")
+    assert held.exists()
+
+
+def test_a_system_without_links_suggests_a_copy(
+    stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(path: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, "symlink_to", refusing)
+    with pytest.raises(LlmrunError, match="links cannot be created") as caught:
+        run(original, "mine")
+    assert caught.value.hint == "add --copy or --move"
+
+
+def test_a_file_that_grows_is_not_copied_halfway(
+    stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Growing(Silent):
+        def progress(self, label: str, done: int, total: int) -> None:
+            if done == total:
+                with original.open("ab") as file:
+                    file.write(b"more")
+
+    with pytest.raises(ModelFileError, match="changed while it was being copied"):
+        carry_out(plan_import(original, "mine", COPY, force=False), COPY, Growing())
+    assert in_folder(stores) == []
+
+
+def test_verify_keeps_no_digest_of_a_linked_file(stores: Stores, original: Path) -> None:
+    run(original, "mine")
+    (model,) = models()
+    assert verify(model, (), Silent()).is_whole
+    assert known_digest(original) is None
