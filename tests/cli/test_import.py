@@ -40,7 +40,7 @@ def test_the_name_works_in_every_command(stores: Stores) -> None:
     assert err == "note: to try it: llmrun chat mine:7b\n"
     assert run("list")[0].splitlines()[1].split()[:4] == ["mine:7b", *size.split(), "Q8_0"]
     assert "  name  mine:7b\n" in run("show", "mine:7b")[0]
-    assert run("generate", "-m", "mine:7b", "--temp", "0", "-n", "1", "--raw", "Hello")[1] == ""
+    assert run("generate", "-m", "mine:7b", "--temp", "0", "-n", "1", "--raw", "-q", "Hello")[1] == ""
     assert "just now" in run("list")[0]
     assert json.loads(run("fit", "mine:7b", "--json")[0])["models"][0]["quantizations"][0]["quantization"] == "Q8_0"
     assert run("pull", "mine:7b")[1].startswith("mine:7b  already here")

@@ -233,11 +233,13 @@ def _memory_checked(planned: Pull) -> Pull:
 
 def _plan_fields(planned: Pull) -> list[str]:
     """Return fields such as `qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`."""
+    from llmrun.hub.local.other_programs import FOLDER_NAMES, holder_of
     from llmrun.hub.transfer.download import bytes_here
 
     artifact = planned.pinned
     if planned.here is not None or artifact is None:
-        return [planned.name, "already here"]
+        holder = holder_of(planned.here) if planned.here else ""
+        return [planned.name, f"already here, in {FOLDER_NAMES[holder]}" if holder else "already here"]
     fields = [planned.name, format_bytes(artifact.size)]
     if len(artifact.files) > 1:
         fields += [f"{len(artifact.files)} files"]

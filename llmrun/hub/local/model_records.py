@@ -67,8 +67,12 @@ def record_path(model: Path) -> Path:
 
 def read_record(model: Path) -> ModelRecord | None:
     """Return the record of the model whose first file is `model`, or None if no valid record exists."""
+    return _read(record_path(model))
+
+
+def _read(path: Path) -> ModelRecord | None:
     try:
-        with record_path(model).open("rb") as file:
+        with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             return None
@@ -77,11 +81,23 @@ def read_record(model: Path) -> ModelRecord | None:
         return None
 
 
+def records_named(name: str) -> list[ModelRecord]:
+    """Return the records of the models that the user asked for by this name. Reading all records takes milliseconds."""
+    found = (_read(Path(entry.path)) for entry in paths.entries(record_path(Path()).parent))
+    return [record for record in found if record and record.name == name]
+
+
 def write_record(record: ModelRecord) -> None:
     """Write a record atomically. Errors are ignored, because without a record the model is just verified again."""
     with contextlib.suppress(OSError):
         data = json.dumps({"version": _VERSION} | asdict(record)).encode()
         write_whole(record_path(Path(record.files[0].path)), data)
+
+
+def forget(model: Path) -> None:
+    """Remove a model's record, if there is one. Errors are ignored, because an outdated record does no harm."""
+    with contextlib.suppress(OSError):
+        record_path(model).unlink(missing_ok=True)
 
 
 def mark_used(model: Path) -> None:

@@ -22,6 +22,7 @@ from llmrun.hub.local.paths import entries, expanded, is_file, read_small
 from llmrun.hub.names import models_among
 
 LM_STUDIO = "lmstudio"
+FOLDER_NAMES = {"ollama": "Ollama's folder", LM_STUDIO: "LM Studio's folder"}
 
 
 def lm_studio_models() -> dict[str, Path]:
@@ -127,6 +128,14 @@ def _model_blob(folder: Path, manifest: Path) -> Path | None:
         return None
     blob = folder / "blobs" / f"sha256-{match['digits']}"
     return blob if blob.is_file() else None
+
+
+def holder_of(path: Path) -> str:
+    """Return the program in whose folder a file is, OLLAMA or LM_STUDIO, or ""."""
+    for holder, folders in ((OLLAMA, _ollama_folders()), (LM_STUDIO, _lm_studio_folders())):
+        if any(path.is_relative_to(folder) for folder in folders):
+            return holder
+    return ""
 
 
 def find_held_model(holder: str, name: str) -> Path | None:

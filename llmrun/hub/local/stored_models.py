@@ -5,6 +5,9 @@ The cache is read without huggingface_hub, because that import takes 0.4 s. path
 A file is trusted only after its sha256 has been verified. The expected sha256 comes from the catalogue or from the
 blob's name, because the Hugging Face cache and Ollama name blobs after their sha256. model_records.py records the
 verified digest, so that the next run does not have to read gigabytes again. This module does not use the network.
+
+If Ollama or LM Studio stores a file with the digest of a model from the Hub, that file is used in place. The record of
+the file contains the name under which the user asked for the model, so that the next run finds the file by this name.
 """
 
 from __future__ import annotations
@@ -13,14 +16,22 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.formats.gguf.quantization import quantization_of
 from llmrun.hub.local import other_programs, paths
-from llmrun.hub.local.model_records import known_digest, remember_digests
+from llmrun.hub.local.model_records import (
+    ModelRecord,
+    forget,
+    known_digest,
+    read_record,
+    records_named,
+    remember_digests,
+    write_record,
+)
 from llmrun.hub.local.paths import entries, hub_cache, is_file, model_files, read_small, repository_folder
 from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.names import (
@@ -135,6 +146,7 @@ def find(wanted: Wanted, reporter: Reporter) -> Path | None:
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
             return candidate.files[0]
+    _tell_of_removed(wanted.name, reporter)
     return None
 
 
@@ -144,6 +156,58 @@ def candidates(wanted: Wanted) -> Iterator[Candidate]:
         for candidate in _of_source(source, wanted.expected):
             if _have_expected_sizes(candidate):
                 yield candidate
+    yield from _copies(wanted.expected)
+    yield from _used_before(wanted)
+
+
+def find_copy(wanted: Wanted, reporter: Reporter) -> Path | None:
+    """Return the first file of another program's copy of a model, or None. The expected digests must be known.
+
+    The next run finds the copy by the model's name, even if the catalogue does not contain the digests.
+    """
+    sound = (copy for copy in _copies(wanted.expected) if _is_sound(copy, wanted.name, reporter))
+    return next((copy.files[0] for copy in sound), None)
+
+
+def _copies(expected: tuple[Expected, ...]) -> Iterator[Candidate]:
+    """Yield other programs' models that have, or may have, the expected digests."""
+    if not expected or not all(file.sha256 for file in expected):
+        return
+    for name, path in other_programs.ollama_models().items():
+        if [path.name] == [f"sha256-{file.sha256}" for file in expected]:
+            yield Candidate(HeldSource(other_programs.OLLAMA, name), (path,), expected)
+    for name, path in other_programs.lm_studio_models().items():
+        copy = Candidate(HeldSource(other_programs.LM_STUDIO, name), model_files(path), expected)
+        alike = (file.size or file.file == path.name for file, path in zip(expected, copy.files, strict=False))
+        if len(copy.files) == len(expected) and all(alike) and _have_expected_sizes(copy):
+            yield copy
+
+
+def _used_before(wanted: Wanted) -> Iterator[Candidate]:
+    """Yield the unchanged copies of other programs that `find_copy` has returned for this name."""
+    if any(isinstance(source, HeldSource) for source in wanted.sources):
+        return
+    for source, record in _uses(wanted.name):
+        files = tuple(Path(file.path) for file in record.files)
+        if all(map(known_digest, files)):
+            yield Candidate(source, files, tuple(Expected(path.name) for path in files))
+
+
+def _uses(name: str) -> Iterator[tuple[HeldSource, ModelRecord]]:
+    """Yield the records of other programs' models that were used under this name, which is not their own."""
+    for record in records_named(name):
+        holder, _, held = record.source.partition(":")
+        if holder in other_programs.FOLDER_NAMES and record.source != name:
+            yield HeldSource(holder, held), record
+
+
+def _tell_of_removed(name: str, reporter: Reporter) -> None:
+    """Report once that another program has removed a file that was used under this name."""
+    for source, record in _uses(name):
+        first = Path(record.files[0].path)
+        if not first.exists():
+            reporter.note(f"{name}: no longer in {other_programs.FOLDER_NAMES[source.holder]}: {first}")
+            forget(first)
 
 
 def models_of(source: HubSource) -> list[OfferedModel]:
@@ -173,11 +237,22 @@ def _is_sound(candidate: Candidate, name: str, reporter: Reporter) -> bool:
                 reporter.note(f"{path}: ignored because it cannot be read: {error.strerror}")
                 return False
         if must_be is not None and known != must_be:
-            reporter.note(f"{path}: ignored because it is damaged: its sha256 is {known}, expected {must_be}")
+            if isinstance(candidate.source, HeldSource) and expected_digest(path) is None:  # of the same size by chance
+                remember_digests([path], [known or ""], name="", source="")
+            else:
+                reporter.note(f"{path}: ignored because it is damaged: its sha256 is {known}, expected {must_be}")
             return False
         seen.append(known or "")
     if hashed:
         remember_digests(candidate.files, seen, name=name, source=str(candidate.source), commit=candidate.commit)
+    if isinstance(candidate.source, HeldSource) and name != str(candidate.source):
+        record = read_record(candidate.files[0])
+        if record is not None and record.name != name:
+            write_record(replace(record, name=name, source=str(candidate.source)))
+            hashed = True
+        if hashed:  # for the first time under this name
+            where = other_programs.FOLDER_NAMES[candidate.source.holder]
+            reporter.note(f"{name}: used from {where}, not downloaded: {candidate.files[0]}")
     return True
 
 

@@ -273,8 +273,10 @@ def resolve(
     if here is None:
         refuse_if_offline(asked, offline)
         sources = Sources(asked, reporter)
-        require_memory(sources.offer(), asked, reporter, options)
-        here = fetch(sources, reporter)
+        here = stored_models.find_copy(_exactly(asked, sources.offer()), reporter)
+        if here is None:
+            require_memory(sources.offer(), asked, reporter, options)
+            here = fetch(sources, reporter)
     model_records.mark_used(here)
     return ResolvedModel(here, asked.name, asked.entry)
 
@@ -403,7 +405,8 @@ def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
         return Pull(wanted.name, wanted, here)
     refuse_if_offline(wanted, offline)
     sources = Sources(wanted, reporter)
-    return Pull(wanted.name, wanted, None, sources.offer(), sources)
+    copy = stored_models.find_copy(_exactly(wanted, sources.offer()), reporter)
+    return Pull(wanted.name, wanted, copy, sources.offer(), sources)
 
 
 def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline: bool) -> Pull:

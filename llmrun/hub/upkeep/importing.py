@@ -20,7 +20,7 @@ from typing import Final
 
 from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
 from llmrun.hub.local import paths
-from llmrun.hub.local.model_records import record_path
+from llmrun.hub.local.model_records import forget
 from llmrun.hub.local.own_models import ENDING, OwnModel, find_own
 from llmrun.hub.local.safe_writes import CHUNK, make_folder, put_in_place, require_space, sync_folder, writing
 from llmrun.hub.names import models_among, shards_of, without_shard
@@ -137,10 +137,9 @@ def _each(planned: Import, work: Path, make: Callable[[Path, Path], None]) -> No
 
 def _forget(planned: Import) -> None:
     """Remove the records of files that are about to be replaced. A link's record belongs to its target."""
-    with contextlib.suppress(OSError):
-        for old in planned.replaced:
-            if not old.is_symlink():
-                record_path(old).unlink(missing_ok=True)
+    for old in planned.replaced:
+        if not old.is_symlink():
+            forget(old)
 
 
 def _link(file: Path, new: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from llmrun.hub.catalog import Wanted
 from llmrun.hub.local import paths, stored_models
-from llmrun.hub.local.model_records import known_digest, read_record
+from llmrun.hub.local.model_records import known_digest, read_record, remember_digests
 from llmrun.hub.local.safe_writes import digest
-from llmrun.hub.local.stored_models import candidates, expected_digest, find
+from llmrun.hub.local.stored_models import candidates, expected_digest, find, find_copy
 from llmrun.hub.names import Expected, HeldSource, HubSource, PypiSource, Source, UrlSource
 from llmrun.hub.progress_reporter import Reporter
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
@@ -216,3 +217,77 @@ def test_a_long_way_of_links_is_followed(stores: Stores, tmp_path: Path) -> None
     found = find(wanted(HubSource("org/name", "m.gguf")), Heard())
     assert found is not None
     assert found.is_relative_to(stores.cache)
+
+
+# --- other programs' copies -------------------------------------------------------------------------------------------
+
+
+def in_catalogue(data: bytes = ONE, *, sized: bool = True) -> Wanted:
+    """Return a model of the catalogue that is on the Hub."""
+    expected = (Expected("m-Q4_0.gguf", len(data) if sized else None, sha256(data)),)
+    return Wanted("tiny:1b", (HubSource("org/tiny", "m-Q4_0.gguf"),), expected)
+
+
+def test_ollamas_copy_is_used_once_its_sha256_agrees(stores: Stores) -> None:
+    blob = stores.ollama(ONE, "m", "1b")
+    stores.ollama(gguf(salt=2), "other", "1b")
+    heard = Heard()
+    assert find(in_catalogue(), heard) == blob
+    assert heard.labels == ["checking tiny:1b"]
+    assert heard.notes == [f"tiny:1b: used from Ollama's folder, not downloaded: {blob}"]
+    again = Heard()
+    assert find(in_catalogue(), again) == blob
+    assert (again.labels, again.notes) == ([], [])  # hashed and reported once
+    held = HeldSource("ollama", "m:1b")
+    assert find(Wanted(str(held), (held,)), again) == blob
+    assert again.notes == []
+    blob.write_bytes(ONE[:-1] + b"!")
+    damaged = Heard()
+    os.utime(blob, (1, 1))
+    assert find(in_catalogue(), damaged) is None
+    assert "ignored because it is damaged" in damaged.notes[0]
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_lm_studios_copy_is_used_if_size_and_sha256_agree(stores: Stores, sized: bool) -> None:
+    another = bytes(reversed(ONE))  # of the same size
+    stores.lm_studio("a/another/m-Q4_0.gguf", another)
+    held = stores.lm_studio("org/tiny/m-Q4_0.gguf", ONE)
+    heard = Heard()
+    assert find(in_catalogue(sized=sized), heard) == held
+    assert heard.notes == [f"tiny:1b: used from LM Studio's folder, not downloaded: {held}"]
+    again = Heard()
+    assert find(in_catalogue(sized=sized), again) == held
+    assert (again.labels, again.notes) == ([], [])  # the other file is not hashed again, either
+
+
+def test_a_copy_is_found_again_without_the_catalogues_sha256(stores: Stores) -> None:
+    blob = stores.ollama(ONE, "m", "1b")
+    unknown = Wanted("tiny:1b", (HubSource("org/tiny", "m-Q4_0.gguf"),), (Expected("m-Q4_0.gguf"),))
+    assert find(unknown, Heard()) is None
+    assert find_copy(unknown, Heard()) is None
+    assert find_copy(in_catalogue(), Heard()) == blob  # the Hub has reported the sha256
+    assert find(unknown, Heard()) == blob
+    blob.unlink()
+    heard = Heard()
+    assert find(unknown, heard) is None
+    assert heard.notes == [f"tiny:1b: no longer in Ollama's folder: {blob}"]
+    assert find(unknown, heard) is None
+    assert len(heard.notes) == 1
+
+
+def test_a_download_comes_before_another_programs_copy(stores: Stores) -> None:
+    stores.ollama(ONE, "m", "1b")
+    (link,) = stores.shared("org/tiny", {"m-Q4_0.gguf": ONE})
+    heard = Heard()
+    assert find(in_catalogue(), heard) == link
+    assert heard.notes == []
+
+
+def test_a_damaged_copy_is_not_used_because_verify_recorded_it(stores: Stores) -> None:
+    blob = stores.ollama(ONE, "m", "1b")
+    assert find(in_catalogue(), Heard()) == blob
+    blob.write_bytes(ONE[:-1] + b"!")
+    remember_digests([blob], [sha256(blob.read_bytes())], name="", source="")
+    unknown = Wanted("tiny:1b", (HubSource("org/tiny", "m-Q4_0.gguf"),), (Expected("m-Q4_0.gguf"),))
+    assert find(unknown, Heard()) is None
