@@ -23,6 +23,7 @@ from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, module_o
 from tests.support.cli.terminals import Terminal
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import settled
+from tests.support.hub.model_stores import Stores
 
 pytestmark = pytest.mark.push
 
@@ -138,6 +139,16 @@ def test_a_model_is_fetched_and_its_path_is_the_answer(machine: Machine) -> None
     assert (again.returncode, again.stdout, again.stderr) == (0, f"{path}\n", "")
     assert machine.pull("tiny:1b", "--offline").stderr == "tiny:1b  already here\n"
     assert len(settled(machine.hub)) == asked
+
+
+def test_pull_names_the_program_that_has_the_model(machine: Machine) -> None:
+    blob = Stores(machine.root).ollama(MODEL, "m", "1b")
+    done = machine.pull("tiny:1b")
+    assert done.stdout == f"{blob}\n"
+    assert done.stderr == (
+        f"note: tiny:1b: used from Ollama's folder, not downloaded: {blob}\ntiny:1b  already here, in Ollama's folder\n"
+    )
+    assert machine.pull("tiny:1b").stderr == "tiny:1b  already here, in Ollama's folder\n"
 
 
 def test_a_dry_run_says_everything_and_writes_nothing(machine: Machine) -> None:

@@ -48,7 +48,7 @@ def test_a_machine_without_models_is_told_how_to_get_one(stores: Stores) -> None
     out, err = run("list")
     assert "llmrun pull NAME" in out
     assert err == ""
-    assert told("list") == {"models": [], "presets": [], "incomplete": [], "total_bytes": 0}
+    assert told("list") == {"models": [], "presets": [], "incomplete": [], "broken": [], "total_bytes": 0}
 
 
 def test_the_list(stores: Stores) -> None:
@@ -325,7 +325,7 @@ def test_all_are_verified_and_a_damaged_one_is_told_with_what_to_do(stores: Stor
     hurt.resolve().write_bytes(ONE)
     out, err = run("verify", code=6)
     assert "hf:org/a:Q4_0: OK: sha256 matches, no NaN in 1 tensor" in out
-    assert "m.gguf: OK: no known sha256 to compare with" in out
+    assert "\nm: OK: no known sha256 to compare with" in out
     assert out.endswith("3 models, 1 damaged\n")
     assert f"sha256 is {sha256(ONE)}, expected {sha256(TWO)}" in err
     assert "hint: llmrun rm hf:org/b:Q4_0 && llmrun pull hf:org/b:Q4_0\n" in err

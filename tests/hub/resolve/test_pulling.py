@@ -14,10 +14,11 @@ from llmrun.base.errors import DoesNotFit, IntegrityError, ModelNotFound, Networ
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.names import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent
-from llmrun.hub.resolve.model_file import Pull, plan, plan_current, plan_locked, require_room
+from llmrun.hub.resolve.model_file import Pull, plan, plan_current, plan_locked, require_room, resolve
 from llmrun.hub.transfer.download import bytes_here
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub, settled
+from tests.support.hub.model_stores import Stores
 
 NEWER = b"GGUF of another day"
 QUIET = Silent()
@@ -60,6 +61,18 @@ def lock_of(pull: Pull) -> dict[str, Artifact]:
 
 
 # --- stored models are kept -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tiny:1b", "hf:o/n"])
+def test_ollamas_copy_is_used_instead_of_a_download(hub: FakeHub, tmp_path: Path, name: str) -> None:
+    """Without a sha256 in the catalogue, the Hub reports it once. Later runs need no network."""
+    blob = Stores(tmp_path).ollama(MODEL, "m", "1b")
+    assert plan(name, QUIET, offline=False).fetch(QUIET) == blob
+    assert plan(name, QUIET, offline=True).here == blob
+    assert resolve(name, reporter=QUIET).path == blob
+    assert not (tmp_path / "hf").exists()
+    blob.unlink()
+    assert plan(name, QUIET, offline=False).fetch(QUIET).is_relative_to(tmp_path / "hf")
 
 
 def test_what_is_not_here_is_planned_with_exactly_its_files_and_nothing_is_written(
