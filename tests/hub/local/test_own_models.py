@@ -26,6 +26,7 @@ NFC, NFD = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
 ODD_NAMES = (
     "Mixed Case v1.5",
     "qwen3:4b",
+    "tiny:1b",
     "smollm2",
     "pirate",
     "Small",
@@ -64,8 +65,20 @@ Names = st.sampled_from(ODD_NAMES) | st.text("aZ0 ._-:/\u00e9\u6a21", min_size=1
 OWN_TOML = """
 [presets.pirate]
 model = "qwen3:4b"
+[presets."tiny:2b"]
+model = "qwen3:4b"
 [shortnames]
 small = "hf:org/name:Q8_0"
+[models."tiny:1b"]
+description = "a model in the cache"
+license = "MIT"
+repository = "org/name"
+quants.Q4_0 = { file = "m-Q4_0.gguf" }
+[models."tiny:2b"]
+description = "a model in the cache, hidden by a preset"
+license = "MIT"
+repository = "org/name"
+quants.Q8_0 = { file = "m-Q8_0.gguf" }
 """
 
 
