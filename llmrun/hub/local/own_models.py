@@ -45,7 +45,7 @@ def own_models() -> list[OwnModel]:
 
 def find_own(name: str) -> OwnModel | None:
     """Return the model with this name, with or without ".gguf", or None."""
-    wanted = key_of(_stem(name))
+    wanted = key_of(stem_of(name))
     return next((own for own in own_models() if own.key == wanted), None)
 
 
@@ -72,10 +72,10 @@ def _below(folder: Path, above: str, depth: int) -> Iterator[OwnModel]:
             yield from _below(Path(entry.path), f"{above}{entry.name}/", depth + 1)
     for first, names in models_among(broken).items():
         missing = next((folder / name for name in names if broken[name]), None)
-        yield OwnModel(above + _stem(first), tuple(folder / each for each in names), missing)
+        yield OwnModel(above + stem_of(first), tuple(folder / each for each in names), missing)
 
 
-def _stem(file: str) -> str:
+def stem_of(file: str) -> str:
     """Return a file name without its ending and its shard numbers."""
     whole = without_shard(file)
     return whole[: -len(ENDING)] if whole.lower().endswith(ENDING) else whole

@@ -21,9 +21,9 @@ from typing import Final
 from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
 from llmrun.hub.local import paths
 from llmrun.hub.local.model_records import forget
-from llmrun.hub.local.own_models import ENDING, OwnModel, find_own
+from llmrun.hub.local.own_models import ENDING, OwnModel, find_own, stem_of
 from llmrun.hub.local.safe_writes import CHUNK, make_folder, put_in_place, require_space, sync_folder, writing
-from llmrun.hub.names import models_among, shards_of, without_shard
+from llmrun.hub.names import models_among, shards_of
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.resolve.model_file import LocalPath, existing, is_bare
 from llmrun.hub.transfer.pypi import lock_held
@@ -202,14 +202,12 @@ def _check_movable(files: Sequence[Path]) -> None:
 
 def _name_of(first: Path) -> str:
     """Return a name for a file: its own, with "-" in place of characters that are hard to type."""
-    plain = without_shard(first.name)
-    stem = plain[: -len(ENDING)] if plain.lower().endswith(ENDING) else plain
-    return _checked(_ODD.sub("-", stem).strip("-."))
+    return _checked(_ODD.sub("-", stem_of(first.name)).strip("-."))
 
 
 def _checked(name: str) -> str:
     """Return a name without ".gguf". Raises UsageError if `list` could not show the model under this name."""
-    stem = name[: -len(ENDING)] if name.lower().endswith(ENDING) else name
+    stem = stem_of(name)
     file = f"{stem}{ENDING}"
     usable = (
         _NAME.fullmatch(stem) and is_bare(stem) and stem[-1] not in ". " and models_among([file]) == {file: (file,)}
