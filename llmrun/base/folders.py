@@ -30,6 +30,7 @@ _CACHE = {
     "kernels": "compiled kernels of the CPU engine",
     "levels": "instruction levels that work on this processor",
     "speeds": "measured speeds of this machine and of its models",
+    "load-times.json": "how long each model took to load",
     "llama": "GPUs that llama.cpp can use",
     "locks": "locks of running batches and of models.toml",
     "prefixes": "prefixes of prompts, from serve --save-prefixes",
@@ -70,7 +71,7 @@ def places() -> list[Place]:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the path of a folder for files that llmrun can recreate, such as compiled kernels, without creating it.
+    """Return the path of a folder or file that llmrun can recreate, such as compiled kernels, without creating it.
 
     LLMRUN_CACHE_DIR overrides the default location. Raises KeyError for a name that is not listed above.
     """

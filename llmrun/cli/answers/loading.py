@@ -73,7 +73,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _file() -> Path:
-    return cache_folder() / "load-times.json"
+    return cache_folder("load-times.json")
 
 
 def _key_of(path: Path) -> str:

@@ -28,7 +28,11 @@ from llmrun.cli.console.terminal import visible_line
 if TYPE_CHECKING:
     from llmrun.hub.upkeep.importing import Import
 
-LISTING = {"heading": "Find and fit models", "place": 23}
+LISTING = {
+    "heading": "Find and fit models",
+    "place": 23,
+    "extra": "import takes one file; for a split model, name only its first file",
+}
 
 
 def command(
