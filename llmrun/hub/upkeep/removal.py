@@ -305,7 +305,7 @@ STALE_DAYS = 7  # age in days at which a partial download counts as abandoned
 
 
 def prunings() -> Iterator[Removal | LlmrunError]:
-    """Yield a removal for each repository with files to prune, and for each stale download outside the cache.
+    """Yield a removal for each repository with files to prune, and for stale downloads and imports outside the cache.
 
     For a repository that cannot be pruned, yields the error instead.
     """
@@ -322,6 +322,10 @@ def prunings() -> Iterator[Removal | LlmrunError]:
     for partial in partials():
         if partial.files[0].is_relative_to(paths.models_folder()) and _is_stale(partial):
             yield Removal(f"download of {partial.name}", None, partial.files, ())
+    for work in folders_in(paths.work_folder("").parent):  # left by a killed import, or a killed download from PyPI
+        files = tuple(files_below(work))
+        if files and all(map(_is_old, files)):
+            yield Removal(f"unfinished files in {work}", None, files, ())
 
 
 def superseded(repository: Repository) -> list[Path]:

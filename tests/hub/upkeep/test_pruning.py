@@ -159,3 +159,11 @@ def test_files_that_go_while_we_look(stores: Stores) -> None:
     gone = stores.root / "gone"
     assert not removal._is_old(gone)
     assert not is_gguf(gone)
+
+
+def test_a_killed_imports_copy_is_pruned_after_a_week(stores: Stores) -> None:
+    left = stores.own(paths.work_folder("import mine").relative_to(stores.models).joinpath("mine.gguf").as_posix(), ONE)
+    assert prune() == {}
+    os.utime(left, (LONG_AGO, LONG_AGO))
+    assert prune() == {f"unfinished files in {left.parent}": len(ONE)}
+    assert not left.exists()
