@@ -65,7 +65,7 @@ def test_a_reader_that_leaves_gives_141_and_silence(model: str) -> None:
 
 def test_ctrl_c_keeps_the_text_and_reports(model: str) -> None:
     process = on_terminal("generate", "-m", model, "Write a very long story.", NO_COLOR="1")
-    process.expect(rb"\w+ \w+ \w+ \w+")
+    process.expect(rb"\r +\r[^\r]*?\w+ \w+ \w+ \w+")  # the answer, after the erased line about loading
     process.sendintr()
     rest = process.read().decode()
     process.close()
