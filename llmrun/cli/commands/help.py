@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-LISTING = {"heading": "Help", "place": 41}
+LISTING = {"heading": "Help", "place": 141}
 
 
 def command(

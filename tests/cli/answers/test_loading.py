@@ -196,7 +196,7 @@ main()
     [
         "generate -m {model} hello",
         "chat {model}",
-        "embed {model} hello",
+        "embed -m {model} hello",
         "eval {model} --text {text}",
         "imatrix {model} --text {text} -o {text}.gguf",
         "bench -m {model}",
