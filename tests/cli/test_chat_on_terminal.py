@@ -47,7 +47,7 @@ def chatting(data: Path, *arguments: str) -> Iterator[pexpect.spawn[bytes]]:
 def ask(process: pexpect.spawn[bytes], turn: str, answer: str) -> None:
     process.send(f"{turn}\r")
     process.expect_exact(answer)
-    process.expect_exact("seed ")
+    process.expect(r"tokens? in ")
     process.expect(PROMPT)
 
 
@@ -171,7 +171,7 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
             for _ in range(chance.choice([1, 1, 2, 5])):
                 process.sendintr()
                 time.sleep(chance.choice([0, 0.01]))
-            process.expect(r"seed |was removed")
+            process.expect(r"tokens? in |was removed")
             process.expect(PROMPT)
             process.send("\x03")  # a question that was removed stands at the prompt
         process.send("/exit\r")
@@ -202,13 +202,13 @@ def test_ctrl_c_stops_an_answer_however_much_was_typed(tmp_path: Path, keys: str
         process.send(keys)
         began = time.monotonic()
         process.sendintr()
-        process.expect_exact("seed ")
+        process.expect(r"tokens? in ")
         took = time.monotonic() - began
         process.expect(PROMPT)
         process.send("\r")
         process.expect_exact("abcdefghi")
         process.sendintr()
-        process.expect_exact("seed ")
+        process.expect(r"tokens? in ")
         process.expect(PROMPT)
         process.send("\x04")
     assert took < 2.0  # 0.1 s on an idle machine
@@ -237,7 +237,7 @@ def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path
     assert b"xx" not in process.before
     process.expect(PROMPT)
     process.send("\r")
-    process.expect_exact("seed ")
+    process.expect(r"tokens? in ")
     process.expect(PROMPT)
     process.send("\x04")
     process.expect(pexpect.EOF)
@@ -270,7 +270,7 @@ def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)
     with chatting(tmp_path, script) as process:
         process.send("one\r\x03")
-        process.expect(r"seed |was removed")
+        process.expect(r"tokens? in |was removed")
         process.expect(PROMPT)
         process.send("\x03/exit\r")
     conversation = read_conversation(journals(tmp_path)[0]).conversation
@@ -322,7 +322,7 @@ def test_an_answer_that_is_not_streamed_is_shown_when_it_is_whole(tmp_path: Path
         process.expect(r"answering  \d s")
         assert b"Title" not in process.before
         process.expect_exact("# Title\r\n\r\nSome words.\r\n")
-        process.expect_exact("seed ")
+        process.expect(r"tokens? in ")
         process.expect(PROMPT)
         process.send("/exit\r")
     assert read_conversation(journals(tmp_path)[0]).conversation.exchanges[0].answer.startswith(answer)
@@ -331,7 +331,7 @@ def test_an_answer_that_is_not_streamed_is_shown_when_it_is_whole(tmp_path: Path
 def test_the_share_of_the_context_is_shown_once(tmp_path: Path) -> None:
     with chatting(tmp_path) as process:
         process.send("one\r")
-        process.expect_exact("seed ")
+        process.expect(r"tokens? in ")
         assert b"ctx" not in process.before
         process.expect(PROMPT)
         process.expect_exact("of 8,19")  # the last column is written separately

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.push
 def test_the_answer_and_one_newline_go_to_stdout_and_one_line_of_statistics_to_stderr() -> None:
     done = scripted("Why is", "the sky blue?")
     assert done.stdout == b"You said: Why is the sky blue?\n"
-    line = done.stderr.decode()
+    assert re.fullmatch(rb"31 tokens in .* tok/s\n", done.stderr)
+    line = scripted("--stats", "Why is", "the sky blue?").stderr.decode()
     assert line.count("\n") == 1
     for part in ("smollm2:135m scripted", " in ", "TTFT ", " out ", "TPOT ", "ctx ", "seed "):
         assert part in line
@@ -87,7 +88,7 @@ def test_a_prompt_beyond_the_context_is_code_8() -> None:
 
 def test_the_same_seed_gives_the_same_text_and_a_reported_seed_can_be_used_again(tmp_path: Path) -> None:
     noise = script_file(tmp_path, [("a cue that never comes", "")])
-    first = scripted("-m", noise, "-n", "40", "hello")
+    first = scripted("--stats", "-m", noise, "-n", "40", "hello")
     seed = re.search(rb"seed (\d+)", first.stderr)
     assert seed
     again = scripted("-m", noise, "-n", "40", "--seed", seed[1], "hello")

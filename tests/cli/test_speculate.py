@@ -54,6 +54,6 @@ def test_a_flag_overrides_the_environment(model: str) -> None:
 
 
 def test_the_closing_line_tells_tokens_per_step(model: str) -> None:
-    done = llmrun("generate", "-m", model, "--backend", "scripted", QUESTION)
+    done = llmrun("generate", "--stats", "-m", model, "--backend", "scripted", QUESTION)
     assert "/step" in done.stderr.decode()
     assert "% accepted" in done.stderr.decode()
