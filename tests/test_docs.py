@@ -15,6 +15,7 @@ from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.registry import aliases, load
 from llmrun.model.archs.parts.architecture import architectures, table
 from llmrun.options.settings import RULES, load_presets
+from tests.support.cli.documented import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -27,7 +28,7 @@ def _text(page: Path) -> str:
 
 
 def _shell_lines(page: Path) -> Iterator[str]:
-    for block in re.findall(r"^```sh\n(.*?)^```", _text(page), re.DOTALL | re.MULTILINE):
+    for block in blocks(page, "sh"):
         yield from block.replace("\\\n", "").splitlines()
 
 
