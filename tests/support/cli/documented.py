@@ -23,7 +23,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TIMEOUT_S = 300  # for a command on a busy machine
 
 _SERVER = "127.0.0.1:8080"  # in the pages; here, each server has a free port
-_QUESTION = b"Why is the sky blue?\n"  # for each chat
 _MODELS = (  # the names of models that the pages use
     "qwen2.5-coder:1.5b",
     "qwen3:0.6b",
@@ -135,13 +134,14 @@ def run_commands(lines: Sequence[str]) -> None:
     """Run commands in bash, one after the other. Servers start and end; a command that names one's port gets one."""
     with ExitStack() as stack:
         server = ""
-        for line in lines:
+        for number, line in enumerate(lines):
             if line.startswith("llmrun serve"):
                 with serving(line):
                     continue
             if _SERVER in line and not server:
                 server = stack.enter_context(serving("llmrun serve qwen3:4b"))
-            stdin = _QUESTION if "llmrun chat" in line else b""
+            question = b"How are you?" if number else b"Why is the sky blue?"  # using.md finds the latter again
+            stdin = question if "llmrun chat" in line else b""
             _run(["bash", "-c", f"set -o pipefail; {line.replace(_SERVER, server)}"], stdin)
 
 
