@@ -30,7 +30,7 @@ NOT_RUN = {
     r"Qwen3-(Embedding|Reranker)": "needs a model for embeddings or rankings; tests/cli/test_embed.py has some",
     r"import (ollama|httpx)": "needs a package that the tests do not install; scripts/test_clients does",
     r"\b(gemma3:4b|llama3\.2:3b)": "needs the model itself, because the catalogue has its sha256",
-    r"\bllmrun rm\b": "other tests use the file at the same time; tests/cli/test_store_commands.py removes models",
+    r"\b(llmrun rm|rm -rf)\b": "removes what other tests use; tests/cli/test_store_commands.py removes models",
     r"--(gpu-layers|tensor-split|split-mode|main-gpu)": "needs a GPU",
     r"Qwen2\.5-7B-Instruct-AWQ|qwen2\.5-7b\.gguf": "needs a checkpoint; tests/cli/test_convert.py has some",
     r"\bllmrun bench": "takes half a minute or longer; tests/cli/test_bench.py runs it for a shorter time",

@@ -38,12 +38,17 @@ _FILES = {
     "before.py": "def add(a, b):\n",
     "book.txt": "Call me Ishmael. Ahab is the captain of the Pequod.\n" * 60,
     "calibration.txt": "The quick brown fox jumps over the lazy dog.\n" * 60,
+    "lines.txt": "Good day\n",
     "main.py": "x = 3\nprint(x * x)\n",
     "moves.gbnf": "root ::= [a-h] [1-8] [a-h] [1-8]\n",
     "other.txt": "Call me Ishmael. Some years ago, I thought I would sail about a little.\n" * 60,
     "prompts.jsonl": '{"prompt": "Name a color."}\n',
     "report.txt": "Sales rose by 3 % in the north.\n",
+    "questions": "Why is the sky blue?\n",
+    "questions.txt": "Why is the sky blue?\n",
+    "README.md": "The sky is blue, and the grass is green in spring.\n" * 60,
     "reviews.csv": "text\nI loved it.\n",
+    "sales.csv": "region,growth\nnorth,3\nsouth,-2\n",
     "texts.txt": "The sky is blue.\nGrass is green.\n",
     "tools.toml": '[commands.date]\ndescription = "Show the date."\ncommand = ["date"]\n',
     "wiki.test.raw": "The sky is blue, and the grass is green in spring.\n" * 60,
@@ -88,14 +93,20 @@ def enter_home(folder: Path, page: Path, model: Path, monkeypatch: pytest.Monkey
     for name in os.environ:
         if name.startswith(("XDG_", "HF_", "LLMRUN_CONFIG", "LLMRUN_DATA_DIR")):
             monkeypatch.delenv(name)
-    settings = {"LLMRUN_SEED": "1", "LLMRUN_MAX_TOKENS": "64", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    settings = {"LLMRUN_SEED": "1", "LLMRUN_MAX_TOKENS": "64", "HF_HUB_OFFLINE": "1"}
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    for name, value in {"HOME": str(folder), "PATH": path, **settings}.items():
+    for name, value in {
+        "HOME": str(folder),
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "EDITOR": "true",
+        **settings,
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)
     _written(folder / "bin" / "llmrun", f'#!/bin/sh\nexec {sys.executable} -m llmrun "$@"\n').chmod(0o755)
-    for place in (folder / "models" / "any.gguf", folder / "file.gguf", folder / "model.gguf"):
-        _linked(place, model)
+    for name in ("models/any.gguf", "file.gguf", "model.gguf", "model-Q4_K_M.gguf"):
+        _linked(folder / name, model)
     _linked(own_model(adapted.name), adapted)
     for name in _MODELS:
         wanted = understand(name)
