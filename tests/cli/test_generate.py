@@ -219,6 +219,16 @@ def test_a_name_nobody_knows_is_code_4() -> None:
     assert (done.stdout, done.returncode) == (b"", 4)
 
 
+@pytest.mark.parametrize("words", [["qwen3:4b", "Hello"], ["qwen3:4b"], ["SmolLM2", "Hello"], ["./gone.gguf", "Hello"]])
+def test_a_model_before_the_prompt_is_refused(words: list[str]) -> None:
+    """Users of `ollama run MODEL PROMPT` type this, and the name would silently become a part of the prompt."""
+    done = scripted(*words)
+    assert f"error: {words[0]}: the prompt begins with the name of a model, which needs -m\n" in done.stderr.decode()
+    assert f"-m {' '.join(words)}, or put the whole prompt into quotes\n" in done.stderr.decode()
+    assert (done.stdout, done.returncode) == (b"", 2)
+    assert scripted("-q", " ".join(words) + "?").stdout.decode() == f"You said: {' '.join(words)}?\n"
+
+
 def test_version() -> None:
     from llmrun import __version__
 

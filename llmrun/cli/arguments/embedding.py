@@ -5,18 +5,16 @@ Both commands take texts as positional arguments, so the model is always an opti
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmrun.base.errors import LlmrunError, UsageError
-from llmrun.base.machine import shell
+from llmrun.base.errors import UsageError
 from llmrun.base.types import Pooling
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import models, one_of, settings_of
+from llmrun.cli.arguments.options import models, names_a_model, one_of, settings_of, with_model_option
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import Settings
 
@@ -48,8 +46,8 @@ class ModelFlags:
         example  a complete command, for the hint if the model is missing
         """
         if self.model is None:
-            named = first is not None and _is_model(first)
-            raise UsageError("-m: the model is missing", hint=_with_option(first or "") if named else example)
+            named = first is not None and names_a_model(first)
+            raise UsageError("-m: the model is missing", hint=with_model_option(first or "") if named else example)
         settings = settings_of(self, self.model, verbose=self.verbose)
         if is_endpoint(settings.model):
             raise UsageError(
@@ -57,26 +55,6 @@ class ModelFlags:
                 hint="send requests to the server's /v1/embeddings or /v1/rerank",
             )
         return replace(settings, preset=None)
-
-
-def _is_model(text: str) -> bool:
-    """Return whether a text is the name of a model or a preset, or looks like the path of a .gguf file."""
-    from llmrun.hub.resolve.model_file import LocalPath, understand
-    from llmrun.options.settings import preset_named
-
-    try:
-        if preset_named(text) is not None:
-            return True
-        meant = understand(text)
-    except LlmrunError:  # not a name
-        return False
-    return not isinstance(meant, LocalPath) or "gguf" in text.lower()
-
-
-def _with_option(model: str) -> str:
-    """Return this command line with the model as an option."""
-    at = sys.argv.index(model, 1)
-    return shell.words(["llmrun", *sys.argv[1:at], "-m", *sys.argv[at:]])
 
 
 @dataclass(frozen=True, slots=True)

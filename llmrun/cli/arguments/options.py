@@ -16,6 +16,7 @@ import functools
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -25,14 +26,15 @@ import typer
 
 from llmrun.backends.base import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
-from llmrun.base.errors import UsageError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import templates_folder
+from llmrun.base.machine import shell
 from llmrun.cli.arguments.prompts import check_params, checked_text, parse_params, read_text
 from llmrun.cli.arguments.usage import GENERAL
 from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.options.sampling_params import SAMPLING
-from llmrun.options.settings import RULES, Settings, load_settings, load_sound_settings
+from llmrun.options.settings import RULES, Settings, load_settings, load_sound_settings, preset_named
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -155,6 +157,25 @@ def required_model(argument: str | None, option: str | None, example: str) -> st
     if model is None:
         raise UsageError("MODEL is missing", hint=f"for example: {example}")
     return model
+
+
+def names_a_model(text: str) -> bool:
+    """Return whether a text is the name of a model or a preset, or looks like the path of a .gguf file."""
+    from llmrun.hub.resolve.model_file import LocalPath, understand
+
+    try:
+        if preset_named(text) is not None:
+            return True
+        meant = understand(text)
+    except LlmrunError:  # not a name
+        return False
+    return not isinstance(meant, LocalPath) or "gguf" in text.lower()
+
+
+def with_model_option(model: str) -> str:
+    """Return this command line with its argument `model` as the value of -m."""
+    at = sys.argv.index(model, 1)
+    return shell.words(["llmrun", *sys.argv[1:at], "-m", *sys.argv[at:]])
 
 
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")]

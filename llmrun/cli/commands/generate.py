@@ -14,6 +14,7 @@ Examples:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,10 +36,12 @@ from llmrun.cli.arguments.generating import (
 )
 from llmrun.cli.arguments.options import (
     AnswerFlags,
+    names_a_model,
     parse_logit_bias,
     parse_stops,
     parse_template_variables,
     takes_answer_flags,
+    with_model_option,
 )
 from llmrun.cli.arguments.prompts import Prompts, chat_messages, read_prompt, read_text
 from llmrun.cli.console.output import out
@@ -93,6 +96,8 @@ def command(
 ) -> int:
     settings = flags.settings()
     flags.check_model(settings.model)
+    if flags.model is None:
+        _check_first_word(prompt or ())
     after = read_suffix(suffix, suffix_file)
     raw = raw or after is not None
     if raw:
@@ -197,6 +202,13 @@ def command(
             stream=settings.stream,
             log=log_answer if recorder is None else recorder.after(opened, log_answer),
         )
+
+
+def _check_first_word(words: Sequence[str]) -> None:
+    """Raise UsageError if the prompt begins with an argument that names a model, as in `ollama run`."""
+    if words and (len(words) > 1 or ":" in words[0]) and names_a_model(words[0]):
+        hint = f"{with_model_option(words[0])}, or put the whole prompt into quotes"
+        raise UsageError(f"{words[0]}: the prompt begins with the name of a model, which needs -m", hint=hint)
 
 
 def _check_raw(flags: AnswerFlags, settings: Settings, flag: str) -> None:
