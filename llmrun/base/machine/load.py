@@ -86,7 +86,7 @@ def stolen_time() -> dict[str, float | None]:
         times = None
     if times is None or not hasattr(times, "steal"):
         return {"stolen_seconds": None, "processor_seconds": None}
-    return {"stolen_seconds": times.steal, "processor_seconds": round(_counted(times), 2)}
+    return {"stolen_seconds": _of(times, "steal"), "processor_seconds": round(_counted(times), 2)}
 
 
 def _counted(times: Any) -> float:
