@@ -28,6 +28,15 @@ _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _LISTING = re.compile(r"^LISTING = (\{.*?\})$", re.MULTILINE | re.DOTALL)
 _REMOVED = {"templates": "prompt templates are presets now: `llmrun list` shows them, and -m NAME uses one"}
+# Commands of Ollama and llm that have other names here, with hints for their users.
+_ELSEWHERE = {
+    "alias": "`llmrun preset add NAME -m MODEL` gives a model another name",
+    "cp": "`llmrun preset add NAME -m MODEL` gives a model another name",
+    "create": "`llmrun import FILE NAME` names a model file, and `llmrun preset add` names a model with settings",
+    "models": "`llmrun list` lists the models on this machine, and `llmrun search` those to download",
+    "ps": "`llmrun serve` lists its loaded models at /api/ps; other commands unload their model when they end",
+    "stop": "Ctrl-C ends `llmrun serve`; other commands unload their model when they end",
+}
 _RARE = 100  # commands with this place or a later one have no line of their own in `llmrun --help`
 _LAST = 1000  # the default place, for commands that do not set one
 
@@ -68,6 +77,8 @@ class Commands(CommandGroup):
         del ctx
         if cmd_name in _REMOVED:
             raise UsageError(f"{cmd_name}: no longer exists", hint=_REMOVED[cmd_name])
+        if cmd_name in _ELSEWHERE:
+            raise UsageError(f"no such command '{cmd_name}'", hint=_ELSEWHERE[cmd_name])
         name = cmd_name if cmd_name in self.commands else aliases().get(cmd_name)
         return name and load(name)
 

@@ -80,7 +80,7 @@ def test_what_is_no_file_is_sent_to_the_right_command(stores: Stores) -> None:
 
 def test_an_encoder_is_tried_with_embed(stores: Stores) -> None:
     encoder = tiny_encoder(stores.root, TINY_ENCODERS["bert"])
-    assert run("import", str(encoder), "--copy")[1] == "note: to try it: llmrun embed bert TEXT\n"
+    assert run("import", str(encoder), "--copy")[1] == "note: to try it: llmrun embed -m bert TEXT\n"
     body = json.loads(run("import", str(encoder), "other", "--json", "--copy")[0])
     final = str(stores.models / "other.gguf")
     assert body == {"name": "other", "how": "copy", "imported": True, "from": [str(encoder)], "files": [final]}

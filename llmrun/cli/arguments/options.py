@@ -160,7 +160,7 @@ def required_model(argument: str | None, option: str | None, example: str) -> st
 
 
 def names_a_model(text: str) -> bool:
-    """Return whether a text is the name of a model or a preset, or looks like the path of a .gguf file."""
+    """Return whether a text names a model or a preset, or looks like the path of a .gguf file."""
     from llmrun.hub.resolve.model_file import LocalPath, understand
 
     try:
@@ -169,7 +169,7 @@ def names_a_model(text: str) -> bool:
         meant = understand(text)
     except LlmrunError:  # not a name
         return False
-    return not isinstance(meant, LocalPath) or "gguf" in text.lower()
+    return not isinstance(meant, LocalPath) or bool(meant.name) or "gguf" in text.lower()
 
 
 def with_model_option(model: str) -> str:

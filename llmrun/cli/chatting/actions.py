@@ -291,7 +291,7 @@ def save(chat: Chat, name: str) -> None:
     if name:
         with reporting_file_errors("/save"):
             path = chat.store.save(name, chat.conversation)
-        chat.confirm(f"saved as {path.stem}; /load {path.stem} continues it")
+        chat.confirm(f"saved a copy as {path.stem}; /load {path.stem} continues from here")
     elif chat.record.path:
         out.reply([f"saved automatically in {chat.record.path}; /save NAME saves a named copy"])
     else:

@@ -124,6 +124,7 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
     """
     if store.is_saved_copy(path):
         found = read_conversation(path)
+        out.note(f"{path.stem} is a copy, which stays as it is: this chat continues in a new file")
         return ConversationRecord(store, found.conversation), found
     lock = None
     try:

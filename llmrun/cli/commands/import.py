@@ -98,11 +98,13 @@ def _facts(planned: Import) -> tuple[str, str, list[str]]:
 
     with open_gguf(planned.finals[0]) as opened:
         use = ["chat", planned.name]
+        if "tokenizer.chat_template" not in opened.metadata:
+            use = ["generate", "--raw", "-m", planned.name, "TEXT"]
         if is_encoder(opened):
             pooling = named_pooling(opened.metadata, opened.string("general.architecture"))
             use = (
-                ["rerank", planned.name, "QUERY", "FILE"]
+                ["rerank", "-m", planned.name, "QUERY", "FILE"]
                 if pooling is Pooling.RANK
-                else ["embed", planned.name, "TEXT"]
+                else ["embed", "-m", planned.name, "TEXT"]
             )
         return format_bytes(opened.file_bytes), quantization(opened), use

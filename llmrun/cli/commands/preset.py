@@ -158,7 +158,7 @@ def rm(
 
 def _table(flags: AnswerFlags, prompt: str | None) -> Mapping[str, Any]:
     """Return the preset's keys and values as in models.toml. Raises UsageError, and ModelNotFound for a misspelling."""
-    table: dict[str, Any] = {} if flags.model is None else {"model": _absolute(flags.model)}
+    table: dict[str, Any] = {} if flags.model is None else {"model": _lasting(flags.model)}
     if prompt is not None:
         table["prompt"] = checked_text(prompt, "--prompt")
     if flags.system is not None:
@@ -177,7 +177,7 @@ def _table(flags: AnswerFlags, prompt: str | None) -> Mapping[str, Any]:
     return table
 
 
-def _absolute(model: str) -> str:
+def _lasting(model: str) -> str:
     """Return the name of a model, or the absolute path of a file, because presets are used in any folder."""
     from llmrun.engine.remote.request import is_endpoint
     from llmrun.hub.resolve.model_file import LocalPath, existing, understand
@@ -185,7 +185,9 @@ def _absolute(model: str) -> str:
     if is_endpoint(model) or preset_named(model) is not None:  # add_preset explains that a preset is not a model
         return model
     meant = understand(model)
-    return str(existing(meant).absolute()) if isinstance(meant, LocalPath) else model
+    if not isinstance(meant, LocalPath):
+        return model
+    return meant.name or str(existing(meant).absolute())
 
 
 def _wants_to_edit_again() -> bool:

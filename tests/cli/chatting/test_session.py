@@ -115,7 +115,7 @@ def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
         ("/set top_k 1.5", "is not an integer"),
         ("/set max_tokens 0", "max_tokens: 0 is not an integer of at least 1"),
         ("/set stop []", "is not a list of strings"),
-        ("/set ctx_size 0", "ctx_size: 0 is not an integer of at least 1"),
+        ("/set ctx_size -2", "ctx_size: -2 is not an integer of at least 1, or 0 for the model's trained context"),
         ("/show nothing", "known: model, template"),
         ("/undo", "nothing to undo"),
         ("/regen", "no question"),
