@@ -27,7 +27,7 @@ def recommendations(resources: Resources) -> list[Recommended]:
     """Return the models that suit this machine, after measuring its memory bandwidth once."""
     from llmrun.hub.recommendation import recommended
 
-    out.progress("measuring this machine (once)")
+    out.progress("measuring this machine (once)", at_once=True)
     found = recommended(resources)
     if resources.speeds is not None:
         resources.speeds.keep()

@@ -61,7 +61,7 @@ def test_errors_are_records_and_the_exit_code(tmp_path: Path, output: Path) -> N
     ("line", "words"),
     [
         (b"\xff", "not UTF-8 text: invalid byte at 0"),
-        (b"Why?", "not valid JSON: Expecting value: column 1\nhint: if each line is a prompt, add --text"),
+        (b"Why?", "not valid JSON: Expecting value: column 1"),
         (b'{"prompt": 5}', "prompt: expected a string, got 5"),
         (b'{"prompt": "x", "custom_id": "line-1"}', "custom_id: already used in line 1"),
     ],

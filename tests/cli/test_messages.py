@@ -14,6 +14,7 @@ import pytest
 
 from llmrun.base import errors
 from llmrun.cli.messages import message_for
+from llmrun.cli.registry import _ELSEWHERE
 from tests.support.cli.commands import ROOT, llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 
@@ -136,6 +137,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
     [
         ("generate --seeed 1", "--seeed: no such option", "did you mean --seed?"),
         ("generate --zzz", "--zzz: no such option", "see llmrun generate --help"),
+        ("ps", "no such command 'ps'", _ELSEWHERE["ps"]),
         ("--zzz", "--zzz: no such option", "see llmrun --help"),
         ("generate --top-k many x", "--top-k: 'many' is not a whole number", "see llmrun generate --help"),
         ("generate --temp hot x", "--temperature: 'hot' is not a number", "see llmrun generate --help"),
@@ -176,6 +178,12 @@ def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hi
     done = llmrun(*arguments.split())
     assert done.stderr.decode() == f"error: {sentence}\nhint: {hint}\n"
     assert (done.returncode, done.stdout) == (2, b"")
+
+
+@pytest.mark.push
+def test_a_prompt_that_begins_with_a_dash_gets_a_hint() -> None:
+    done = llmrun("generate", "-5 plus 3 is what?")
+    assert done.stderr.decode() == "error: -5: no such option\nhint: if this is text, write -- before it\n"
 
 
 @pytest.mark.push

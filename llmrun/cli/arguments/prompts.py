@@ -74,6 +74,8 @@ def read_prompt(
     if file is not None:
         blocks.append(read_stdin(exact=exact) if str(file) == STDIN else read_text(file, "prompt", exact=exact))
     if not (named or exact or no_stdin) and _is_piped():
+        if _is_partly_read():
+            out.note("the rest of standard input, a file that was read in part, follows the prompt; see --no-stdin")
         blocks.append(read_stdin("text", skipped_by="--no-stdin or < /dev/null"))
     return _checked("\n\n".join(block for block in blocks if block), exact or not required)
 
@@ -89,6 +91,14 @@ def _is_piped() -> bool:
     except (OSError, ValueError):  # closed, or replaced by an object without a descriptor
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _is_partly_read() -> bool:
+    """Return whether another program has read a part of the file on standard input, as `while read line` does."""
+    try:
+        return os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) > 0
+    except OSError:  # a pipe
+        return False
 
 
 def _checked(prompt: str, exact: bool) -> str:

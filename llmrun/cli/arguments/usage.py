@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -199,7 +200,9 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
                 hint = f"for example: {example}"
     elif hasattr(error, "possibilities"):
         sentence = f"{option}: no such option"
-        if near := _nearest(str(option), context.command.params if context else ()):
+        if any(" " in word and word.startswith(str(option)) for word in sys.argv[1:]):
+            hint = "if this is text, write -- before it"
+        elif near := _nearest(str(option), context.command.params if context else ()):
             *others, last = near
             hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
     elif option is not None:

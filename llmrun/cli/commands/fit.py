@@ -179,7 +179,7 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
 
     named: list[_Named] = []
     for called, _, file in _headers(name, asked.settings):
-        out.progress(f"{called}: measuring this machine (once)")
+        out.progress(f"{called}: measuring this machine (once)", at_once=True)
         if isinstance(file, _CatalogQuant):
             if (guess := asked.estimate_of(file)) is not None:
                 named.append(_Named(called, file.quantization, guess, is_estimate=True))

@@ -88,8 +88,9 @@ def _show_presets(presets: Sequence[Preset]) -> None:
 
     rows = [(preset.name, visible_line(preset.model), preset_output.preset_summary(preset)) for preset in presets]
     lines = aligned([_PRESETS, *rows])
-    out.lines(["", lines[0]], dim=True)
-    out.lines(shortened(line, room(sys.stdout)) for line in lines[1:])
+    first, *rest = [shortened(line, room(sys.stdout)) for line in lines]
+    out.lines(["", first], dim=True)
+    out.lines(rest)
 
 
 def _show(described: list[tuple[Model, Glance, str]], total: int) -> None:

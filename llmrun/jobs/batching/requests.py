@@ -281,7 +281,7 @@ def _object(line: Line) -> dict[str, Any]:
         return {name: value for name, value in parse_json(line.data).items() if value is not None}
     except LlmrunError as error:
         words = str(error).replace("the request body is ", "").replace("the request body", "the line")
-        hint = "" if line.data.startswith(b"{") else "if each line is a prompt, add --text"
+        hint = "if each line is a prompt, add --text" if line.number == 1 and not line.data.startswith(b"{") else ""
         raise LlmrunError(words.replace(": line 1, column", ": column"), hint=hint) from None
 
 

@@ -322,6 +322,19 @@ def test_a_loop_over_lines_needs_no_stdin() -> None:
 
 
 @pytest.mark.push
+def test_the_rest_of_a_file_is_used_with_a_note(tmp_path: Path) -> None:
+    """Loops such as `while read line; do llmrun generate "$line"; done < FILE` lose the other lines."""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a\nb\n")
+    loop = f'while read line; do $LLMRUN generate --backend scripted {{}} "$line"; done < {lines}'
+    done = shell(loop.format(""))
+    assert done.stdout == b"You said: a\n\nb\n"
+    assert b"note: the rest of standard input, a file that was read in part, follows the prompt" in done.stderr
+    assert b"note:" not in shell(loop.format("--no-stdin")).stderr
+    assert b"note:" not in shell(f"$LLMRUN generate --backend scripted x < {lines}").stderr
+
+
+@pytest.mark.push
 def test_a_closed_standard_input_is_an_empty_one() -> None:
     for prompt, code in ((["hello"], 0), ([], 2)):
         done = subprocess.run(

@@ -103,7 +103,7 @@ def test_other_calls_have_other_keys_and_seeds() -> None:
     [
         (b"{", "not valid JSON: Expecting property name enclosed in double quotes: column 2"),
         (b"\xff{}", "not UTF-8 text"),
-        (b"[1]", "not a JSON object; if each line is a prompt, add --text"),
+        (b"[1]", "not a JSON object"),
         (b'{"prompt": "a", "prompt": "b"}', "occurs twice"),
         (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
