@@ -25,7 +25,7 @@ CORRECTED: Final = "corrected prediction"
 RUNS: Final = "runs"
 ESTIMATED: Final = "catalogue"
 
-_FAR: Final = 1.5  # the factor by which real speeds may differ from predictions before they count as far off
+_FAR: Final = 1.5  # predictions count as far off if real speeds differ from them by more than this factor
 _COMPARED: Final = 3  # the number of recent models with which predictions are compared
 
 
@@ -98,7 +98,7 @@ _PROMPT: Final = 512  # tokens, a typical prompt
 
 
 def _is_believed(run: Run, real: float, predicted: float | None) -> bool:
-    """Return whether a real speed counts. Much slower runs may have run on a busy machine, so a few are needed."""
+    """Return whether a real speed counts. A speed far below the prediction must be confirmed by several runs."""
     return real > 0 and (real * _FAR >= (predicted or 0.0) or run.count >= CONFIRMED)
 
 

@@ -143,7 +143,7 @@ class KernelWarning(UserWarning):
 
 
 class BrokenEntry(UserWarning):
-    """An invalid entry of the user's models.toml was left out. The other entries work."""
+    """Warns that an invalid entry of the user's models.toml is ignored. The other entries work."""
 
 
 def warn_of_broken_entry(error: UsageError) -> None:

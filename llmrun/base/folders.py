@@ -28,7 +28,7 @@ _LARGEST = 1 << 20  # the maximum number of bytes in a file that a user wrote
 # The names of all folders and files that llmrun writes, and what they hold. `llmrun doctor --paths` lists them.
 _CACHE = {
     "kernels": "compiled kernels of the CPU engine",
-    "levels": "instruction levels that work on this processor",
+    "levels": "instruction-set levels that work on this processor",
     "speeds": "measured speeds of this machine and of its models",
     "load-times.json": "how long each model took to load",
     "llama": "GPUs that llama.cpp can use",
@@ -43,7 +43,7 @@ _DATA = {
     "logs": "logged answers (see llmrun logs)",
     "bench": "runs saved with bench --save",
     "tools": "tools that you marked as safe",
-    "told": "which notes have been shown",
+    "told": "notes that have been shown",
 }
 
 

@@ -23,7 +23,7 @@ from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, Repo
 SECTION = "Terminal"
 _NARROW = 60
 _SIZE = 7  # columns for a size
-_LEAST_ROOM = 24  # columns for what a path holds; with fewer columns, the words follow on the next line
+_LEAST_ROOM = 24  # columns for the description of a path; with fewer columns, the description is on the next line
 
 
 def look_at_terminal(machine: Machine) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _HEADS = ("", "COMMAND", "DOWNLOAD", "MEMORY", "TOK/S", " ")
 _DROPPABLE = ((" ",), ("MEMORY",), ("DOWNLOAD",), ("TOK/S",))
-ESTIMATES = "~ is estimated from the catalogue"
+ESTIMATES = "~ marks estimates from the catalogue"
 
 
 def disturbance_words(disturbance: str) -> str:

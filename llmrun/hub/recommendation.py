@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """A recommended model, and what for: "fast", "balanced", "best", or several of these."""
+    """A recommended model and its purposes: "fast", "balanced", "best", or several of these."""
 
     model: Candidate
     purposes: list[str] = field(default_factory=list)
@@ -86,9 +86,10 @@ def _fits(model: Candidate, resources: Resources) -> bool:
 def chosen(fitting: Sequence[Candidate]) -> list[Recommended]:
     """Choose among models that fit.
 
-    Each purpose gets the largest model that is fast enough for it. If no model is, the fastest one is the fast and the
-    best one, and none is balanced. If models fit on GPUs, only these count. As their speed is not predicted, a balanced
-    model reads at most half as many bytes per token as the largest, and a fast model a quarter.
+    Each purpose gets the largest model that is fast enough for it. If no model is fast enough, the fastest model is
+    both fast and best, and no model is balanced. If models fit on GPUs, only these models count. Because their speed
+    is not predicted, a balanced model reads at most half as many bytes per token as the largest model, and a fast
+    model at most a quarter.
     """
     fitting = [each for each in fitting if each.on_gpu] or fitting
     if not fitting:

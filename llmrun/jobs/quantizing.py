@@ -149,7 +149,7 @@ class Job:
 
     @property
     def is_by_type_alone(self) -> bool:
-        """True if no option asks for other tensor types than the usual ones, or allows any input."""
+        """True if no option changes the usual tensor types or allows any input."""
         return not (self.only_copy or self.allow_requantize or self.pure or self.output_type or self.embedding_type)
 
 
@@ -186,7 +186,7 @@ def plan_of(file: GGUFFile, job: Job) -> Plan:
 
 def _unchanged(file: GGUFFile, job: Job) -> UsageError:
     return UsageError(
-        f"{file.path}: the model is {job.file_type.name} already",
+        f"{file.path}: the model is already {job.file_type.name}",
         hint="choose another TYPE, or copy the file; --allow-requantize runs the quantizer anyway",
     )
 

@@ -138,7 +138,7 @@ class Presets(NamedTuple):
 
     valid   the valid presets, keyed by their names in lower case
     broken  the errors for all other presets, whose messages name the file, the line, the preset and the key; keyed
-            likewise. The key is TABLE if all presets are missing, because the table is none
+            likewise. The key is TABLE if `presets` is not a table, so that there are no presets
     """
 
     valid: dict[str, Preset]

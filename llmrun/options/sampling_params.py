@@ -22,7 +22,7 @@ class SamplingParameter(NamedTuple):
     default   llmrun's default for models without a recommended value; the parameter has the type of its default
     flags     the command-line flags; () for a flag with the parameter's name; error messages use the first flag
     minimum, maximum  limits of numbers, both inclusive
-    as_minimum  another value that stands for the minimum, as in llama.cpp and vLLM
+    as_minimum  another value that means the minimum, as in llama.cpp and vLLM
     texts     the notation for a list of strings, which servers receive as a JSON list; None for numbers
     gguf_key  the metadata key that holds the model file's default; None if the GGUF format has no such key
     wire      the field names in a request to a server; () for a field with the parameter's name

@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_left_alone(folder: Path, tmp_path: P
 
 
 class Nothing:
-    """Speeds of which none is known."""
+    """Speeds that are all unknown."""
 
     @contextmanager
     def only_known(self) -> Iterator[None]:
@@ -146,7 +146,7 @@ def test_real_speeds_replace_predictions(tmp_path: Path) -> None:
     assert seen.adjusted(key(tmp_path, threads=1), PREDICTION, 512)[1] == PREDICTED
 
 
-def test_without_a_forecast_real_speeds_are_all_there_is(tmp_path: Path) -> None:
+def test_without_a_forecast_only_real_speeds_are_known(tmp_path: Path) -> None:
     seen = after(Run(*key(tmp_path), decode=87.0))
     assert seen.adjusted(key(tmp_path), None, 512) == (Forecast(87.0, None, None), RUNS, "")
     assert seen.adjusted(key(tmp_path / "other"), None, 512) == (None, "", "")

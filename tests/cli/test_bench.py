@@ -270,7 +270,7 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
         (("-p", "x"), 2, "--n-prompt: 'x'"),
         (("-p", "0", "-n", "0"), 2, "nothing to measure"),
         (("-t", "-2"), 2, "--threads: '-2'"),
-        (("-m", "a", "b"), 2, "model: given twice: as an argument and as --model"),
+        (("-m", "a", "b"), 2, "model: given twice: as an argument and with --model"),
         (("no-such-model",), 4, "no-such-model"),
         (("--speculate", "off,,auto"), 2, "--speculate: the list contains an empty name"),
         (("--speculate", "http://host/v1"), 2, "--speculate: http://host/v1: a draft model must run on this machine"),

@@ -174,7 +174,7 @@ AWAY = [{"LLMRUN_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http:
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("away", AWAY)
 @pytest.mark.parametrize(("name", "rows"), [("toy:1b", ["toy:1b-q4_0", "toy:1b"]), ("toy:1b-q4_0", ["toy:1b-q4_0"])])
-def test_without_the_hub_the_catalogue_is_the_estimate(
+def test_without_the_hub_estimates_come_from_the_catalogue(
     environment: dict[str, str], away: dict[str, str], name: str, rows: list[str]
 ) -> None:
     done = llmrun("fit", "--json", name, env=environment | away)
@@ -210,7 +210,7 @@ def test_an_estimate_that_does_not_fit_exits_with_7(environment: dict[str, str],
 
 
 @pytest.mark.parametrize("arguments", [("fit", "hf:o/n"), ("fit", "toy:new"), ("show", "hf:o/m:Q8_0")])
-def test_without_the_hub_what_nobody_knows_is_one_line_and_exit_code_5(
+def test_without_the_hub_unknown_models_exit_with_5(
     environment: dict[str, str], tmp_path: Path, arguments: tuple[str, str]
 ) -> None:
     (tmp_path / "models.toml").write_text(CATALOGUE.replace("toy:1b", "toy:new"))
@@ -251,7 +251,7 @@ def test_without_a_name_models_are_recommended_without_a_request(environment: di
     assert 1 <= len(rows) <= 3
     for row in rows:
         assert re.search(r"^(fast|balanced|best).*  llmrun chat [a-z0-9.:-]+  .* ~?[\d.]+ GB  +~\d+\??$", row), row
-    assert done.stderr == b"~ is estimated from the catalogue  llmrun fit NAME  llmrun search\n"
+    assert done.stderr == b"~ marks estimates from the catalogue  llmrun fit NAME  llmrun search\n"
     assert settled(hub) == []
 
 

@@ -224,7 +224,7 @@ def test_a_model_before_the_prompt_is_refused(words: list[str]) -> None:
     """Users of `ollama run MODEL PROMPT` type this, and the name would silently become a part of the prompt."""
     done = scripted(*words)
     assert f"error: {words[0]}: the prompt begins with the name of a model, which needs -m\n" in done.stderr.decode()
-    assert f"-m {' '.join(words)}, or put the whole prompt into quotes\n" in done.stderr.decode()
+    assert f"-m {' '.join(words)}, or put the whole prompt in quotes\n" in done.stderr.decode()
     assert (done.stdout, done.returncode) == (b"", 2)
     assert scripted("-q", " ".join(words) + "?").stdout.decode() == f"You said: {' '.join(words)}?\n"
 

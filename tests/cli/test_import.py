@@ -56,7 +56,7 @@ def test_a_broken_link_is_named_in_one_line(stores: Stores) -> None:
     run("import", str(original), "mine", "-q")
     original.unlink()
     gone = f"mine: a link to {original}, which does not exist"
-    assert run("list")[0] == f"{gone}; llmrun rm mine removes it\n"
+    assert run("list")[0] == f"{gone}; `llmrun rm mine` removes the link\n"
     assert json.loads(run("list", "--json")[0])["broken"] == [{"name": "mine", "target": str(original)}]
     for command in ("chat", "show", "fit", "verify", "pull"):
         _, err = run(command, "mine", code=4)
@@ -67,7 +67,7 @@ def test_a_broken_link_is_named_in_one_line(stores: Stores) -> None:
     assert "No models yet" in run("list")[0]
 
 
-def test_what_is_no_file_is_sent_to_the_right_command(stores: Stores) -> None:
+def test_arguments_that_are_not_files_get_the_right_command(stores: Stores) -> None:
     for name in ("hf:org/name", "https://example.com/m.gguf", "qwen3:4b"):
         _, err = run("import", name, code=2)
         assert err.endswith(f"not a file but a model to download\nhint: llmrun pull {name}\n")

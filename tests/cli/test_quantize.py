@@ -49,14 +49,14 @@ def test_quantizing_twice_needs_a_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(7, "Q8_0"), (15, "Q4_K_M"), (999, "Q8_0")])
-def test_a_file_of_the_type_already_is_refused(tmp_path: Path, number: int, name: str) -> None:
+def test_a_file_that_already_has_the_type_is_refused(tmp_path: Path, number: int, name: str) -> None:
     """Mixed types such as Q4_K_M are known from the metadata. Other types are also known from the tensors."""
     model = tiny_llama(tmp_path / "model.gguf", weight_type="Q8_0", extra={"general.file_type": number})
     again = ("quantize", str(model), str(tmp_path / "again.gguf"), name.lower())
     done = llmrun(*again)
     assert (done.returncode, done.stdout) == (2, b"")
     error, hint = done.stderr.decode().splitlines()
-    assert error == f"error: {model}: the model is {name} already"
+    assert error == f"error: {model}: the model is already {name}"
     assert hint.startswith("hint: choose another TYPE, or copy the file")
     assert list(tmp_path.iterdir()) == [model]
     assert llmrun(*again, "--allow-requantize").returncode == 0

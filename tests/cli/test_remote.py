@@ -207,7 +207,7 @@ def test_ctrl_c_before_the_answer_ends_the_wait_which_was_shown() -> None:
         process.close()
         assert server.hung_up.wait(10)
     assert process.exitstatus == 130
-    assert "stopped before it began" in rest
+    assert "stopped before the answer began, after" in rest
 
 
 # --- the API key

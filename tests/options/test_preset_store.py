@@ -1,4 +1,4 @@
-"""Tests of changing presets: the rest of models.toml keeps its bytes, and nothing invalid is written."""
+"""Tests of changing presets: the rest of models.toml does not change, and nothing invalid is written."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_text_that_is_not_the_preset_is_refused(own: Path, text: str, words: s
     assert own.read_text() == REST
 
 
-def test_a_broken_preset_can_be_mended(own: Path) -> None:
+def test_a_broken_preset_can_be_fixed(own: Path) -> None:
     own.write_text("[presets.p]\nmodel = 3\n")
     change_preset(stored_preset("p"), "[presets.p]\nmodel = 'm'")
     assert load_presets()["p"].model == "m"

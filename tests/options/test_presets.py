@@ -216,7 +216,7 @@ def test_a_broken_preset_leaves_the_others_usable(own: Path) -> None:
         load_presets()
 
 
-def test_a_presets_table_that_is_none_is_refused_by_its_line(own: Path) -> None:
+def test_presets_that_are_not_a_table_are_refused_with_their_line(own: Path) -> None:
     own.write_text("# mine\npresets = 3\n")
     assert load_settings({"model": "m"}).model == "m"
     with pytest.raises(UsageError, match="line 2: presets: 3 is not a table"):

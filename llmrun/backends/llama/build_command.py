@@ -19,7 +19,7 @@ from llmrun.base.machine.shell import with_variable, words
 RPC_FLAG = "-DGGML_RPC=on"
 VULKAN_FLAG = "-DGGML_VULKAN=on"
 
-COMPILES = "pip compiles it, which takes a quarter of an hour or more and needs a C++ compiler"
+COMPILES = "pip compiles llama.cpp, which takes a quarter of an hour or more and needs a C++ compiler"
 
 _PACKAGE = "llama-cpp-python"
 _WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"

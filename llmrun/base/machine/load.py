@@ -22,7 +22,7 @@ from llmrun.base.machine.memory import processor_quota, throttled_seconds
 BUSY: Final = 0.25
 STOLEN: Final = 0.01  # for benchmarks, which compare small differences
 _STOLEN: Final = 0.05  # for the speeds of ops, which predictions use
-_TAKEN: Final = 0.15  # processors per thread that other programs may use, besides half of those that are not needed
+_TAKEN: Final = 0.15  # processors per thread that other programs may use, plus half of the processors without a thread
 _THROTTLED: Final = 0.05  # the share of the time in which a container's CPU limit stopped all threads
 _FULL: Final = 0.9  # a process that used this share of its container's CPU limit was stopped for its own use
 _GLANCE_S: Final = 0.2
@@ -30,7 +30,7 @@ _GLANCE_S: Final = 0.2
 
 @dataclass(slots=True)
 class Load:
-    """CPU times in seconds, of an interval or, in a reading, since the machine or the process has started.
+    """CPU times in seconds, of an interval or, in a reading, since the machine or the process started.
 
     processors  number of processors that this process may use
     busy        time in which these processors ran any program, or None if unknown

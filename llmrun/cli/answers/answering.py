@@ -144,7 +144,7 @@ def lasting_name(settings: Settings) -> str:
 
 
 def lasting_model(settings: Settings) -> str:
-    """Return a name that identifies the model from any folder: a name, an absolute path or a URL.
+    """Return a name that means the same model in any folder: a model's name, an absolute path or a URL.
 
     Raises UsageError for an invalid URL and ModelNotFound for an unknown name.
     """
@@ -590,8 +590,8 @@ def answer(
     """Run a request, print the answer and its statistics, call `log` if it is given, and return the exit code.
 
     If `renders` is true and stdout is a terminal, Markdown is rendered. If `stream` is false, the answer is printed
-    when it is complete. Ctrl-C or SIGTERM stops the answer. The text generated so far is still printed, with the usual
-    statistics. Raises LlmrunError at the end if the answer does not match the requested format.
+    when it is complete. Ctrl-C or SIGTERM stops the answer. The text generated so far and the closing line are
+    still printed. Raises LlmrunError at the end if the answer does not match the requested format.
     """
     collected = CollectedAnswer()
     shown = _ShownAnswer(markdown_view() if renders else None)

@@ -20,7 +20,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, shortened, width
 from llmrun.hub.local.paths import model_files, read_small
 
-_ALWAYS = "loading"  # how the backends' words for the work of every load begin; other work is done only once
+_ALWAYS = "loading"  # backends report the work of every load with words that begin like this, and other work only once
 _MOST = 200  # maximum number of stored durations
 
 
@@ -28,7 +28,7 @@ class ModelLoading:
     """The progress line of a model that is being loaded. Backends call the object to report their progress."""
 
     def __init__(self, name: str, path: Path) -> None:
-        """Prepare the line for a model, whose first file is `path`, without showing the line."""
+        """Prepare the line for the model whose first file is `path`. `begin` shows the line."""
         self._name = name
         self._path = path
         self._key = self._label = ""
@@ -58,7 +58,7 @@ class ModelLoading:
         out.progress(line if width(line) < columns() else what)
 
     def end(self) -> None:
-        """Erase the line. Store the duration of the load, unless it contained work that is done only once."""
+        """Erase the line. Store the duration of the load, unless the load included work that is done only once."""
         out.clear_progress()
         if self._key and not self._is_first:
             durations = _durations()

@@ -50,17 +50,17 @@ class AnsweredRequest:
 _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "accepted", "total", "TTFT", "steps")
 
 
-NEARLY_FULL = 0.9  # the share of the context in use from which people should know about it
-# If the first token takes this long and this share of the time, the number of tokens divided by the time would seem to
-# contradict the speed.
+NEARLY_FULL = 0.9  # if this share of the context is in use, the closing line says so
+# If the first token takes this long and this share of the time, the closing line mentions it. Otherwise, the number of
+# tokens divided by the time would seem to contradict the speed.
 _LONG_WAIT_S, _LONG_WAIT = 0.3, 0.2
 
 
 def show_statistics(answer: AnsweredRequest) -> None:
-    """Print the closing line: a short line for people, or with --stats or --verbose a line of statistics.
+    """Print the closing line: a short line, or with --stats or --verbose a line of detailed statistics.
 
-    The line of statistics contains all statistics with --verbose or in a log file. On a terminal, it contains the most
-    important statistics that fit.
+    With --verbose or in a log file, the line contains all statistics. On a terminal, it contains the most important
+    statistics that fit.
     """
     if not (out.stats or out.verbose):
         out.fields([short_line(answer)])
@@ -100,7 +100,7 @@ def short_line(answer: AnsweredRequest) -> str:
 
 def _stopped_early(answer: AnsweredRequest) -> str:
     """Return the beginning of a sentence about an answer that was stopped before its first token."""
-    return f"stopped {'in prefill' if answer.info.context_size else 'before it began'} after"
+    return f"stopped {'in prefill' if answer.info.context_size else 'before the answer began,'} after"
 
 
 def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:

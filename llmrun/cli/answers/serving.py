@@ -147,7 +147,7 @@ class _Opener:
         )
 
     def end_loading(self) -> None:
-        """Erase the progress line. If only one model was opened, store how long it took."""
+        """Erase the progress line. If only one model was opened, store how long the load took."""
         out.clear_progress()
         if len(self._files) == 1:
             next(iter(self._files.values())).loading.end()

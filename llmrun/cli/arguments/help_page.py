@@ -16,7 +16,7 @@ from llmrun.cli.console.output import wrapped
 ARGUMENTS, OPTIONS = COMMON = ("Arguments", "Options")
 
 _SCREEN = 29  # lines of a page that fits on a terminal of 30 lines, above the next prompt
-_EXAMPLES = 2  # the fewest examples
+_EXAMPLES = 2  # minimum number of examples, if the command has as many
 _FRAME = 3  # lines: the heading of the examples, the empty line after them, and the ending
 _WIDEST = 100  # columns
 _NARROW = 50  # columns; narrower pages have no columns for names and explanations
@@ -30,7 +30,7 @@ class Section(NamedTuple):
 
 
 def sections(context: Any) -> list[Section]:
-    """Return a command's arguments and options by heading. The heading of the last option, --help-all, is the last."""
+    """Return a command's arguments and options by heading. The last heading is that of --help-all, the last option."""
     found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in COMMON}
     parameters = context.command.get_params(context)
     for parameter in parameters:
@@ -62,7 +62,7 @@ def whole_page(context: Any) -> str:
 
 
 def _page(context: Any, text: str, shown: Sequence[Section], ending: str = "") -> str:
-    """Return a page. A page with an `ending` is one that leaves things out, so it has only the examples that fit."""
+    """Return a page. A page with an `ending` leaves options out, and has only as many examples as fit."""
     # The last column stays empty, because some terminals wrap a line that fills it.
     width = min(shutil.get_terminal_size().columns, _WIDEST) - 1
     command = context.command

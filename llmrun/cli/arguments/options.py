@@ -144,12 +144,12 @@ def one_model(argument: str | None, option: str | None) -> str | None:
 def all_models(arguments: Sequence[str] | None, options: Sequence[str] | None) -> Sequence[str]:
     """Return the models given as arguments or with -m. Raises UsageError if both are given."""
     if arguments and options:
-        raise UsageError("model: given twice: as an argument and as --model")
+        raise UsageError("model: given twice: as an argument and with --model")
     return arguments or options or ()
 
 
 def required_model(argument: str | None, option: str | None, example: str) -> str:
-    """Return the model given as an argument or with -m. Raises UsageError if both or none are given.
+    """Return the model given as an argument or with -m. Raises UsageError if both or neither are given.
 
     example  a complete command, for the hint
     """
@@ -194,7 +194,7 @@ ContextSize = Annotated[
         "-c",
         "--ctx-size",
         metavar="N",
-        help="Context size in tokens; 0: as trained.  [default: what fits, up to 32768]",
+        help="Context size in tokens; 0 for the trained size.  [default: what fits, up to 32768]",
     ),
 ]
 KVType = Annotated[

@@ -45,7 +45,7 @@ def read_prompt(
     option    the value of --prompt, which can be given instead of arguments
     file      a file to append; `-` means standard input
     exact     whether to keep final newlines, to accept an empty prompt, and to append nothing that was not given
-    required  whether the prompt must not be missing
+    required  whether a missing prompt is an error
     no_stdin  whether to leave standard input unread
 
     Piped text is appended only if standard input is a pipe or a regular file. If no prompt is given but required, the

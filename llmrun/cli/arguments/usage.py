@@ -134,7 +134,7 @@ class ModelGroup(CommandGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options may follow positional arguments, unless a subcommand comes first."""
-        with suppress(TyperException):  # `super` raises the same error in our words
+        with suppress(TyperException):  # super().parse_args raises the same error in our words
             _, rest, _ = self.make_parser(ctx).parse_args(list(args))  # stops before the first argument
             ctx.allow_interspersed_args = not rest or not self._is_command(rest[0])
         return super().parse_args(ctx, args)

@@ -1,7 +1,7 @@
 """Standard input as the input of a batch, and standard output as its output.
 
-A batch reads its input several times, and keeps answers until all earlier lines are answered. Both need files. These
-files are temporary.
+A batch reads its input several times, and keeps answers until all earlier lines are answered. Both need files, so
+this module creates temporary files.
 """
 
 from __future__ import annotations

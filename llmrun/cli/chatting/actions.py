@@ -178,8 +178,8 @@ def _resized(chat: Chat, size: events.Value | None) -> bool:
     """Reopen the model with another context size. If this fails, print the error and return False."""
     if chat.engine.info.backend == "remote":
         raise UsageError(f"/set: {events.CONTEXT}: controlled by {chat.engine.info.device}")
-    assert size is None or isinstance(size, int)  # as its rule says
-    kept = f"the context keeps {chat.engine.info.context_size:,} tokens"
+    assert size is None or isinstance(size, int)  # the setting's rule allows nothing else
+    kept = f"the context size stays at {chat.engine.info.context_size:,} tokens"
     return _done_with_model(chat, lambda: chat.resize_context(size), kept)
 
 
@@ -357,7 +357,9 @@ def stats(chat: Chat, argument: str) -> None:
             out.stats = bool(RULES["stats"].parse(argument))
         except ValueError:
             raise UsageError(f"/stats: {argument:.80}: unknown argument", hint="known: on, off") from None
-        chat.confirm(f"every answer ends with {'its statistics' if out.stats else 'a short line'} from here on")
+        chat.confirm(
+            f"every answer ends with {'detailed statistics' if out.stats else 'a short closing line'} from here on"
+        )
         return
     if (last := chat.last_answer) is not None:
         out.reply(["last answer:", *map(visible_line, stats_lines(last))])

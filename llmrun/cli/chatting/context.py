@@ -3,7 +3,7 @@
 If a prompt does not fit, the oldest turns are left out. The module also counts the tokens of a conversation, checks
 whether a model supports tools and past tool calls, and holds the settings of the model or preset in use.
 
-The KV cache of a conversation is saved beside the conversation's file, so that `--continue` and `/model` can reuse it.
+The state of a conversation is saved beside the conversation's file, so that `--continue` and `/model` can reuse it.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class ModelSettings:
 
 
 class ConversationState:
-    """The saved KV cache of a chat's current conversation, in a file for each model that the conversation uses.
+    """The saved state of a chat's current conversation, in a file for each model that the conversation uses.
 
     conversations  the folder of the conversations
     limit          the maximum size of all saved states in bytes

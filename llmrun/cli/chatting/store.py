@@ -3,7 +3,7 @@
     conversations/why-is-the-sky-blue.jsonl        a conversation, named after its first question, one line per event
     conversations/why-is-the-sky-blue.answering    the streaming answer: the size of the .jsonl file when the answer
                                                    began, then one line per piece of the answer
-    conversations/why-is-the-sky-blue.5f2c81d0.kv  the saved KV cache of one of its models (see context.py)
+    conversations/why-is-the-sky-blue.5f2c81d0.kv  the saved state for one of its models (see context.py)
     conversations/saved/NAME.jsonl                 a copy, written atomically
     conversations/.locks/                          the lock files of conversations that are open for writing
 
@@ -87,18 +87,18 @@ def answering_path(path: Path) -> Path:
 
 
 def state_path(path: Path, info: ModelInfo) -> Path:
-    """Return the path of the file with the KV cache of a model, given the path of the conversation's file.
+    """Return the path of the file with the saved state for a model, given the path of the conversation's file.
 
-    Each model and each set of adapters has its own file, so switching back to a model finds its cache again.
+    Each model and each set of adapters has its own file, so switching back to a model finds the model's state again.
     """
     digest = hashlib.sha256(repr((info.path, info.adapters)).encode()).hexdigest()
     return path.with_suffix(f".{digest[:8]}{ENDING}")
 
 
 def take_over_old_state(path: Path, file: Path) -> None:
-    """Rename the KV cache that an earlier version of llmrun saved for a conversation, unless `file` exists."""
+    """Rename the state that an earlier version of llmrun saved for a conversation, unless `file` exists."""
     if not file.exists():
-        with contextlib.suppress(OSError):  # usually, there is no such file; otherwise, the cache is computed again
+        with contextlib.suppress(OSError):  # usually, there is no such file; otherwise, the state is computed again
             path.with_suffix(ENDING).rename(file)
 
 
@@ -184,7 +184,7 @@ def new_journal(path: Path, conversation: Conversation, lock: Lock) -> Journal:
 
 
 def remove_files(path: Path) -> None:
-    """Remove a conversation's file, its streaming answer and its saved KV caches. Raises OSError."""
+    """Remove a conversation's file, its streaming answer and its saved states. Raises OSError."""
     for state in path.parent.glob(f"{path.stem}.*{ENDING}"):
         state.unlink(missing_ok=True)
     path.with_suffix(ENDING).unlink(missing_ok=True)  # saved by an earlier version of llmrun

@@ -40,7 +40,7 @@ def command(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Output file, or - for stdout; optional with --dry-run."),
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Read one prompt per line, as from .txt files.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Treat each line as a prompt, as in .txt files.")] = False,
     *,
     flags: AnswerFlags,
     seed: Annotated[

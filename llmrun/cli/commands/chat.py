@@ -104,7 +104,7 @@ def command(
     if continued and flags.model is None and _is_model(continued, store):
         flags, continued = replace(flags, model=continued), LAST
     settings = flags.settings()
-    chooses_model = continued is None or flags.model is not None  # otherwise, the model is that of the conversation
+    chooses_model = continued is None or flags.model is not None  # otherwise, the conversation's own model is used
     preset = settings.preset
     if chooses_model and preset is not None and preset.prompt not in (None, ONLY_INPUT):
         out.note(f"preset {preset.name}: a chat uses the preset's system prompt and settings, but not its prompt")

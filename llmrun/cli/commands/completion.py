@@ -1,7 +1,7 @@
 """Print a shell completion script.
 
 With the script, Tab completes commands, flags and their values, and model names. Without an argument, the command
-prints how to install the script. --remove undoes these instructions.
+prints the steps that install the script. --remove undoes these steps.
 
 Examples:
     llmrun completion
@@ -78,7 +78,7 @@ def _complete(context: typer.Context, words: list[str]) -> None:
 
 def _remove() -> None:
     changed = installed.remove()
-    out.lines([f"removed completion from {path}" for path in changed] or ["No shell loads completion of llmrun."])
+    out.lines([f"removed completion from {path}" for path in changed] or ["No shell loads llmrun's completion."])
 
 
 def _instructions() -> Iterator[str]:

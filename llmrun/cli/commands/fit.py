@@ -1,4 +1,4 @@
-"""Check whether models fit this machine and how fast they run.
+"""Recommend models, or check whether models fit this machine.
 
 Without a name, the command recommends up to three models of the catalogue for this machine: a fast one, a balanced one
 and the best one. For models not yet downloaded, only the header is fetched. Offline, memory and speed are estimated
@@ -58,7 +58,9 @@ def command(
     same: options.SameAsModels = None,
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens; 0: as trained.  [default: 4096]"),
+        typer.Option(
+            "-c", "--ctx-size", metavar="N", help="Context size in tokens; 0 for the trained size.  [default: 4096]"
+        ),
     ] = None,
     prompt: Annotated[
         int | None,

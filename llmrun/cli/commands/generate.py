@@ -207,7 +207,7 @@ def command(
 def _check_first_word(words: Sequence[str]) -> None:
     """Raise UsageError if the prompt begins with an argument that names a model, as in `ollama run`."""
     if words and (len(words) > 1 or ":" in words[0]) and names_a_model(words[0]):
-        hint = f"{with_model_option(words[0])}, or put the whole prompt into quotes"
+        hint = f"{with_model_option(words[0])}, or put the whole prompt in quotes"
         raise UsageError(f"{words[0]}: the prompt begins with the name of a model, which needs -m", hint=hint)
 
 

@@ -85,7 +85,7 @@ def _path(file: str) -> Path:
     if isinstance(meant, LocalPath):
         return meant.path
     if isinstance(meant.sources[0], HeldSource):
-        raise UsageError(f"import: {file!r}: has a name already", hint=f"llmrun chat {file}")
+        raise UsageError(f"import: {file!r}: already has a name", hint=f"llmrun chat {file}")
     raise UsageError(f"import: {file!r}: not a file but a model to download", hint=f"llmrun pull {file}")
 
 

@@ -129,7 +129,9 @@ def _begun(partial: UnfinishedDownload) -> str:
 
 
 def _broken(own: OwnModel) -> str:
-    return visible_line(f"{own.name}: a link to {own.target}, which does not exist; llmrun rm {own.name} removes it")
+    return visible_line(
+        f"{own.name}: a link to {own.target}, which does not exist; `llmrun rm {own.name}` removes the link"
+    )
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def quantization_named(text: str) -> str:
 
 
 def is_exact(quantization: str) -> bool:
-    """Return whether a quantization from a file name needs no header: "Q4_K_M" does not, "Q4" and "" do."""
+    """Return whether a quantization from a file name is exact, as "Q4_K_M" is. "Q4" and "" need the header, too."""
     return bool(quantization) and not _VAGUE.fullmatch(quantization)
 
 

@@ -29,7 +29,7 @@ class OwnModel:
 
     @property
     def key(self) -> str:
-        """The name in the form in which names are compared."""
+        """The normalized name, for comparisons."""
         return key_of(self.name)
 
     @property
@@ -50,7 +50,7 @@ def find_own(name: str) -> OwnModel | None:
 
 
 def key_of(name: str) -> str:
-    """Return a name in the form in which names are compared, because macOS may write "é" as two characters."""
+    """Return the normalized name, for comparisons. macOS may write "é" as two characters."""
     if name.isascii():
         return name.lower()
     import unicodedata

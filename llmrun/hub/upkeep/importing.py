@@ -217,7 +217,7 @@ def _checked(name: str) -> str:
         raise UsageError(f"import: {name[:100]!r} cannot be the name of a model", hint=hint)
     if sys.platform == "win32" and ":" in stem:
         raise UsageError(
-            f"import: {name!r}: names of files cannot contain : on Windows", hint=f"use {stem.replace(':', '-')}"
+            f"import: {name!r}: file names cannot contain : on Windows", hint=f"use {stem.replace(':', '-')}"
         )
     return stem
 
@@ -235,14 +235,16 @@ def _check_free(name: str, own: OwnModel | None, *, force: bool) -> None:
     other = "choose another name: llmrun import FILE NAME"
     catalogue = inventory.sound_catalogue()
     if name.lower() in inventory.hidden_names(catalogue):
-        raise UsageError(f"import: {name!r}: a preset or a short name in models.toml", hint=other)
+        raise UsageError(f"import: {name!r}: already a preset or a short name in models.toml", hint=other)
     if force:
         return
     if own is not None:
-        raise UsageError(f"import: {name!r}: the name of {own.files[0]}", hint=f"{other}; or add --force to replace it")
+        raise UsageError(
+            f"import: {name!r}: already the name of {own.files[0]}", hint=f"{other}; or add --force to replace it"
+        )
     with contextlib.suppress(ModelNotFound):
         if catalogue is not None and catalogue.find(name):
             raise UsageError(
-                f"import: {name!r}: the name of a model in the catalogue",
+                f"import: {name!r}: already the name of a model in the catalogue",
                 hint=f"{other}; or add --force to use this name for your file",
             )

@@ -96,7 +96,7 @@ def broken_links() -> list[OwnModel]:
 
 
 def hidden_names(catalogue: Catalog | None) -> set[str]:
-    """Return the names, in lower case, that mean something else than a model of the same name."""
+    """Return the names, in lower case, that do not mean the model of the same name."""
     from llmrun.options.settings import load_presets
 
     hidden = set()

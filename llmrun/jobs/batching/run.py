@@ -33,8 +33,8 @@ class Batch:
     mixed         accept workers whose answers may differ
     retry_errors  rerun the lines whose records are errors
     force         start over, and replace an existing output
-    emit          receives the records in order while the run lasts, in any thread, and b"" now and then; the output is
-                  then not written, and no other process may know its name. None to write the output
+    emit          called with the records in order while the run lasts, in any thread, and with b"" now and then;
+                  `output` is then not written, and no other process may know its name. None to write `output`
     """
 
     source: Path
@@ -176,7 +176,7 @@ def successes_in(
 
 _SYNC_S: Final = 1.0  # maximum time for which a power failure can lose a finished answer
 _SHOW_S: Final = 0.2
-_EMIT_BYTES: Final = 1 << 20  # a slow reader of the output delays no more than this
+_EMIT_BYTES: Final = 1 << 20  # a call of `emit` gets no further records above this size, because the reader may be slow
 
 
 @dataclass(frozen=True, slots=True)

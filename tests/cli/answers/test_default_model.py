@@ -93,7 +93,7 @@ def chats(monkeypatch: pytest.MonkeyPatch, continued: str | None, model: str | N
     assert command(None, continued, flags=AnswerFlags(backend="scripted", model=model)) == 0
 
 
-def test_a_continued_chat_is_told_nothing_about_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continued_chat_says_nothing_about_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[str] = []
     monkeypatch.setattr(answering, "tell_of_default_model", lambda settings, command: models.append(settings.model))
     chats(monkeypatch, None, "other")
@@ -104,7 +104,7 @@ def test_a_continued_chat_is_told_nothing_about_the_default_model(monkeypatch: p
     assert models == ["smollm2:135m"]
 
 
-def test_a_continued_chat_is_told_nothing_about_the_preset_of_new_chats(
+def test_a_continued_chat_says_nothing_about_presets_of_new_chats(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models.toml").write_text('[presets.shout]\nmodel = "a"\nprompt = "Shout: $input"\n')

@@ -81,7 +81,7 @@ def begun(model: Path, screen: Screen) -> str:
     return screen.last()
 
 
-def test_the_line_says_what_and_how_large_at_once(model: Path, screen: Screen, clock: Clock) -> None:
+def test_the_line_shows_name_and_size_at_once(model: Path, screen: Screen, clock: Clock) -> None:
     assert begun(model, screen) == "loading small (2.50 MB) ..."
 
 
@@ -151,7 +151,7 @@ def test_a_limited_number_of_durations_is_stored(
     assert ["last time" in begun(model, screen) for model in models] == [True, False, True, True]
 
 
-def test_a_cache_that_cannot_be_written_will_do(
+def test_an_unwritable_cache_does_no_harm(
     model: Path, screen: Screen, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(model / "no folder"))

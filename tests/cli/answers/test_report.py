@@ -73,7 +73,7 @@ def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMIN
         ("stop", {"ttft_s": 0.2, "decode_s": 0.7, "total_s": 0.9}, "212 tokens in 0.90 s, 301 tok/s"),
     ],
 )
-def test_an_answer_ends_with_numbers_for_people(
+def test_an_answer_ends_with_a_short_line(
     capsys: pytest.CaptureFixture[str], reason: str, changed: dict[str, Any], line: str
 ) -> None:
     timings = replace(TIMINGS, generated_tokens=212, decode_s=9.0, total_s=9.1)
@@ -88,7 +88,7 @@ def test_the_short_line_counts_thinking_and_warns_of_a_full_context() -> None:
     assert line == "128 tokens (100 thinking) in 1.5 s, 92 tok/s, context 95% full"
     remote = replace(answer, info=replace(INFO, context_size=0))
     stopped = replace(remote, finished=structs.replace(finished, timings=replace(TIMINGS, generated_tokens=0)))
-    assert short_line(stopped) == "stopped before it began after 1.5 s"
+    assert short_line(stopped) == "stopped before the answer began, after 1.5 s"
 
 
 @pytest.mark.parametrize("switch", ["stats", "verbose"])
@@ -100,7 +100,7 @@ def test_stats_and_verbose_show_all_statistics(
     assert capsys.readouterr().err == "  ".join(stats_fields(answer_of())) + "\n"
 
 
-def test_statistics_for_reading_have_a_line_each() -> None:
+def test_every_statistic_has_a_line_of_its_own() -> None:
     drafted = replace(TIMINGS, steps=50, drafted_tokens=96, accepted_tokens=78, cached_tokens=30)
     answer = answer_of(timings=drafted)
     thought = structs.replace(answer.finished, thinking_tokens=100, first_answer_s=1.2)

@@ -280,7 +280,7 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.push
-def test_waiting_for_a_silent_pipe_is_told_once() -> None:
+def test_waiting_for_a_silent_pipe_is_reported_once() -> None:
     process = started("hello")
     assert process.stderr is not None
     assert process.stderr.readline() == (

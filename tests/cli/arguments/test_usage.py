@@ -42,7 +42,7 @@ def test_continue_has_a_value_if_a_word_follows(arguments: list[str], continued:
 def test_every_command_takes_its_model_with_m(name: str) -> None:
     needed = {"imatrix": ["-o", "a-new-file"], "replay": ["RECORDING"]}.get(name, [])
     done = llmrun(name, *needed, "a-model", "-m", "another")
-    assert done.stderr == b"error: model: given twice: as an argument and as --model\n"
+    assert done.stderr == b"error: model: given twice: as an argument and with --model\n"
     assert done.returncode == 2
 
 

@@ -80,7 +80,7 @@ def test_a_context_that_does_not_fit_changes_nothing(tmp_path: Path, capsys: Cap
         assert found.said == [("one", "You said: one")]
         assert found.chat.conversation.preferences == {}
     told = capsys.readouterr().err.splitlines()
-    assert told[:2] == ["error: no memory for this context", "the context keeps 8,192 tokens"]
+    assert told[:2] == ["error: no memory for this context", "the context size stays at 8,192 tokens"]
 
 
 def test_undo_clear_and_load_after_a_switch_stay_right(tmp_path: Path) -> None:

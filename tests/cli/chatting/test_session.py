@@ -191,7 +191,7 @@ def test_set_lists_all_settings_in_groups(tmp_path: Path, capsys: Capture, monke
         ("/set stop_sequences END", "stop 'END'"),
         ("/set system be brief", "the system prompt is set and applies from the next answer on"),
         ("/set nothink", "the model answers without thinking"),
-        ("/set quiet", "every answer ends with a short line from here on"),
+        ("/set quiet", "every answer ends with a short closing line from here on"),
     ],
 )
 def test_set_takes_the_names_of_other_programs(tmp_path: Path, capsys: Capture, typed: str, said: str) -> None:

@@ -55,6 +55,6 @@ def test_the_shown_instructions_are_undone(shell: str, home: Path) -> None:
 def test_remove_says_which_files_it_changed(home: Path) -> None:
     (home / ".zshrc").write_text(f"{installed.SHELLS['zsh'].line}\n")
     assert llmrun("completion", "--remove").stdout.decode() == f"removed completion from {home}/.zshrc\n"
-    assert llmrun("completion", "--remove").stdout.decode() == "No shell loads completion of llmrun.\n"
+    assert llmrun("completion", "--remove").stdout.decode() == "No shell loads llmrun's completion.\n"
     refused = llmrun("completion", "--remove", "zsh")
     assert refused.stderr.decode().startswith("error: completion: --remove applies to all shells\n")

@@ -1,4 +1,4 @@
-"""Tests that a file has one quantization, whoever asks: its name, a glance at its header, or the reader."""
+"""Tests that a file's name, a glance at its header and the reader agree about its quantization."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.hub.model_stores import gguf
         ("unq4_0.gguf", ""),
     ],
 )
-def test_a_files_quantization_is_the_last_that_its_name_says(file: str, quantization: str) -> None:
+def test_the_last_quantization_in_a_file_name_counts(file: str, quantization: str) -> None:
     assert quantization_of(file) == quantization
 
 
@@ -44,7 +44,7 @@ def test_a_files_quantization_is_the_last_that_its_name_says(file: str, quantiza
     ("text", "quantization"),
     [("q4_k_m", "Q4_K_M"), ("ud-q4_k_xl", "UD-Q4_K_XL"), ("FP16", "F16"), ("4b-q4_0", ""), ("q4_0.gguf", ""), ("", "")],
 )
-def test_a_quantization_by_itself_is_nothing_else(text: str, quantization: str) -> None:
+def test_only_a_text_without_other_words_names_a_quantization(text: str, quantization: str) -> None:
     assert quantization_named(text) == quantization
 
 

@@ -228,7 +228,7 @@ def in_catalogue(data: bytes = ONE, *, sized: bool = True) -> Wanted:
     return Wanted("tiny:1b", (HubSource("org/tiny", "m-Q4_0.gguf"),), expected)
 
 
-def test_ollamas_copy_is_used_once_its_sha256_agrees(stores: Stores) -> None:
+def test_ollamas_copy_is_used_if_its_sha256_matches(stores: Stores) -> None:
     blob = stores.ollama(ONE, "m", "1b")
     stores.ollama(gguf(salt=2), "other", "1b")
     heard = Heard()
@@ -249,7 +249,7 @@ def test_ollamas_copy_is_used_once_its_sha256_agrees(stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_lm_studios_copy_is_used_if_size_and_sha256_agree(stores: Stores, sized: bool) -> None:
+def test_lm_studios_copy_is_used_if_size_and_sha256_match(stores: Stores, sized: bool) -> None:
     another = bytes(reversed(ONE))  # of the same size
     stores.lm_studio("a/another/m-Q4_0.gguf", another)
     held = stores.lm_studio("org/tiny/m-Q4_0.gguf", ONE)

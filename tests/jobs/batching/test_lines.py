@@ -82,7 +82,7 @@ def test_tsv_rows_have_tabs(tmp_path: Path) -> None:
         (b'"5"x,6', "not valid CSV: ',' expected after '\"'"),
     ],
 )
-def test_bad_rows_are_refused_by_their_line(tmp_path: Path, row: bytes, words: str) -> None:
+def test_errors_in_rows_name_the_line(tmp_path: Path, row: bytes, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path, b"a,b\n2,3\n" + row + b"\n7,8\n", "in.csv")
     assert str(caught.value) == f"{tmp_path}/in.csv: line 3: {words}"

@@ -87,7 +87,7 @@ def test_the_command_builds_for_the_gpu_and_the_advice_names_wheels(
     finding = llama(monkeypatch, LlamaTrial("0.3.36"), *gpus)
     assert finding.status == NOTE
     assert finding.advice == (
-        f"To use the GPU, run the command below: pip compiles it, {PATIENCE}. "
+        f"To use the GPU, run the command below: pip compiles llama.cpp, {PATIENCE}. "
         f"For a ready-made wheel, add {INDEX}{wheels}."
     )
     assert finding.command == f'CMAKE_ARGS="{flags}" {PIP}'
@@ -187,7 +187,7 @@ def test_a_build_for_other_gpus_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> N
     why = "llama.cpp died while multiplying on a GPU: SIGABRT: no kernel image is available for execution on the device"
     tools(monkeypatch, "nvcc")
     found = llama(monkeypatch, LlamaTrial("0.3.36", failure=why, crashed=True), H200, amx=True)
-    assert found.advice == f"Rebuild it for this GPU; pip compiles it, {PATIENCE}:"
+    assert found.advice == f"Rebuild it for this GPU; pip compiles llama.cpp, {PATIENCE}:"
     assert found.command == f'CMAKE_ARGS="-DGGML_CUDA=on" {PIP}'
 
 

@@ -48,7 +48,9 @@ def test_a_build_without_rpc_gets_the_command_that_rebuilds_it(monkeypatch: pyte
     one = found()
     assert (one.status, one.command) == (NOTE, "CMAKE_ARGS=... pip install")
     assert one.words == "RPC servers cannot be used: the installed llama.cpp was built without RPC"
-    assert one.advice.startswith("To use the RPC servers in the settings, rebuild it; pip compiles it, which takes ")
+    assert one.advice.startswith(
+        "To use the RPC servers in the settings, rebuild it; pip compiles llama.cpp, which takes "
+    )
 
 
 @pytest.mark.usefixtures("named")

@@ -71,7 +71,7 @@ class OpSpeeds:
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
-        self.load = Load.empty()  # the load of the machine during the measurements since a caller replaced it
+        self.load = Load.empty()  # the machine's load during all measurements since a caller last reset this load
         self._region = allocate_huge(_REGION, "memory to measure its speed")
         self._region[:] = _BYTE
 
