@@ -95,7 +95,7 @@ def test_layers_on_a_gpu_need_no_memory(file: GGUFFile) -> None:
 
 
 class Measured:
-    """Speeds that were measured beside other programs."""
+    """Speeds that were measured while other programs were running."""
 
     disturbance = "other programs used 1.0 of 2 CPUs"
 

@@ -251,7 +251,7 @@ def test_unsuitable_models_are_refused_by_their_header(
 ) -> None:
     tiny = TINY_ENCODERS["bert"] if kind == "embeddings" else TINY_RERANKERS["bert"]
     path = tiny_encoder(tmp_path, tiny)
-    monkeypatch.setattr("llmrun.backends.cpu.backend.CpuBackend", None)  # it would read the weights
+    monkeypatch.setattr("llmrun.backends.cpu.backend.CpuBackend", None)  # the backend would read the weights
     with (
         pytest.raises(UsageError, match="cannot rank documents" if scores else "does not compute embeddings"),
         open_embedder(Settings(model=str(path), backend="cpu"), scores=scores),

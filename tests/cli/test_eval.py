@@ -147,7 +147,7 @@ def test_an_empty_text_is_found_before_the_model(tmp_path: Path) -> None:
 
 def test_encoders_are_refused_by_their_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source(tiny_encoder(tmp_path, TINY_ENCODERS["bert"]), OpenOptions("cpu"))
-    monkeypatch.setattr("llmrun.backends.cpu.backend.CpuBackend", None)  # it would read the weights
+    monkeypatch.setattr("llmrun.backends.cpu.backend.CpuBackend", None)  # the backend would read the weights
     with pytest.raises(UsageError, match="computes embeddings and predicts no text"), opened(source, None):
         pass
 

@@ -15,7 +15,7 @@ from tests.support.cli.help_pages import each_command
 SCREEN = 29  # lines of a page above the prompt of a terminal with 30 lines
 LONG = ("chat", "generate", "batch", "serve", "bench", "eval")
 HEADINGS = {
-    *("Arguments", "Options", "Prompt", "Model", "Sampling", "Several answers", "Thinking", "Format of the answer"),
+    *("Arguments", "Options", "Prompt", "Model", "Sampling", "Several samples", "Thinking", "Answer format"),
     *("Speed and memory", "GPUs and servers", "Output", "General"),
     *("Access", "Other servers", "Requests"),  # serve
     *("Workload", "Servers under load"),  # bench

@@ -16,7 +16,7 @@ from llmrun.options.settings import RULES
 if TYPE_CHECKING:
     from llmrun.options.settings import Settings
 
-_samples_option = under("Several answers")
+_samples_option = under("Several samples")
 
 Suffix = Annotated[
     str | None, prompt_option("--suffix", metavar="TEXT", help="Fill the gap between the prompt and this text.")

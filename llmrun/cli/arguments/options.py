@@ -50,7 +50,7 @@ def under(heading: str) -> Callable[..., Any]:
 model_option = under("Model")
 prompt_option = under("Prompt")
 sampling_option = under("Sampling")
-format_option = under("Format of the answer")
+format_option = under("Answer format")
 thinking_option = under("Thinking")
 speed_option = under("Speed and memory")
 device_option = under("GPUs and servers")

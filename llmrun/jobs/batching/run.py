@@ -176,7 +176,7 @@ def successes_in(
 
 _SYNC_S: Final = 1.0  # maximum time for which a power failure can lose a finished answer
 _SHOW_S: Final = 0.2
-_EMIT_BYTES: Final = 1 << 20  # a call of `emit` gets no further records above this size, because the reader may be slow
+_EMIT_BYTES: Final = 1 << 20  # a call of `emit` gets few more bytes than this, because the reader may be slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def test_every_source_and_how_they_combine(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_only_pipes_and_files_follow_the_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Sockets of sshd and of editors may never be closed, and /dev/null is how people ask for nothing."""
+    """Sockets of sshd and of editors may never be closed, and /dev/null means that there is no input."""
     file, (ours, theirs) = tmp_path / "file.txt", socket.socketpair()
     file.write_text("piped\n")
     theirs.sendall(b"piped\n")

@@ -62,7 +62,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def busy(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list whose words are what disturbs this machine now. It is quiet while the list is empty."""
+    """Return a list of what disturbs this machine now. The machine is quiet while the list is empty."""
     words: list[str] = []
     monkeypatch.setattr(machine, "disturbance", lambda load, threads: "".join(words))
     monkeypatch.setattr(machine, "disturbance_now", lambda threads: "".join(words))
