@@ -1,9 +1,10 @@
 """Remove outdated revisions, abandoned downloads and old saved states.
 
 Pruning affects the cache shared with other Hugging Face tools. The command removes revisions of GGUF models that a
-newer local revision has replaced, data that belongs to no model, and unfinished downloads that have not been resumed
-for a week. Repositories without a GGUF model are left alone. Saved states of chats and servers, which are mostly KV
-caches, are removed if they have not been used for 30 days or their conversation no longer exists.
+newer local revision has replaced, data that belongs to no model, unfinished downloads that have not been resumed for a
+week, and week-old files of unfinished imports. Repositories without a GGUF model are left alone. Saved states of chats
+and servers, which are mostly KV caches, are removed if they have not been used for 30 days or their conversation no
+longer exists.
 
 Examples:
     llmrun prune --dry-run
