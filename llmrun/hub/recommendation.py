@@ -86,10 +86,10 @@ def _fits(model: Candidate, resources: Resources) -> bool:
 def chosen(fitting: Sequence[Candidate]) -> list[Recommended]:
     """Choose among models that fit.
 
-    Each purpose gets the largest model that is fast enough for it. If no model is fast enough, the fastest model is
-    both fast and best, and no model is balanced. If models fit on GPUs, only these models count. Because their speed
-    is not predicted, a balanced model reads at most half as many bytes per token as the largest model, and a fast
-    model at most a quarter.
+    Each purpose gets the largest model that is fast enough for it. If no model is fast enough for "fast" or "best", the
+    fastest model gets this purpose. If no model is fast enough for "balanced", no model gets that purpose. If models
+    fit on GPUs, only these models count. Because their speed is not predicted, a balanced model reads at most half as
+    many bytes per token as the largest model, and a fast model at most a quarter.
     """
     fitting = [each for each in fitting if each.on_gpu] or fitting
     if not fitting:
