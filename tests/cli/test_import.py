@@ -76,6 +76,8 @@ def test_arguments_that_are_not_files_get_the_right_command(stores: Stores) -> N
     for several in (shards, [*shards, "third"]):
         assert "for a split model, name only its first file" in run("import", *several, code=2)[1]
     assert "cannot be combined with" in run("import", shards[0], "--copy", "--move", code=2)[1]
+    assert "'~nobody-here/m.gguf': no such file" in run("import", "~nobody-here/m.gguf", code=4)[1]
+    assert "cannot be the name of a model" in run("import", shards[0], "a" * 300, code=2)[1]
 
 
 def test_an_encoder_is_tried_with_embed(stores: Stores) -> None:

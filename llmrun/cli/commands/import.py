@@ -12,6 +12,7 @@ Examples:
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +52,7 @@ def command(
     apply_settings({"quiet": quiet})
     if copy and move:
         raise UsageError("--copy: cannot be combined with --move")
-    if name is not None and Path(name).exists():
+    if name is not None and os.path.exists(name):  # noqa: PTH110  (Path.exists raises for names that are too long)
         raise UsageError(f"import: {name!r}: a second file", hint=str(LISTING["extra"]))
     path = _path(file)
 
@@ -76,8 +77,9 @@ def command(
 
 def _path(file: str) -> Path:
     """Return the file to import. Raises UsageError for a model that is not a file, and ModelNotFound."""
-    if Path(file).expanduser().exists():
-        return Path(file).expanduser()
+    path = os.path.expanduser(file)  # noqa: PTH111  (Path.expanduser raises if there is no home folder)
+    if os.path.exists(path):  # noqa: PTH110
+        return Path(path)
     from llmrun.hub.names import HeldSource
     from llmrun.hub.resolve.model_file import LocalPath, understand
 
@@ -102,9 +104,6 @@ def _facts(planned: Import) -> tuple[str, str, list[str]]:
             use = ["generate", "--raw", "-m", planned.name, "TEXT"]
         if is_encoder(opened):
             pooling = named_pooling(opened.metadata, opened.string("general.architecture"))
-            use = (
-                ["rerank", "-m", planned.name, "QUERY", "FILE"]
-                if pooling is Pooling.RANK
-                else ["embed", "-m", planned.name, "TEXT"]
-            )
+            command, *texts = ["rerank", "QUERY", "FILE"] if pooling is Pooling.RANK else ["embed", "TEXT"]
+            use = [command, "-m", planned.name, *texts]
         return format_bytes(opened.file_bytes), quantization(opened), use

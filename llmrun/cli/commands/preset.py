@@ -11,9 +11,11 @@ Examples:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -173,7 +175,8 @@ def _table(flags: AnswerFlags, prompt: str | None) -> Mapping[str, Any]:
         from llmrun.backends.lora_files import LoraOption
 
         adapters = [LoraOption.parse(text) for text in flags.lora]
-        table["lora"] = [replace(one, path=one.path.expanduser().absolute()).text for one in adapters]
+        paths = [Path(os.path.expanduser(one.path)).absolute() for one in adapters]  # noqa: PTH111  (may raise)
+        table["lora"] = [replace(one, path=path).text for one, path in zip(adapters, paths, strict=True)]
     return table
 
 

@@ -81,7 +81,8 @@ def plan_import(file: Path, name: str | None, how: str, *, force: bool) -> Impor
     own = find_own(chosen)
     if own is not None and _is_same(own, files) and (how == LINK or not own.files[0].is_symlink()):
         return Import(own.name, files, own.files, is_done=True)
-    if not (own is not None and (own.missing or _is_same(own, files))):
+    has_only_links = own is not None and all(path.is_symlink() for path in own.files)
+    if not (own is not None and has_only_links and (own.missing or _is_same(own, files))):
         _check_free(chosen, own, force=force)
     replaced = own.files if own else ()
     ends = [f"-{number:05}-of-{len(files):05}" for number in range(1, len(files) + 1)] if len(files) > 1 else [""]
@@ -120,9 +121,14 @@ def carry_out(planned: Import, how: str, reporter: Reporter) -> None:
             with contextlib.suppress(OSError):  # another process is using the folder
                 work.parent.rmdir()
         for old in planned.replaced:
-            if old not in planned.finals:
+            if not any(_is_one_file(old, final) for final in planned.finals):
                 with writing(old):
                     old.unlink(missing_ok=True)
+
+
+def _is_one_file(old: Path, new: Path) -> bool:
+    """Return whether two paths name one file or link, as two spellings do on systems that ignore case."""
+    return os.path.lexists(old) and os.path.samestat(old.lstat(), new.lstat())
 
 
 def _each(planned: Import, work: Path, make: Callable[[Path, Path], None]) -> None:

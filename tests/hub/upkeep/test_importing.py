@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from llmrun.hub.local import safe_writes
 from llmrun.hub.local.model_records import known_digest, remember_digests
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_file import LocalPath, understand
+from llmrun.hub.upkeep import importing
 from llmrun.hub.upkeep.importing import COPY, LINK, MOVE, Import, carry_out, plan_import
 from llmrun.hub.upkeep.inventory import broken_links, models, select
 from llmrun.hub.upkeep.removal import removal_of, removal_of_broken, remove
@@ -184,6 +186,28 @@ def test_a_broken_link_can_be_replaced_or_removed(stores: Stores, original: Path
     (broken,) = broken_links()
     assert remove(removal_of_broken(broken)) == 0
     assert broken_links() == []
+
+
+def test_shards_beside_a_broken_link_need_force(stores: Stores, original: Path) -> None:
+    stores.own("mine-00002-of-00002.gguf", gguf())
+    (stores.models / "mine-00001-of-00002.gguf").symlink_to(stores.root / "gone.gguf")
+    with pytest.raises(UsageError, match="the name of"):
+        run(original, "mine")
+    assert in_folder(stores) == ["mine-00001-of-00002.gguf", "mine-00002-of-00002.gguf"]
+
+
+def test_another_spelling_of_the_name_keeps_the_file(
+    stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ignoring_case(partial: Path, final: Path) -> None:  # as on macOS and Windows, where two spellings name one file
+        safe_writes.put_in_place(partial, final)
+        os.link(final, other)
+
+    monkeypatch.setattr(importing, "put_in_place", ignoring_case)
+    planned = plan_import(original, "mine", COPY, force=False)
+    other = stores.models / "Mine.gguf"
+    carry_out(replace(planned, replaced=(other,)), COPY, Silent())
+    assert other.exists()
 
 
 def test_a_full_disk_or_ctrl_c_leaves_nothing(stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
