@@ -43,6 +43,7 @@ def test_the_name_works_in_every_command(stores: Stores) -> None:
     assert run("generate", "-m", "mine:7b", "--temp", "0", "-n", "1", "--raw", "-q", "Hello")[1] == ""
     assert "just now" in run("list")[0]
     assert json.loads(run("fit", "mine:7b", "--json")[0])["models"][0]["quantizations"][0]["quantization"] == "Q8_0"
+    assert "mine:7b: the prompt begins with the name of a model" in run("generate", "mine:7b", "Hello", code=2)[1]
     assert run("pull", "mine:7b")[1].startswith("mine:7b  already here")
     assert "OK: no known sha256" in run("verify", "mine:7b")[0]
     out, err = run("rm", "mine:7b")

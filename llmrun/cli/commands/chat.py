@@ -31,6 +31,7 @@ from llmrun.cli.arguments.options import NAMES as FORMATS
 from llmrun.cli.arguments.options import (
     AnswerFlags,
     models,
+    names_a_model,
     one_model,
     parse_stops,
     parse_template_variables,
@@ -244,7 +245,6 @@ def _new(store: Store, settings: Settings) -> ConversationRecord:
 def _is_model(text: str, store: Store) -> bool:
     """Return whether the value of --continue is a model. An invalid conversation name counts as a model."""
     from llmrun.cli.chatting.store import checked_name, reporting_file_errors
-    from llmrun.hub.resolve.model_file import understand
 
     with reporting_file_errors("--continue"):
         if store.exactly(text) is not None:
@@ -253,11 +253,7 @@ def _is_model(text: str, store: Store) -> bool:
         checked_name(text)
     except UsageError:
         return True
-    try:
-        understand(model_named(text))
-    except LlmrunError:
-        return False
-    return True
+    return names_a_model(text)
 
 
 def _earlier(store: Store, name: str) -> ConversationRecord:
