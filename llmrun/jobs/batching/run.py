@@ -349,10 +349,10 @@ class _Run:
     async def _emit(self, work: Work) -> None:
         """Emit each record once all earlier records are emitted, until all lines are done."""
         while self._batch.emit is not None:
-            was_over, data = work.is_over, b""
+            was_over, data = work.is_over, bytearray()
             while work.read and work.read[0] in self._journal.places and len(data) < _EMIT_BYTES:
                 data += self._journal.record(work.read.popleft()) + b"\n"
-            await asyncio.to_thread(self._batch.emit, data)
+            await asyncio.to_thread(self._batch.emit, bytes(data))
             if not data:
                 if was_over:
                     return
