@@ -7,11 +7,11 @@ base.py, which the engine uses. Our strict GGUF reader validates every file befo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from llmrun.backends.base import AUTO, RPC_OFF, TRAINED_CONTEXT
 from llmrun.base.errors import DoesNotFit, UnsupportedModel, UsageError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.sizing import Footprint
     from llmrun.formats.gguf.reader import GGUFFile
+
+T = TypeVar("T")
 
 _SOFTWARE_DRIVERS = ("llvmpipe", "SwiftShader", "Microsoft Basic Render Driver")  # by Mesa, Google, Microsoft
 
@@ -208,22 +210,7 @@ def check_supported(file: GGUFFile) -> None:
     """Check a model's header. Raises UnsupportedModel if no backend on this machine supports the model, and BadGGUF."""
     from llmrun.backends.base import OpenOptions
 
-    refusal: UnsupportedModel | None = None
-    for entry in BACKENDS:
-        kind = entry.kind()
-        probe = kind.probe()
-        if probe.missing:
-            if refusal is not None:
-                refusal = UnsupportedModel(str(refusal), hint=f"{entry.title} may support this model; {probe.hint}")
-            continue
-        try:
-            kind.footprint(file, OpenOptions())
-        except UnsupportedModel as error:
-            refusal = error
-        else:
-            return
-    assert refusal is not None, "at least the CPU engine is always installed"
-    raise refusal
+    _first_supporting(lambda entry, refusal: entry.kind().footprint(file, OpenOptions()))
 
 
 def check_options(options: OpenOptions) -> None:
@@ -312,21 +299,30 @@ def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
 
 
 def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Backend:
+    def opened(entry: Entry, refusal: UnsupportedModel | None) -> Backend:
+        backend = entry.kind().open(file, options)
+        options.explain(f"auto chose {entry.name}: {refusal or reason}")
+        return backend
+
+    return _first_supporting(opened)
+
+
+def _first_supporting(attempt: Callable[[Entry, UnsupportedModel | None], T]) -> T:
+    """Return the result of `attempt` for the first installed backend that does not raise UnsupportedModel.
+
+    attempt  takes a backend, and the error of the backend before it or None
+    Raises the last UnsupportedModel if no backend is left. The hint then names the backends that are not installed.
+    """
     refusal: UnsupportedModel | None = None
     for entry in BACKENDS:
-        kind = entry.kind()
-        probe = kind.probe()
+        probe = entry.kind().probe()
         if probe.missing:
             if refusal is not None:
-                hint = f"{entry.title} may support this model; {probe.hint}"
-                refusal = UnsupportedModel(str(refusal), hint=hint)
+                refusal = UnsupportedModel(str(refusal), hint=f"{entry.title} may support this model; {probe.hint}")
             continue
         try:
-            opened = kind.open(file, options)
+            return attempt(entry, refusal)
         except UnsupportedModel as error:
-            refusal, reason = error, str(error)
-        else:
-            options.explain(f"auto chose {entry.name}: {reason}")
-            return opened
+            refusal = error
     assert refusal is not None, "at least the CPU engine is always installed"
     raise refusal

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.amounts import format_bytes
+from llmrun.base.machine.shell import words
 from llmrun.cli.console.output import narrowed, out
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _about(size: int, *, is_exact: bool) -> str:
 
 
 def _command(model: Candidate) -> str:
-    return f"llmrun chat {shlex.quote(model.name)}"
+    return words(["llmrun", "chat", model.name])
 
 
 def recommendations_as_json(found: Sequence[Recommended], resources: Resources) -> list[dict[str, Any]]:

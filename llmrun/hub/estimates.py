@@ -23,7 +23,6 @@ class Estimate:
     """
 
     name: str
-    quantization: str
     size: int
     is_exact: bool
     needed: int
@@ -37,7 +36,6 @@ def estimated(entry: CatalogEntry, quantization: str) -> Estimate | None:
         return None
     return Estimate(
         entry.name_with(quantization),
-        quantization,
         size,
         entry.quants[quantization].size is not None,
         estimated_need(size, entry.weights),

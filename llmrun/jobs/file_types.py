@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from llmrun.base.errors import UsageError
 from llmrun.formats.gguf.quantization import FILE_TYPES
@@ -31,12 +30,6 @@ def file_type_named(text: str) -> FileType:
         return FileType(COPY, _IDS["F32"])
     name = _ALIASES.get(name, name)
     return FileType(name, _IDS[name])
-
-
-def file_type_of(metadata: Mapping[str, Any]) -> str:
-    """Return the file type in a model's metadata, such as "Q4_K_M", or "" if the metadata contain none."""
-    number = metadata.get("general.file_type")
-    return FILE_TYPES.get(number, "") if isinstance(number, int) else ""
 
 
 def weight_type_named(text: str, flag: str) -> str:

@@ -20,9 +20,10 @@ from llmrun.backends.llama.process import LlamaProcess
 from llmrun.base.errors import BackendCrashed, DoesNotFit, LlmrunError, ModelFileError, UsageError, shown
 from llmrun.base.machine.shell import words
 from llmrun.formats.gguf.format import DEFAULT_ALIGNMENT
+from llmrun.formats.gguf.quantization import quantization_in
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.jobs.batching.journal import MORE_ROOM, absent_file
-from llmrun.jobs.file_types import FileType, file_type_of
+from llmrun.jobs.file_types import FileType
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.imatrix_file import Imatrix
@@ -159,7 +160,8 @@ def plan_of(file: GGUFFile, job: Job) -> Plan:
     Raises UsageError if the job needs an imatrix, would change nothing, or would quantize again without permission,
     ModelFileError if the imatrix belongs to another model, UnsupportedModel and BackendCrashed.
     """
-    if job.is_by_type_alone and file_type_of(file.metadata) == job.file_type.name:
+    written = quantization_in("", file.metadata.get("general.file_type"))  # a name could be wrong
+    if job.is_by_type_alone and written == job.file_type.name:
         raise _unchanged(file, job)
     answer = _asked(file.path, Path(), job, dry_run=True)
     if answer["failed"]:

@@ -18,10 +18,9 @@ import psutil
 from llmrun.base.machine.cpu_count import allowed_processors
 from llmrun.base.machine.memory import processor_quota, throttled_seconds
 
-# The share of CPU time above which other programs or other virtual machines disturb a measurement.
-BUSY: Final = 0.25
-STOLEN: Final = 0.01  # for benchmarks, which compare small differences
-_STOLEN: Final = 0.05  # for the speeds of ops, which predictions use
+# The share of CPU time from which other virtual machines disturb a measurement. Benchmarks have a lower limit, because
+# they compare small differences.
+_STOLEN: Final = 0.05
 _TAKEN: Final = 0.15  # processors per thread that other programs may use, plus half of the processors without a thread
 _THROTTLED: Final = 0.05  # the share of the time in which a container's CPU limit stopped all threads
 _FULL: Final = 0.9  # a process that used this share of its container's CPU limit was stopped for its own use

@@ -260,7 +260,7 @@ def announce_loading(settings: Settings) -> None:
     with suppress(LlmrunError):
         asked = understand(settings.model)
         if isinstance(asked, LocalPath):
-            ModelLoading(asked.path.stem, asked.path).begin()
+            ModelLoading(asked.title, asked.path).begin()
         elif (path := find(asked, HubReporter())) is not None:
             ModelLoading(asked.name, path).begin()
 

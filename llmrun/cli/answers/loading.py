@@ -14,7 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from llmrun.base.amounts import format_bytes, format_seconds
+from llmrun.base.amounts import format_bytes, format_seconds_roughly
 from llmrun.base.folders import cache_folder, write_whole
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, shortened, width
@@ -44,7 +44,7 @@ class ModelLoading:
         except OSError:
             return  # the code that opens the file will report the error
         last = _durations().get(self._key)
-        words = "" if last is None else f", {_seconds(last)} last time"
+        words = "" if last is None else f", {format_seconds_roughly(last)} last time"
         self._label = f"loading {self._name} ({format_bytes(size)}{words})"
         out.progress(f"{self._label} ...", at_once=True)
 
@@ -66,10 +66,6 @@ class ModelLoading:
             durations[self._key] = round(time.perf_counter() - self._began, 3)
             with contextlib.suppress(OSError):  # the cache folder is not writable
                 write_whole(_file(), json.dumps(dict(list(durations.items())[-_MOST:])).encode())
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 99.5 else format_seconds(seconds)
 
 
 def _file() -> Path:

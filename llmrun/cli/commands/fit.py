@@ -180,7 +180,7 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     from llmrun.backends.fitting import best_of
 
     named: list[_Named] = []
-    for called, _, file in _headers(name, asked.settings):
+    for called, file in _headers(name, asked.settings):
         out.progress(f"{called}: measuring this machine (once)", at_once=True)
         if isinstance(file, _CatalogQuant):
             if (guess := asked.estimate_of(file)) is not None:
@@ -198,8 +198,8 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     return {"name": name, "quantizations": [_as_json(row, best == number) for number, row in enumerate(named)]}
 
 
-def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile | _CatalogQuant]]:
-    """Yield the display name, file name and header of each quantization that `name` refers to.
+def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile | _CatalogQuant]]:
+    """Yield the display name and header of each quantization that `name` refers to.
 
     `name` may be a file, a local model or a name that covers several quantizations. No request is made for local
     models. Offline, catalogue models that are not local have no header. If one of several headers cannot be read, a
@@ -215,7 +215,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     if isinstance(meant, LocalPath):
         file = open_gguf(existing(meant))
         check_is_model(file)
-        yield meant.name or meant.path.name, meant.path.name, file
+        yield meant.name or meant.path.name, file
         return
     held = here(meant)
     if held and (not leaves_open(meant) or _are_all(held, meant)):
@@ -238,7 +238,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         yield from estimated
 
 
-def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, str, _CatalogQuant]]:
+def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, _CatalogQuant]]:
     """Return the quantizations of a catalogue model that are not local and whose size is known."""
     from llmrun.hub.resolve.offers import leaves_open
 
@@ -248,7 +248,7 @@ def _estimated(meant: Wanted, held: Collection[str]) -> list[tuple[str, str, _Ca
     wants_all = meant.name == entry.name and leaves_open(meant)
     names = {entry.name_with(quant): quant for quant in entry.quants if entry.size_of(quant) is not None}
     return [
-        (name, "", _CatalogQuant(entry, quant))
+        (name, _CatalogQuant(entry, quant))
         for name, quant in names.items()
         if name not in held and (name == meant.name or wants_all)
     ]
@@ -276,11 +276,11 @@ def _naming(meant: Wanted, error: LlmrunError) -> str:
     return f"{meant.name}: {'the Hub does not answer: ' if isinstance(error, Unreachable) else ''}{error}"
 
 
-def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile]]:
+def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, GGUFFile]]:
     from llmrun.formats.gguf.reader import open_gguf
 
     for name, path in held:
-        yield name, path.name, open_gguf(path)
+        yield name, open_gguf(path)
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
@@ -299,7 +299,7 @@ def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
     return None
 
 
-def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
+def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Iterator[tuple[str, GGUFFile]]:
     """Yield all available quantizations. Read headers from local files where possible, and fetch the others."""
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
@@ -318,7 +318,7 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
         if isinstance(file, LlmrunError):
             out.note(f"{artifact.name}: {file}")
         else:
-            yield artifact.name, artifact.files[0].path, file
+            yield artifact.name, file
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

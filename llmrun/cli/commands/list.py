@@ -41,12 +41,13 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
     apply_settings({"quiet": quiet})
 
     from llmrun.cli import preset_output
+    from llmrun.hub.local.own_models import own_models
     from llmrun.hub.upkeep import inventory, removal
 
     presets = _presets()
     found = inventory.models()
     described = [(model, *inventory.facts_of(model)) for model in found]
-    begun, broken = removal.partials(), inventory.broken_links()
+    begun, broken = removal.partials(), [own for own in own_models() if own.missing]
     total = inventory.total_size([path for model in found for path in model.files])
     if json_output:
         out.json(

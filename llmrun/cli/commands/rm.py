@@ -74,6 +74,7 @@ def command(
 
 
 def _planned(name: str, found: list[Model], begun: list[UnfinishedDownload]) -> Removal:
+    from llmrun.hub.local.own_models import find_own
     from llmrun.hub.upkeep import inventory, removal
 
     preset = preset_named(name)
@@ -82,13 +83,12 @@ def _planned(name: str, found: list[Model], begun: list[UnfinishedDownload]) -> 
             f"model: {name!r}: a preset of {preset.model}, not a model",
             hint=f"`llmrun preset rm {preset.name}` removes the preset; to remove the model, name {preset.model}",
         )
-    broken = next((each for each in inventory.broken_links() if each.name.lower() == name.lower()), None)
     partial = next((each for each in begun if each.name.lower() == name.lower()), None)
     try:
         return removal.removal_of(inventory.select(name, found))
     except ModelNotFound:
-        if broken is not None:
-            return removal.removal_of_broken(broken)
+        if (own := find_own(name)) is not None and own.missing:
+            return removal.removal_of_own(own.name, own.files)
         if partial is None:
             raise
         return removal.removal_of_partial(partial)

@@ -65,9 +65,7 @@ def remove() -> list[Path]:
             if place.is_shared:
                 lines = {each.line for each in SHELLS.values()}
                 kept = [line for line in _text(path).splitlines(keepends=True) if line.strip() not in lines]
-                mode = path.stat().st_mode
                 write_whole(path, "".join(kept).encode("utf-8", "surrogateescape"))
-                path.chmod(mode)
             else:
                 place.path.unlink()
         except OSError as error:

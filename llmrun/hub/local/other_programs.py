@@ -22,7 +22,6 @@ from llmrun.hub.local.paths import entries, expanded, is_file, read_small
 from llmrun.hub.names import models_among
 
 LM_STUDIO = "lmstudio"
-FOLDER_NAMES = {"ollama": "Ollama's folder", LM_STUDIO: "LM Studio's folder"}
 
 
 def lm_studio_models() -> dict[str, Path]:
@@ -72,6 +71,7 @@ def _absolute(text: object) -> Path | None:
 
 
 OLLAMA = "ollama"
+FOLDER_NAMES = {OLLAMA: "Ollama's folder", LM_STUDIO: "LM Studio's folder"}
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:(?P<digits>[0-9a-f]{64})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")

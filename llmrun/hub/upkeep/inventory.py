@@ -90,11 +90,6 @@ def models() -> list[Model]:
     return found
 
 
-def broken_links() -> list[OwnModel]:
-    """Return the models in our own folder that are links to missing files, as far as they can be named."""
-    return [own for own in own_models() if own.missing]
-
-
 def hidden_names(catalogue: Catalog | None) -> set[str]:
     """Return the names, in lower case, that do not mean the model of the same name."""
     from llmrun.options.settings import load_presets

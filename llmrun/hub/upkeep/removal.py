@@ -25,7 +25,6 @@ from llmrun.hub.local import paths
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.model_records import record_path
 from llmrun.hub.local.other_programs import LM_STUDIO, OLLAMA
-from llmrun.hub.local.own_models import OwnModel
 from llmrun.hub.local.paths import entries, folders_in, is_file, is_inside, read_small
 from llmrun.hub.local.safe_writes import alone_with
 from llmrun.hub.local.stored_models import Repository, read_repository, repositories, repository_name
@@ -121,7 +120,7 @@ def removal_of(model: Model) -> Removal:
     because the link's target may not belong to the cache.
     """
     if model.holder == OWN:
-        return _removal_of_own(model.name, model.files)
+        return removal_of_own(model.name, model.files)
     if model.holder != SHARED:
         raise UsageError(
             f"{model.name}: llmrun does not remove other programs' models: {model.path}", hint=_how_they_remove(model)
@@ -140,13 +139,11 @@ def removal_of(model: Model) -> Removal:
     return removal_of_links(model.name, repository, links)
 
 
-def removal_of_broken(own: OwnModel) -> Removal:
-    """Return the links to remove for a model in our own folder whose file is missing."""
-    return _removal_of_own(own.name, own.files)
+def removal_of_own(name: str, files: tuple[Path, ...]) -> Removal:
+    """Return the files to remove for a model in our own folder, which may be links to missing files.
 
-
-def _removal_of_own(name: str, files: tuple[Path, ...]) -> Removal:
-    """Return the files to remove for a model in our own folder. The record of a linked file belongs to the file."""
+    The record of a linked file belongs to the file.
+    """
     targets = [os.path.realpath(path) for path in files if path.is_symlink() and path.exists()]
     notes = (f"{name}: only the link is removed; {' and '.join(targets)} is kept",) if targets else ()
     records = () if files[0].is_symlink() else (record_path(files[0]),)

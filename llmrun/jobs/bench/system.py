@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.amounts import format_bytes
-from llmrun.base.machine.load import BUSY, STOLEN
 from llmrun.base.machine.system import system_facts
 
 # Drivers with an energy preference (intel_pstate, amd-pstate-epp) report the "powersave" governor even at full speed.
 _SLOW_GOVERNORS = ("powersave", "conservative")
 _SLOW_PREFERENCES = ("power", "balance_power")
+_BUSY = 0.25  # The one-minute load average per core above which measurements are disturbed.
+_STOLEN = 0.01  # The share of CPU time at which steal time begins to disturb measurements.
 _LEAST_FREE = 0.125  # The share of memory that should be free, capped at 2 GiB.
 _GIB = 1 << 30
 
@@ -31,7 +32,7 @@ def warnings_about(state: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each condition that would make measurements slower or less stable."""
     found = []
     load, cores = state.get("load_average"), state.get("cores_physical") or 1
-    if load and load[0] > BUSY * cores:
+    if load and load[0] > _BUSY * cores:
         found.append(
             f"Other programs are running: the load average of the last minute is {load[0]:.2f} on {cores} cores."
         )
@@ -43,7 +44,7 @@ def warnings_about(state: Mapping[str, Any]) -> list[str]:
     if state.get("on_battery"):
         found.append("The machine is running on battery and may be slower than on mains power.")
     share = _stolen_share(state)
-    if state.get("virtual") and share > STOLEN:
+    if state.get("virtual") and share > _STOLEN:
         found.append(
             f"This virtual machine has waited for its CPUs {share:.0%} of the time since it started (steal time)."
         )
@@ -61,7 +62,7 @@ def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     if all(state.get("processor_seconds") is not None for state in (before, after)):
         names = ("stolen_seconds", "processor_seconds")
         share = _stolen_share({name: after[name] - before[name] for name in names})
-        if share > STOLEN:
+        if share > _STOLEN:
             found.append(f"Other virtual machines took {share:.0%} of the CPU time during the measurement.")
     if after.get("on_battery") and not before.get("on_battery"):
         found.append("The machine was unplugged during the measurement and has run on battery since then.")

@@ -14,12 +14,13 @@ from llmrun.backends import registry
 from llmrun.base.errors import BadGGUF, DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel, UsageError
 from llmrun.hub.local import safe_writes
 from llmrun.hub.local.model_records import known_digest, remember_digests
+from llmrun.hub.local.own_models import own_models
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_file import LocalPath, understand
 from llmrun.hub.upkeep import importing
 from llmrun.hub.upkeep.importing import COPY, LINK, MOVE, Import, carry_out, plan_import
-from llmrun.hub.upkeep.inventory import broken_links, models, select
-from llmrun.hub.upkeep.removal import removal_of, removal_of_broken, remove
+from llmrun.hub.upkeep.inventory import models, select
+from llmrun.hub.upkeep.removal import removal_of, removal_of_own, remove
 from llmrun.hub.upkeep.verification import verify
 from tests.support.gguf.gguf_bytes import RawGGUF, string
 from tests.support.gguf.gguf_files import tiny_llama
@@ -179,13 +180,14 @@ def test_a_broken_link_can_be_replaced_or_removed(stores: Stores, original: Path
     moved = original.rename(original.with_name("moved.gguf"))
     run(moved, "mine")
     moved.rename(original)
-    (broken,) = broken_links()
+    (broken,) = own_models()
     assert (broken.name, broken.target) == ("mine", str(moved))
     assert run(original, "mine").finals[0].samefile(original)
     original.unlink()
-    (broken,) = broken_links()
-    assert remove(removal_of_broken(broken)) == 0
-    assert broken_links() == []
+    (broken,) = own_models()
+    assert broken.missing
+    assert remove(removal_of_own(broken.name, broken.files)) == 0
+    assert own_models() == []
 
 
 def test_shards_beside_a_broken_link_need_force(stores: Stores, original: Path) -> None:
