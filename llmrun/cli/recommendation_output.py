@@ -60,7 +60,7 @@ def _row(each: Recommended, disturbance: str) -> tuple[str, ...]:
         ", ".join(each.purposes),
         _command(model),
         "here" if model.is_here else _about(model.size, is_exact=model.is_exact),
-        _about(model.needed, is_exact=model.is_known),
+        _about(model.needed, is_exact=model.is_here),
         speed,
         ", ".join(facts),
     )
@@ -89,7 +89,7 @@ def recommendations_as_json(found: Sequence[Recommended], resources: Resources) 
             "file_bytes_exact": each.model.is_exact,
             "download_bytes": 0 if each.model.is_here else each.model.size,
             "memory_needed": each.model.needed,
-            "memory_exact": each.model.is_known,
+            "memory_exact": each.model.is_here,
             "on_gpu": each.model.on_gpu,
             "decode_per_second": each.model.speed,
             "decode_from": each.model.origin or None,

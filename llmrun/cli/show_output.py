@@ -168,8 +168,6 @@ def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:
 
 def show_entry(entry: CatalogEntry, name: str) -> None:
     """Print what the catalogue knows about a model, whose header is not available."""
-    sizes = {quant: entry.size_of(quant) for quant in entry.quants}
-    about = {quant: "" if entry.quants[quant].size is not None else "~" for quant in entry.quants}
     fields = [("name", name)]
     if entry.parameters:
         fields.append(("parameters", f"{entry.parameters:,}"))
@@ -178,10 +176,12 @@ def show_entry(entry: CatalogEntry, name: str) -> None:
     show_section("", [*fields, *_catalogue(entry)])
     if entry.sampling:
         show_section("Sampling", [(key, value_text(value)) for key, value in entry.sampling.items()])
-    show_section(
-        "Sizes",
-        [(quant, about[quant] + format_bytes(size)) for quant, size in sizes.items() if size] or [("", "unknown")],
-    )
+    sizes = [
+        (quant, f"{'~' if known.size is None else ''}{format_bytes(size)}")
+        for quant, known in entry.quants.items()
+        if (size := entry.size_of(quant))
+    ]
+    show_section("Sizes", sizes or [("", "unknown")])
 
 
 def entry_as_json(entry: CatalogEntry, name: str) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Candidate:
 
     name      the name to use in commands; for a model of Ollama or LM Studio, the name of their copy
     size      the size of its file in bytes, which must be downloaded unless `is_here`
-    needed    the memory that it needs, in bytes
-    is_known  whether the model's header was read; if not, `needed` and usually `size` are estimates
+    needed    the memory that it needs, in bytes, which is exact if `is_here`
+    is_exact  whether `size` is exact
     read      the bytes that each token reads
     speed     tokens per second, or None on a GPU on which it has not run yet
     origin    the origin of the speed (backends/experience.py), or ""
@@ -53,7 +53,6 @@ class Candidate:
     needed: int
     read: float
     is_here: bool = False
-    is_known: bool = False
     is_exact: bool = False
     speed: float | None = None
     origin: str = ""
@@ -164,7 +163,16 @@ def _from_header(entry: CatalogEntry, copy: Model, resources: Resources) -> Cand
     if speed is None and not on_gpu:
         speed, origin = estimated_speed(read, resources)
     return Candidate(
-        copy.name, entry, copy.size, fit.needed, read, True, True, True, speed=speed, origin=origin, on_gpu=on_gpu
+        copy.name,
+        entry,
+        copy.size,
+        fit.needed,
+        read,
+        is_here=True,
+        is_exact=True,
+        speed=speed,
+        origin=origin,
+        on_gpu=on_gpu,
     )
 
 

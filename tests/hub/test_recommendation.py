@@ -148,7 +148,7 @@ def test_copies_on_this_machine_are_marked_and_used(stores: Stores, tmp_path: Pa
         stores.lm_studio(f"someone/some-GGUF/{file}", data)
         name = f"lmstudio:someone/some-GGUF/{file}"
     found = copy(entry, machine(64))
-    assert (found.name, found.is_here, found.is_known, found.size) == (name, True, True, len(data))
+    assert (found.name, found.is_here, found.is_exact, found.size) == (name, True, True, len(data))
     assert found.needed < GB
     assert found.speed == pytest.approx(rough_decode_speed(len(data), 30 * GB))
 

@@ -26,7 +26,7 @@ class Installation(NamedTuple):
 
     @property
     def path(self) -> Path:
-        return Path.home() / self.file
+        return Path(os.path.expanduser("~"), self.file)  # noqa: PTH111  (Path.home raises if there is no home folder)
 
     @property
     def command(self) -> str:

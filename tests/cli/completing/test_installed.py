@@ -35,6 +35,11 @@ def test_lines_are_removed_and_everything_else_is_kept(home: Path) -> None:
     assert installed.remove() == []
 
 
+def test_without_a_home_folder_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert installed.remove() == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_shown_instructions_are_undone(shell: str, home: Path) -> None:
     """Run the command that `llmrun completion` shows, with a stand-in for llmrun."""
