@@ -19,7 +19,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.system import available_memory
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.catalog import load_catalog
-from llmrun.hub.estimates import active_share, copies, estimated
+from llmrun.hub.estimates import Estimate, active_share, copies, estimated
 from llmrun.hub.resolve.memory_check import TOY
 
 if TYPE_CHECKING:
@@ -34,26 +34,18 @@ HEADROOM: Final = 0.8  # the share of the free memory that a recommended model m
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A model that may be recommended.
+class Candidate(Estimate):
+    """A model that may be recommended. If `is_here`, its size and its memory are exact.
 
-    name      the name to use in commands; for a model of Ollama or LM Studio, the name of their copy
-    size      the size of its file in bytes, which must be downloaded unless `is_here`
-    needed    the memory that it needs, in bytes, which is exact if `is_here`
-    is_exact  whether `size` is exact
-    read      the bytes that each token reads
-    speed     tokens per second, or None on a GPU on which it has not run yet
-    origin    the origin of the speed (backends/experience.py), or ""
-    on_gpu    whether the whole model fits on the GPUs
+    The name of a model of Ollama or LM Studio is that of their copy.
+
+    speed   tokens per second, or None on a GPU on which the model has not run yet
+    origin  the origin of the speed (backends/experience.py), or ""
+    on_gpu  whether the whole model fits on the GPUs
     """
 
-    name: str
     entry: CatalogEntry
-    size: int
-    needed: int
-    read: float
     is_here: bool = False
-    is_exact: bool = False
     speed: float | None = None
     origin: str = ""
     on_gpu: bool = False
@@ -133,17 +125,8 @@ def from_catalogue(entry: CatalogEntry, quantization: str, resources: Resources)
         return None
     on_gpu = guess.needed <= HEADROOM * sum(gpu["free"] for gpu in resources.gpus)
     speed, origin = (None, "") if on_gpu else estimated_speed(guess.read, resources)
-    return Candidate(
-        guess.name,
-        entry,
-        guess.size,
-        guess.needed,
-        guess.read,
-        is_exact=guess.is_exact,
-        speed=speed,
-        origin=origin,
-        on_gpu=on_gpu,
-    )
+    facts = guess.name, guess.size, guess.is_exact, guess.needed, guess.read
+    return Candidate(*facts, entry, speed=speed, origin=origin, on_gpu=on_gpu)
 
 
 def _from_header(entry: CatalogEntry, copy: Model, resources: Resources) -> Candidate | None:
@@ -157,23 +140,13 @@ def _from_header(entry: CatalogEntry, copy: Model, resources: Resources) -> Cand
             fit = fit_of(file, Resources(resources.memory, resources.gpus, resources.threads, None, resources.seen))
     except LlmrunError:
         return None
-    read = copy.size * active_share(entry)
+    read = round(copy.size * active_share(entry))
     on_gpu = 0 < fit.layers == fit.gpu_layers
     speed, origin = fit.forecast.decode_per_second if fit.forecast else None, fit.decode_origin
     if speed is None and not on_gpu:
         speed, origin = estimated_speed(read, resources)
-    return Candidate(
-        copy.name,
-        entry,
-        copy.size,
-        fit.needed,
-        read,
-        is_here=True,
-        is_exact=True,
-        speed=speed,
-        origin=origin,
-        on_gpu=on_gpu,
-    )
+    facts = copy.name, copy.size, True, fit.needed, read
+    return Candidate(*facts, entry, is_here=True, speed=speed, origin=origin, on_gpu=on_gpu)
 
 
 def as_fit(model: Candidate, resources: Resources) -> Fit:

@@ -123,7 +123,7 @@ def test_other_systems_are_asked_for_their_free_memory(monkeypatch: pytest.Monke
 
 def test_equally_suitable_models_are_shown_once() -> None:
     entry = load_catalog().entry("gemma3:1b")
-    model = Candidate("gemma3:1b", entry, GB, GB, GB, speed=50.0)
+    model = Candidate("gemma3:1b", GB, False, GB, GB, entry, speed=50.0)
     assert chosen([model]) == [Recommended(model, ["fast", "balanced", "best"])]
     assert chosen([]) == []
 
