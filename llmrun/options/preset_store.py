@@ -215,11 +215,13 @@ def _heading(name: str) -> str:
 
 
 def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name)
+    return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)  # TOML has no surrogates
 
 
 def _value(value: object) -> str:
-    """Return a value as TOML. Text with line breaks becomes a multi-line string."""
+    """Return a value as TOML. Text with line breaks becomes a multi-line string. Raises UsageError for None."""
+    if value is None:
+        raise UsageError("preset: models.toml cannot contain null", hint="leave out what is null")
     if isinstance(value, str):
         text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         return '"""\n' + text[1:-1].replace("\\n", "\n") + '"""' if "\n" in value and "\\" not in value else text

@@ -62,7 +62,7 @@ def test_every_part_of_a_preset_has_a_flag(own: Path, tmp_path: Path, monkeypatc
         "--top-k",
         "4",
     ]
-    arguments += ["--chat-template-kwargs", '{"style": [1]}', "--lora", "a.gguf:0.5", "--hide-thinking"]
+    arguments += ["--chat-template-kwargs", '{"style": [1], "☃🎉": 2}', "--lora", "a.gguf:0.5", "--hide-thinking"]
     monkeypatch.chdir(tmp_path)
     done = llmrun("preset", "add", "all", "-m", "./m.gguf", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ def test_every_part_of_a_preset_has_a_flag(own: Path, tmp_path: Path, monkeypatc
         "prompt": "In $language: $input",
         "defaults": {"language": "French"},
         "settings": {"top_k": 4, "seed": 7, "think": False, "hide_thinking": True},
-        "variables": {"style": [1]},
+        "variables": {"style": [1], "☃🎉": 2},
         "lora": [f"{tmp_path}/a.gguf:0.5"],
     }
 
@@ -88,6 +88,7 @@ def test_every_part_of_a_preset_has_a_flag(own: Path, tmp_path: Path, monkeypatc
         (["p", "--temp", "500"], 2, "preset: p: temperature: 500.0 is not a number from 0 to 100"),
         (["p", "--ctx-size", "5"], 2, "--ctx-size: no such option"),
         (["there", "-m", "smollm2"], 2, "preset: there: already exists"),
+        (["p", "-s", "x", "--chat-template-kwargs", '{"a": null}'], 2, "models.toml cannot contain null\nhint: leave"),
     ],
 )
 def test_mistakes_write_nothing(own: Path, arguments: list[str], code: int, words: str) -> None:
