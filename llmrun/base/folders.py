@@ -162,9 +162,11 @@ def write_whole(path: Path, data: bytes) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        old = path.stat() if path.exists() else None
+        partial.touch(0o666 if old is None else 0o600)  # others must not read the new text of a private file
         partial.write_bytes(data)
-        if path.exists():
-            partial.chmod(stat.S_IMODE(path.stat().st_mode))
+        if old is not None:
+            partial.chmod(stat.S_IMODE(old.st_mode))
         partial.replace(path)
     finally:
         with contextlib.suppress(OSError):

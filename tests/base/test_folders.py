@@ -1,13 +1,17 @@
-"""Tests of decoding users' files."""
+"""Tests of decoding and of replacing users' files."""
 
 from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.base.folders import decoded_text
+from llmrun.base.folders import decoded_text, write_whole
 
 
 @given(st.text())
@@ -30,3 +34,21 @@ def test_utf_16_gets_a_hint(encoding: str) -> None:
 def test_other_encodings_are_refused_with_the_byte(data: bytes, byte: str) -> None:
     with pytest.raises(UsageError, match=f"^here: not UTF-8: byte {byte}$"):
         decoded_text(data, "here")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes")
+def test_private_files_are_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, modes = tmp_path / "private", []
+    path.touch(0o600)
+    chmod = Path.chmod
+
+    def noting(partial: Path, mode: int) -> None:
+        modes.append(stat.S_IMODE(partial.stat().st_mode))
+        chmod(partial, mode)
+
+    monkeypatch.setattr(Path, "chmod", noting)
+    for mode in (0o600, 0o640):
+        chmod(path, mode)
+        write_whole(path, b"secret")
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert modes == [0o600, 0o600]
