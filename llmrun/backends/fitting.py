@@ -129,6 +129,11 @@ class Resources:
         threads = threads or default_threads()
         return cls(free_memory(), found, threads, speeds, None if speeds is None else Experience(threads, speeds))
 
+    @property
+    def disturbance(self) -> str:
+        """What disturbed the measurement of the speeds that were used, or ""."""
+        return self.speeds.disturbance if self.speeds is not None else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -239,7 +244,7 @@ def fit_of(
         generates=not is_encoder(file),
         decode_origin=origins[0],
         prefill_origin=origins[1],
-        disturbance=resources.speeds.disturbance if resources.speeds is not None and is_predicted else "",
+        disturbance=resources.disturbance if is_predicted else "",
     )
 
 

@@ -37,12 +37,11 @@ def recommendations(resources: Resources) -> list[Recommended]:
 
 def show_recommendations(found: Sequence[Recommended], resources: Resources) -> None:
     """Print one line per model, with the command that runs it."""
-    disturbance = resources.speeds.disturbance if resources.speeds is not None else ""
-    lines = narrowed(_HEADS, [_row(each, disturbance) for each in found], _HEADS[2:5], _DROPPABLE)
+    lines = narrowed(_HEADS, [_row(each, resources.disturbance) for each in found], _HEADS[2:5], _DROPPABLE)
     out.lines(lines[:1], dim=True)
     out.lines(lines[1:])
-    if disturbance:
-        out.lines([disturbance_words(disturbance)], dim=True)
+    if resources.disturbance:
+        out.lines([disturbance_words(resources.disturbance)], dim=True)
 
 
 def _row(each: Recommended, disturbance: str) -> tuple[str, ...]:
@@ -78,7 +77,6 @@ def recommendations_as_json(found: Sequence[Recommended], resources: Resources) 
     """Return the fields of each model for --json."""
     from llmrun.hub.recommendation import is_estimate
 
-    disturbance = resources.speeds.disturbance if resources.speeds is not None else ""
     return [
         {
             "for": each.purposes,
@@ -93,7 +91,7 @@ def recommendations_as_json(found: Sequence[Recommended], resources: Resources) 
             "on_gpu": each.model.on_gpu,
             "decode_per_second": each.model.speed,
             "decode_from": each.model.origin or None,
-            "disturbance": disturbance if is_estimate(each.model) and disturbance else None,
+            "disturbance": (is_estimate(each.model) and resources.disturbance) or None,
         }
         for each in found
     ]

@@ -168,7 +168,7 @@ def as_fit(model: Candidate, resources: Resources) -> Fit:
         layers=layers,
         forecast=Forecast(model.speed, None, None) if model.speed is not None else None,
         decode_origin=model.origin,
-        disturbance=resources.speeds.disturbance if resources.speeds is not None else "",
+        disturbance=resources.disturbance,
     )
 
 
