@@ -177,16 +177,19 @@ def _copy(file: Path, new: Path, reporter: Reporter) -> None:
 
 
 def _moved(planned: Import) -> bool:
-    """Rename the files. Returns False if they are on another disk, so that they must be copied."""
+    """Rename all files or none. Returns False if they are on another disk, so that they must be copied."""
     _forget(planned)
-    for file, final in zip(planned.files, planned.finals, strict=True):
-        with writing(final):
-            try:
-                file.replace(final)
-            except OSError as error:
-                if error.errno == errno.EXDEV:
-                    return False
-                raise
+    with contextlib.ExitStack() as undo:
+        for file, final in zip(planned.files, planned.finals, strict=True):
+            with writing(final):
+                try:
+                    file.replace(final)
+                except OSError as error:
+                    if error.errno == errno.EXDEV:
+                        return False
+                    raise
+            undo.callback(final.replace, file)
+        undo.pop_all()
     sync_folder(paths.models_folder())
     return True
 

@@ -242,6 +242,23 @@ def test_a_move_to_another_disk_copies_first(stores: Stores, original: Path, mon
     assert not original.exists()
 
 
+def test_a_move_that_fails_halfway_is_undone(stores: Stores, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = original, tiny_llama(stores.root / "second.gguf")
+    finals = tuple(stores.models / f"mine-0000{number}-of-00002.gguf" for number in (1, 2))
+    replace = Path.replace
+
+    def refusing(path: Path, target: Path) -> Path:
+        if path == files[1]:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refusing)
+    with pytest.raises(LlmrunError, match="cannot be written"):
+        carry_out(Import("mine", files, finals), MOVE, Silent())
+    assert all(file.exists() for file in files)
+    assert in_folder(stores) == []
+
+
 def test_files_of_other_programs_are_not_moved(stores: Stores, original: Path) -> None:
     held = stores.lm_studio("org/model/m-Q8_0.gguf", original.read_bytes())
     link = stores.root / "link.gguf"
