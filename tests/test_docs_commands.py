@@ -32,6 +32,7 @@ NOT_RUN = {
     r"\b(gemma3:4b|llama3\.2:3b)": "needs the model itself, because the catalogue has its sha256",
     r"\b(llmrun rm|rm -rf)\b": "removes what other tests use; tests/cli/test_store_commands.py removes models",
     r"--(gpu-layers|tensor-split|split-mode|main-gpu)": "needs a GPU",
+    r"\bbig-00001-of-": "needs a split model; tests/hub/upkeep/test_importing.py has some",
     r"Qwen2\.5-7B-Instruct-AWQ|qwen2\.5-7b\.gguf": "needs a checkpoint; tests/cli/test_convert.py has some",
     r"\bllmrun bench": "takes half a minute or longer; tests/cli/test_bench.py runs it for a shorter time",
     r"\bllmrun doctor": "measures the machine; tests/cli/test_doctor.py runs it",

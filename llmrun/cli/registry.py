@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperOption
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.options import DEBUG_HELP
-from llmrun.cli.arguments.usage import GENERAL, CommandGroup, SingleCommand
+from llmrun.cli.arguments.options import DEBUG_HELP, names_a_model
+from llmrun.cli.arguments.usage import GENERAL, NO_COMMAND, CommandGroup, SingleCommand
 
 if TYPE_CHECKING:
     from llmrun.cli.arguments.help_page import Section
@@ -35,7 +35,10 @@ _ELSEWHERE = {
     "create": "`llmrun import FILE NAME` names a model file, and `llmrun preset add` names a model with settings",
     "models": "`llmrun list` lists the models on this machine, and `llmrun search` those to download",
     "ps": "`llmrun serve` lists its loaded models at /api/ps; other commands unload their model when they end",
+    "perplexity": "`llmrun eval MODEL --text FILE` measures the perplexity of a model",
     "stop": "Ctrl-C ends `llmrun serve`; other commands unload their model when they end",
+    "uninstall": "`pip uninstall llmrun-gguf`; `llmrun doctor --paths` lists what llmrun has stored on this machine",
+    "version": "`llmrun --version`",
 }
 _RARE = 100  # commands with this place or a later one have no line of their own in `llmrun --help`
 _LAST = 1000  # the default place, for commands that do not set one
@@ -80,6 +83,8 @@ class Commands(CommandGroup):
         if cmd_name in _ELSEWHERE:
             raise UsageError(f"no such command '{cmd_name}'", hint=_ELSEWHERE[cmd_name])
         name = cmd_name if cmd_name in self.commands else aliases().get(cmd_name)
+        if name is None and (" " in cmd_name or names_a_model(cmd_name)):
+            raise UsageError(f"no such command '{cmd_name}'", hint=NO_COMMAND)
         return name and load(name)
 
     def names_by_heading(self) -> dict[str, list[str]]:

@@ -20,7 +20,6 @@ from llmrun.base.machine.system import available_memory
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.estimates import Estimate, active_share, copies, estimated
-from llmrun.hub.resolve.memory_check import TOY
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog import CatalogEntry
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 FAST: Final = 30.0
 BALANCED: Final = 12.0
 READABLE: Final = 5.0
+_TOY: Final = 0.9e9  # models with fewer weights are only for trying things out
 HEADROOM: Final = 0.8  # the share of the free memory that a recommended model may need
 
 
@@ -67,7 +67,7 @@ def recommended(resources: Resources) -> list[Recommended]:
     if resources.memory is None:
         resources = replace(resources, memory=available_memory())
     fitting = [each for each in candidates(resources) if _fits(each, resources)]
-    return chosen([each for each in fitting if (each.entry.weights or 0) >= TOY] or fitting)
+    return chosen([each for each in fitting if (each.entry.weights or 0) >= _TOY] or fitting)
 
 
 def _fits(model: Candidate, resources: Resources) -> bool:

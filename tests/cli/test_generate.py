@@ -219,6 +219,20 @@ def test_a_name_nobody_knows_is_code_4() -> None:
     assert (done.stdout, done.returncode) == (b"", 4)
 
 
+def test_a_schema_allows_only_its_properties() -> None:
+    """The scripted backend has random formatted answers, which would nearly always have other properties."""
+    properties = {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}}
+    schema: dict[str, object] = {"type": "object", "properties": properties}
+    note = b"note: --json-schema: no property is required, so the answer may be {}; list properties in `required`\n"
+    for seed in range(3):
+        done = scripted("--json-schema", json.dumps(schema), "--seed", str(seed), "-n", "200", "hello")
+        assert json.loads(done.stdout).keys() <= properties.keys()
+        assert note in done.stderr
+    done = scripted("--json-schema", json.dumps(schema | {"required": ["a"]}), "-n", "200", "hello")
+    assert json.loads(done.stdout).keys() <= properties.keys()
+    assert note not in done.stderr
+
+
 @pytest.mark.parametrize("words", [["qwen3:4b", "Hello"], ["qwen3:4b"], ["SmolLM2", "Hello"], ["./gone.gguf", "Hello"]])
 def test_a_model_before_the_prompt_is_refused(words: list[str]) -> None:
     """Users of `ollama run MODEL PROMPT` type this, and the name would silently become a part of the prompt."""

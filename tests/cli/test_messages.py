@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from llmrun.base import errors
+from llmrun.cli.arguments.usage import NO_COMMAND
 from llmrun.cli.messages import message_for
 from llmrun.cli.registry import _ELSEWHERE
 from tests.support.cli.commands import ROOT, llmrun
@@ -138,6 +139,8 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("generate --seeed 1", "--seeed: no such option", "did you mean --seed?"),
         ("generate --zzz", "--zzz: no such option", "see llmrun generate --help"),
         ("ps", "no such command 'ps'", _ELSEWHERE["ps"]),
+        ("qwen3:4b hello", "no such command 'qwen3:4b'", NO_COMMAND),
+        ("-m qwen3:4b hello", "-m: no such option", NO_COMMAND),
         ("--zzz", "--zzz: no such option", "see llmrun --help"),
         ("generate --top-k many x", "--top-k: 'many' is not a whole number", "see llmrun generate --help"),
         ("generate --temp hot x", "--temperature: 'hot' is not a number", "see llmrun generate --help"),

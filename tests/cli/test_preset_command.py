@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli.commands import llmrun, on_terminal
+from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.model_stores import Stores
 
 pytestmark = pytest.mark.push
@@ -47,6 +48,20 @@ def test_an_added_preset_works_at_once(own: Path) -> None:
     assert own.read_text() == expected
     out, err = run("generate", "-v", "-m", "pirate", "hi")
     assert (out, "temperature 0.5" in err) == ("You\n", True)
+
+
+def test_likely_mistakes_get_a_note(own: Path) -> None:
+    err = run("preset", "add", "where", "--prompt", "In which country is {city}?")[1]
+    assert "note: {city} is not a variable of the prompt; variables are written as $city\n" in err
+    assert "note: the preset hides the model smollm2\n" in run("preset", "add", "smollm2", "-m", "qwen3:4b")[1]
+    assert "hides" not in run("preset", "add", "smollm2", "-m", "gemma3:1b", "--force")[1]
+    assert own.read_text().count("[presets.") == 2
+
+
+def test_a_preset_of_an_imported_model_keeps_its_name(own: Path, tmp_path: Path) -> None:
+    run("import", str(tiny_llama(tmp_path / "original.gguf")), "mine")
+    run("preset", "add", "short", "-m", "mine", "-n", "3")
+    assert 'model = "mine"' in own.read_text()
 
 
 def test_every_part_of_a_preset_has_a_flag(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def model() -> str:
 
 
 def test_it_says_hello_in_french(model: str) -> None:
-    done = llmrun("generate", "-m", model, "--temp", "0", "-n", "12", "Say hello in French.")
+    done = llmrun("generate", "-m", model, "--stats", "--temp", "0", "-n", "12", "Say hello in French.")
     assert done.stdout.startswith(b"Bonjour")
     assert b"\x1b" not in done.stdout + done.stderr
     assert f"{'SmolLM2-135M-Instruct.Q4_1'[:23]}… cpu×" in done.stderr.decode()

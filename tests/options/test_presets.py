@@ -351,7 +351,8 @@ def test_any_values_are_a_preset_or_a_usage_error(
     tmp_path_factory: pytest.TempPathFactory, table: dict[str, object]
 ) -> None:
     def toml(value: object) -> str:
-        return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+        text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+        return text.replace("\x7f", "\\u007f")  # TOML allows no DEL
 
     path = tmp_path_factory.mktemp("presets") / "models.toml"
     lines = [f"{key} = {toml(value)}\n" for key, value in table.items()]

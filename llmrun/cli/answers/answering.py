@@ -73,34 +73,18 @@ def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
         raise ModelNotFound(f"--speculate: {str(error).removeprefix('model: ')}", hint=error.hint) from error
 
 
-def tell_of_default_model(settings: Settings, command: str) -> None:
+def tell_of_default_model(settings: Settings) -> None:
     """Print a note that the default model is a toy. The note appears only once, and only on a terminal.
 
     A file in the data folder records that the note was shown. If the record cannot be saved, the note is not shown at
     all, because it would otherwise appear on every run.
-
-    command  the command that opens another model, such as `llmrun chat`
     """
     if out.quiet or not is_terminal(sys.stderr) or is_stand_in(settings.backend):
         return
     told = data_folder("told") / "default-model"
     if settings.model != Settings().model or told.exists() or is_set("model") or not _remembered(told):
         return
-    out.note(_sentence(settings.model, command))
-
-
-def _sentence(model: str, command: str) -> str:
-    from llmrun.base.machine.memory import free_memory
-    from llmrun.hub.catalog import load_catalog
-    from llmrun.hub.resolve.memory_check import suggested_model
-
-    size = load_catalog().entry(model).estimated_size
-    toy = f"{model} is a toy model ({format_bytes(size or 0)}) for trying out llmrun"
-    memory = free_memory()
-    suits = suggested_model(memory) if memory is not None else None
-    if suits is None:
-        return f"{toy}; `llmrun fit qwen3:4b` shows whether a larger model fits"
-    return f"{toy}; {suits.name} suits this machine ({format_bytes(suits.size)}): {command} {suits.name}"
+    out.note(f"{settings.model} is a toy model for trying out llmrun; `llmrun fit` recommends models for this machine")
 
 
 def _remembered(told: Path) -> bool:

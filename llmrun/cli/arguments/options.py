@@ -428,12 +428,15 @@ def format_text(name: str, value: str, flag: str) -> str:
 def response_format(name: str, text: str, origin: str) -> ResponseFormat:
     """Return the format with this name and text.
 
+    Schemas are strict, because small models invent properties that users of llama.cpp and Ollama do not expect.
+
     origin  the flag or setting, for error messages
     """
     from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 
     choices = tuple(choice.strip() for choice in text.split(",")) if name == CHOICE else ()
-    return ResponseFormat(FormatKind(name), text, choices, origin)
+    kind = FormatKind(name)
+    return ResponseFormat(kind, text, choices, origin, strict=kind is FormatKind.JSON_SCHEMA)
 
 
 def checked_format(name: str, text: str, origin: str) -> ResponseFormat:
@@ -446,6 +449,11 @@ def checked_format(name: str, text: str, origin: str) -> ResponseFormat:
     wanted = response_format(name, text, origin)
     check_format(wanted)
     return wanted
+
+
+def _requires_nothing(schema: Any) -> bool:
+    """Return whether an object may be empty although the schema declares properties, which is rarely intended."""
+    return isinstance(schema, dict) and bool(schema.get("properties")) and not schema.get("required")
 
 
 _NOT_FOR_SERVERS = (
@@ -509,7 +517,10 @@ class AnswerFlags:
         if not given:
             return None
         [(flag, name)] = given.items()
-        return checked_format(name, format_text(name, str(values[name]), flag), origin=flag)
+        wanted = checked_format(name, format_text(name, str(values[name]), flag), origin=flag)
+        if wanted.strict and _requires_nothing(json.loads(wanted.text)):
+            out.note(f"{flag}: no property is required, so the answer may be {{}}; list properties in `required`")
+        return wanted
 
     def prompt_values(self) -> dict[str, str]:
         """Return the values of the variables in the preset's prompts. Raises UsageError."""

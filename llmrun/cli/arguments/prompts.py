@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError, nearest
 from llmrun.base.folders import decoded_text
 from llmrun.cli.console.output import out
@@ -74,9 +75,12 @@ def read_prompt(
     if file is not None:
         blocks.append(read_stdin(exact=exact) if str(file) == STDIN else read_text(file, "prompt", exact=exact))
     if not (named or exact or no_stdin) and _is_piped():
-        if _is_partly_read():
-            out.note("the rest of standard input, a file that was read in part, follows the prompt; see --no-stdin")
-        blocks.append(read_stdin("text", skipped_by="--no-stdin or < /dev/null"))
+        is_rest = _is_partly_read()
+        text = read_stdin("text", skipped_by="--no-stdin or < /dev/null")
+        if text and (is_rest or is_terminal(sys.stderr)):
+            lines = counted(text.count("\n") + 1, "line")
+            out.note(f"the prompt ends with {lines} from standard input; --no-stdin leaves standard input unread")
+        blocks.append(text)
     return _checked("\n\n".join(block for block in blocks if block), exact or not required)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GENERAL = "General"  # the last heading of a help page, for options that most commands have
 _EXTRA = re.compile(r"got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
+NO_COMMAND = '`llmrun chat MODEL` starts a chat, and `llmrun generate -m MODEL "text"` answers one prompt'
 _WHOLE = 1000  # characters; summaries are shorter, so they are not cut off
 _MOST_MEANT = 3  # a hint suggests at most this many options
 _SLACK = 0.1  # the largest difference in similarity between the best match and a suggested option
@@ -202,6 +203,8 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
         sentence = f"{option}: no such option"
         if any(" " in word and word.startswith(str(option)) for word in sys.argv[1:]):
             hint = "if this is text, write -- before it"
+        elif option in ("-m", "--model", "-p", "--prompt") and context and context.parent is None:
+            hint = NO_COMMAND
         elif near := _nearest(str(option), context.command.params if context else ()):
             *others, last = near
             hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"

@@ -125,6 +125,6 @@ def command(
             batch.check_files()
             check_lines(file, calls)
             if flags.model is None and wanted.needs_model:
-                tell_of_default_model(settings, "llmrun batch -m")
+                tell_of_default_model(settings)
             with workers_of(wanted, as_begun(batch, settings)) as opened:
                 return run(batch, opened, as_json=json_output)

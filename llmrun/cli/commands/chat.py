@@ -129,7 +129,7 @@ def command(
         from llmrun.cli.chatting.model_in_use import ModelInUse
 
         if chooses_model and flags.model is None:
-            tell_of_default_model(settings, "llmrun chat")
+            tell_of_default_model(settings)
         settings_for = functools.partial(_base_settings, flags)
         opening = _for_opening(settings, wanted)
         opener = _Opener(flags, opening, template, wanted.model)

@@ -145,7 +145,7 @@ def command(
 
         recorder = Recorder(record, settings, template, raw=raw)
     if flags.model is None:
-        tell_of_default_model(settings, "llmrun generate -m")
+        tell_of_default_model(settings)
     count = 1 if wanted is None else wanted.count
     with open_model(
         settings,

@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -23,7 +24,13 @@ import typer
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.options import AnswerFlags, apply_settings, parse_template_variables, takes_answer_flags
+from llmrun.cli.arguments.options import (
+    AnswerFlags,
+    apply_settings,
+    names_a_model,
+    parse_template_variables,
+    takes_answer_flags,
+)
 from llmrun.cli.arguments.prompts import checked_text
 from llmrun.cli.arguments.usage import SingleCommand, command_group
 from llmrun.cli.console.output import out
@@ -38,6 +45,7 @@ LISTING = {
 }
 _KEPT = {*SETTINGS, "sampling", "lora", "chat_template_kwargs", "quiet"}  # the fields of AnswerFlags that apply
 _OTHERS = {field.name for field in fields(AnswerFlags)} - _KEPT
+_BRACES = re.compile(r"\{(\w+)\}")  # a variable in the templates of many other programs
 _NOTHING = "add a model (-m), a system prompt (-s), a --prompt or a setting such as --temp 0.7"
 
 Name = Annotated[
@@ -89,8 +97,13 @@ def add(
 
     from llmrun.options.preset_store import add_preset
 
+    hides = preset_named(name) is None and names_a_model(name)
     path = add_preset(name, table, force=force)
     out.lines([f"{name}: saved in {path}"])
+    if hides:
+        out.note(f"the preset hides the model {name}")
+    if prompt is not None and (braces := _BRACES.search(prompt)):
+        out.note(f"{braces[0]} is not a variable of the prompt; variables are written as ${braces[1]}")
     out.note(f"to use the preset: {shell.words(['llmrun', 'generate' if prompt else 'chat', '-m', name])}")
     return 0
 

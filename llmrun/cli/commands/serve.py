@@ -69,7 +69,7 @@ def command(
         from llmrun.cli.answers.serving import serve_models
 
         if flags.model is None and not names and not serves_upstreams_only:
-            tell_of_default_model(settings, "llmrun serve")
+            tell_of_default_model(settings)
         serve_models(
             flags=flags,
             settings=settings,

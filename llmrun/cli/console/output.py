@@ -303,7 +303,7 @@ class Output:
         self._cut_answer()
         self._line("error:", sentence, RED)
         words, _, command = hint.rpartition(": ")
-        if _COMMAND.match(command) and width(hint) + len("hint: ") > room(sys.stderr):
+        if words and _COMMAND.match(command) and width(hint) + len("hint: ") > room(sys.stderr):
             self._line("hint:", f"{words}:", DIM)  # keep commands on one line, so that they can be copied
             self._write_stderr(f"  {visible_line(command)}\n")
         elif hint:

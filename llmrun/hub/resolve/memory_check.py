@@ -1,14 +1,14 @@
-"""Checks before a download whether a model fits into this machine's memory, and suggests models that fit."""
+"""Checks before a download whether a model fits into this machine's memory."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from llmrun.base.amounts import format_bytes
-from llmrun.base.errors import DoesNotFit, UsageError
+from llmrun.base.errors import DoesNotFit
 from llmrun.base.machine import memory as memory_module
-from llmrun.hub.catalog import Wanted, load_catalog
+from llmrun.hub.catalog import Wanted
 from llmrun.hub.names import Artifact, HubSource, PypiSource
 
 if TYPE_CHECKING:
@@ -117,36 +117,3 @@ def _smaller(artifact: Artifact, wanted: Wanted, most_bytes: int) -> str:
     if isinstance(artifact.source, HubSource):
         return f"`llmrun fit hf:{artifact.source.repository}` shows which quantizations fit"
     return "choose a smaller model"
-
-
-TOY: Final = 0.9e9  # models with fewer weights are only for trying things out
-# The most weights per token of a model that is suggested before this machine has been measured. A dense 8B model reads
-# 5 GB per token. To generate 10 tokens per second, that model needs 50 GB/s of memory bandwidth. Our test machines read
-# 29 to 36 GB/s.
-_MOST_ACTIVE: Final = 4.5e9
-
-
-class Suggestion(NamedTuple):
-    """A model that suits this machine, with its download size in bytes."""
-
-    name: str
-    size: int
-
-
-def suggested_model(memory: int) -> Suggestion | None:
-    """Return the largest recommended model that certainly fits into `memory` bytes and is fast enough, or None.
-
-    The decision is based on the catalogue and requires neither network access nor a measurement, unlike `llmrun fit`.
-    """
-    try:
-        entries = [entry for entry in load_catalog().entries() if entry.recommended and (entry.weights or 0) >= TOY]
-    except UsageError:  # the user's own catalogue is invalid
-        return None
-    fitting = [
-        Suggestion(entry.name, size)
-        for entry in sorted(entries, key=lambda entry: entry.weights or 0)
-        if (entry.active or entry.weights or 0) <= _MOST_ACTIVE
-        and (size := entry.estimated_size) is not None
-        and surely_fits(size, memory)
-    ]
-    return fitting[-1] if fitting else None

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.machine import memory as memory_module
 from llmrun.cli.answers import answering
 from llmrun.cli.answers.answering import tell_of_default_model
 from llmrun.cli.arguments.options import AnswerFlags
@@ -19,43 +18,27 @@ from llmrun.options.settings import Settings, load_settings
 
 Capture = pytest.CaptureFixture[str]
 
-LINE = (
-    "note: smollm2:135m is a toy model (98.4 MB) for trying out llmrun; qwen3:4b-instruct suits this machine "
-    "(2.47 GB): llmrun chat qwen3:4b-instruct\n"
-)
+LINE = "note: smollm2:135m is a toy model for trying out llmrun; `llmrun fit` recommends models for this machine\n"
 
 
 @pytest.fixture(autouse=True)
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a first-time user at a terminal, on a machine with 16 GB of free memory."""
+    """Simulate a first-time user at a terminal."""
     monkeypatch.setattr(answering, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(memory_module, "free_memory", lambda: 16 * 10**9)
     monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.delenv("LLMRUN_MODEL", raising=False)
     (tmp_path / "config.toml").touch()
 
 
-def told(capsys: Capture, command: str = "llmrun chat") -> str:
-    tell_of_default_model(load_settings(), command)
+def told(capsys: Capture) -> str:
+    tell_of_default_model(load_settings())
     return capsys.readouterr().err
 
 
 def test_it_is_said_once(capsys: Capture) -> None:
     assert told(capsys) == LINE
     assert told(capsys) == ""
-
-
-def test_it_is_said_in_words_that_can_be_typed(capsys: Capture) -> None:
-    assert told(capsys, "llmrun generate -m").endswith(": llmrun generate -m qwen3:4b-instruct\n")
-
-
-@pytest.mark.parametrize("memory", [None, 10**8])
-def test_without_enough_known_memory_it_says_how_to_find_out(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, memory: int | None
-) -> None:
-    monkeypatch.setattr(memory_module, "free_memory", lambda: memory)
-    assert "`llmrun fit qwen3:4b` shows whether" in told(capsys)
 
 
 def test_it_is_not_said_to_those_who_chose_the_model(
@@ -83,7 +66,7 @@ def test_it_is_said_neither_in_a_pipe_nor_in_quiet_mode(capsys: Capture, monkeyp
 
 
 def test_a_stand_in_for_a_model_is_no_toy_of_ours(capsys: Capture) -> None:
-    tell_of_default_model(Settings(backend="scripted"), "llmrun chat")
+    tell_of_default_model(Settings(backend="scripted"))
     assert capsys.readouterr().err == ""
 
 
@@ -95,7 +78,7 @@ def chats(monkeypatch: pytest.MonkeyPatch, continued: str | None, model: str | N
 
 def test_a_continued_chat_says_nothing_about_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[str] = []
-    monkeypatch.setattr(answering, "tell_of_default_model", lambda settings, command: models.append(settings.model))
+    monkeypatch.setattr(answering, "tell_of_default_model", lambda settings: models.append(settings.model))
     chats(monkeypatch, None, "other")
     chats(monkeypatch, "")
     chats(monkeypatch, "hello")

@@ -329,7 +329,9 @@ def test_the_rest_of_a_file_is_used_with_a_note(tmp_path: Path) -> None:
     loop = f'while read line; do $LLMRUN generate --backend scripted {{}} "$line"; done < {lines}'
     done = shell(loop.format(""))
     assert done.stdout == b"You said: a\n\nb\n"
-    assert b"note: the rest of standard input, a file that was read in part, follows the prompt" in done.stderr
+    assert (
+        b"note: the prompt ends with 1 line from standard input; --no-stdin leaves standard input unread" in done.stderr
+    )
     assert b"note:" not in shell(loop.format("--no-stdin")).stderr
     assert b"note:" not in shell(f"$LLMRUN generate --backend scripted x < {lines}").stderr
 
