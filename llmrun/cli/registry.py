@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -125,6 +126,7 @@ def aliases() -> dict[str, str]:
     return {alias: name for name in command_names() for alias in page_of(name).aliases}
 
 
+@cache
 def page_of(name: str) -> Page:
     """Read a command's help page from its file without importing it."""
     source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
