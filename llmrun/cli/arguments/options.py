@@ -28,7 +28,6 @@ from llmrun.backends.base import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import templates_folder
-from llmrun.base.machine import shell
 from llmrun.cli.arguments.prompts import check_params, checked_text, parse_params, read_text
 from llmrun.cli.arguments.usage import GENERAL
 from llmrun.cli.console.output import out
@@ -174,6 +173,8 @@ def names_a_model(text: str) -> bool:
 
 def with_model_option(model: str) -> str:
     """Return this command line with its argument `model` as the value of -m."""
+    from llmrun.base.machine import shell  # only hints need this module
+
     at = sys.argv.index(model, 1)
     return shell.words(["llmrun", *sys.argv[1:at], "-m", *sys.argv[at:]])
 

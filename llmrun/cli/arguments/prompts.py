@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from llmrun.base.amounts import counted
 from llmrun.base.errors import UsageError, nearest
 from llmrun.base.folders import decoded_text
 from llmrun.cli.console.output import out
@@ -78,6 +77,8 @@ def read_prompt(
         is_rest = _is_partly_read()
         text = read_stdin("text", skipped_by="--no-stdin or < /dev/null")
         if text and (is_rest or is_terminal(sys.stderr)):
+            from llmrun.base.amounts import counted  # only this note needs the module
+
             lines = counted(text.count("\n") + 1, "line")
             out.note(f"the prompt ends with {lines} from standard input; --no-stdin leaves standard input unread")
         blocks.append(text)
