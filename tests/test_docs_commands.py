@@ -39,6 +39,7 @@ NOT_RUN = {
     r"\bMODEL\b": "MODEL stands for a name",
     r"--suffix|--json-object|--tools": CODER,
 }
+SLOW = {"adapters.md", "evaluation.md", "gpus.md", "models.md", "using.md"}  # 12 to 56 s each on two cores
 EXCERPTS = {"adding-a-quantization.md", "adding-a-route.md"}  # pages with parts of llmrun's source
 
 
@@ -50,7 +51,10 @@ COMMANDS = {page: [*commands(page)] for page in PAGES}
 PROGRAMS = [program for page in PAGES if page.name not in EXCERPTS for program in blocks(page, "python")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.name, marks=pytest.mark.night if page.name in SLOW else ()) for page in PAGES],
+)
 def test_every_command_shown_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of a page run from top to bottom."""
     if lines := [command for command in COMMANDS[page] if not reason(command)]:
