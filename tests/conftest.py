@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.cli import forking
+from tests.support.hub.model_stores import Stores
 from tests.support.tiers import (
     ELSEWHERE,
     EXAMPLES,
@@ -164,3 +165,11 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, and --no-skips allows none: {call.excinfo.value if call.excinfo else ''}"
     return report
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
+    """Folders for models of all programs, which take the places of the user's own."""
+    made = Stores(tmp_path)
+    made.enter(monkeypatch)
+    return made

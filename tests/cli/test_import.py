@@ -5,31 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from llmrun.base.amounts import format_bytes
-from tests.support.cli.commands import llmrun
+from tests.support.cli.commands import run
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.model_stores import Stores
 from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 
 pytestmark = [pytest.mark.push, pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")]
-
-
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
-def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-    done = llmrun(*arguments)
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == code, out + err
-    return out, err
 
 
 def test_the_name_works_in_every_command(stores: Stores) -> None:

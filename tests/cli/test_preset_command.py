@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli.commands import llmrun, on_terminal
+from tests.support.cli.commands import llmrun, on_terminal, run
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.model_stores import Stores
 
@@ -22,13 +22,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.delenv("VISUAL", raising=False)
     return tmp_path / "models.toml"
-
-
-def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-    done = llmrun(*arguments)
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == code, out + err
-    return out, err
 
 
 def editor(monkeypatch: pytest.MonkeyPatch, folder: Path, does: str) -> None:

@@ -22,13 +22,6 @@ HEADS = ["NAME", "PARAMS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE"]
 
 
 @pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
-@pytest.fixture
 def hub() -> Iterator[FakeHub]:
     with fake_hub() as running:
         for name in ("Qwen/Qwen3-4B-GGUF", "unsloth/Qwen3-8B-GGUF", "o/n"):

@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.cli.console.terminal import width
 from llmrun.hub.local.model_records import mark_used
-from tests.support.cli.commands import LLMRUN, llmrun, screen_of
+from tests.support.cli.commands import LLMRUN, llmrun, run, screen_of
 from tests.support.gguf.gguf_bytes import F32, STRING, U32, RawGGUF, RawTensor, bpe_vocabulary, numbers, scalar, string
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 from tests.support.models.downloads import smollm2
@@ -19,20 +19,6 @@ from tests.support.models.downloads import smollm2
 pytestmark = pytest.mark.push
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
-
-
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
-def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-    done = llmrun(*arguments)
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == code, out + err
-    return out, err
 
 
 def told(*arguments: str, code: int = 0) -> dict[str, object]:

@@ -29,13 +29,6 @@ from tests.support.hub.model_stores import Stores
 DIGEST = "a" * 64
 
 
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
 def record_of(path: Path, sha256: str = DIGEST) -> ModelRecord:
     return ModelRecord("qwen3:4b", "hf:o/n/f.gguf", "c" * 40, (file_record(path, sha256),), fetched=5.0, used=0.0)
 

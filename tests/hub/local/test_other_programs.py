@@ -15,13 +15,6 @@ from tests.support.hub.model_stores import Stores, sha256
 MODEL = b"GGUF model"
 
 
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
 def layers(*digests: object, kind: str = "model") -> bytes:
     return json.dumps(
         {"layers": [{"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest} for digest in digests]}

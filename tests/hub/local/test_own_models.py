@@ -82,13 +82,6 @@ quants.Q8_0 = { file = "m-Q8_0.gguf" }
 """
 
 
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
 def meant_by(name: str) -> Path | None:
     """Return the file that commands such as `chat NAME` open."""
     asked = model_named(name)

@@ -33,13 +33,6 @@ class Heard:
         self.labels.append(label)
 
 
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
 def wanted(source: Source, *expected: Expected) -> Wanted:
     return Wanted("it", (source,), expected)
 

@@ -30,13 +30,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a ri
 
 
 @pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
-@pytest.fixture
 def original(stores: Stores) -> Path:
     return tiny_llama(stores.root / "My Model (1)-Q8_0.gguf")
 

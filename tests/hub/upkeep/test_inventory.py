@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +17,6 @@ from llmrun.hub.resolve.model_file import LocalPath, understand
 from llmrun.hub.upkeep import inventory
 from llmrun.hub.upkeep.inventory import facts_of, models, select, total_size
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
-
-
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
 
 
 def names() -> list[str]:

@@ -6,7 +6,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
 from huggingface_hub import scan_cache_dir
 
 from llmrun.base.errors import LlmrunError
@@ -19,13 +18,6 @@ from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 LONG_AGO = time.time() - 30 * 86_400
-
-
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
 
 
 def prune() -> dict[str, int]:

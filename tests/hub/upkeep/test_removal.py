@@ -23,13 +23,6 @@ from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 
 
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
 def model(name: str) -> Model:
     return select(name, models())
 

@@ -27,13 +27,6 @@ pytestmark = pytest.mark.push
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 
 
-@pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    made = Stores(tmp_path)
-    made.enter(monkeypatch)
-    return made
-
-
 def verdict(*promised: Expected) -> VerificationResult:
     (model,) = models()
     return verify(model, promised, Silent())

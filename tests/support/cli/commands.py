@@ -38,6 +38,14 @@ def llmrun(
     )
 
 
+def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+    """Run llmrun, check its exit code, and return its stdout and stderr."""
+    done = llmrun(*arguments)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == code, out + err
+    return out, err
+
+
 def _can_fork(arguments: Sequence[str | bytes], env: Mapping[str, str]) -> bool:
     """Return whether a run can be forked. Variables that Python reads only at its start must be this process's."""
     return (
