@@ -318,7 +318,7 @@ def test_on_a_terminal_a_chat_shows_thinking_dim_or_a_line_that_says_it_goes_on(
     process.send("Is it so?\r")
     process.expect(rb"\x1b\[2mh\w+")
     process.expect_exact("it is.")
-    process.expect_exact("seed")
+    process.expect_exact("tok/s")
     process.send("/set hide_thinking on\r")
     process.expect_exact("hide_thinking on")
     process.send("Is it so?\r")
