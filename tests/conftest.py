@@ -7,12 +7,12 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.support.cli import forking
-from tests.support.hub.model_stores import Stores
 from tests.support.tiers import (
     ELSEWHERE,
     EXAMPLES,
@@ -26,6 +26,9 @@ from tests.support.tiers import (
     record_night,
     selected,
 )
+
+if TYPE_CHECKING:
+    from tests.support.hub.model_stores import Stores
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".tests-cache"
@@ -170,6 +173,8 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
     """Folders for models of all programs, which take the places of the user's own."""
+    from tests.support.hub.model_stores import Stores  # few files need it
+
     made = Stores(tmp_path)
     made.enter(monkeypatch)
     return made
