@@ -294,7 +294,7 @@ def test_speeds_come_from_real_runs(environment: dict[str, str], tmp_path: Path)
     (before,) = asked(str(path), env=environment)["models"][0]["quantizations"]
     assert before["decode_from"] == before["prefill_from"] == "prediction"
     ran = llmrun(
-        *("generate", "-m", str(path), "--raw", "-n", "60", "--json", "--logit-bias", "2=-100", "Hello"),
+        *("generate", "-m", str(path), "--raw", "-n", "60", "--json", "--temp", "0", "--logit-bias", "2=-100", "Hello"),
         *("--speculate", "off"),  # steps with accepted drafts count once
         env=environment,
     )

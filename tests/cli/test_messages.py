@@ -15,7 +15,6 @@ import pytest
 from llmrun.base import errors
 from llmrun.cli.arguments.usage import NO_COMMAND
 from llmrun.cli.messages import message_for
-from llmrun.cli.registry import _ELSEWHERE
 from tests.support.cli.commands import ROOT, llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 
@@ -138,7 +137,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
     [
         ("generate --seeed 1", "--seeed: no such option", "did you mean --seed?"),
         ("generate --zzz", "--zzz: no such option", "see llmrun generate --help"),
-        ("ps", "no such command 'ps'", _ELSEWHERE["ps"]),
+        ("version", "no such command 'version'", "`llmrun --version`"),
         ("qwen3:4b hello", "no such command 'qwen3:4b'", NO_COMMAND),
         ("-m qwen3:4b hello", "-m: no such option", NO_COMMAND),
         ("--zzz", "--zzz: no such option", "see llmrun --help"),

@@ -7,7 +7,7 @@ Linux, CPU times have a resolution of 10 ms for each processor, so a few tenths 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -64,9 +64,8 @@ def reading(root: Path = Path("/")) -> Load:
     """
     allowed = set(allowed_processors())
     found = Load(len(allowed), time.perf_counter(), None, time.process_time(), 0.0, throttled_seconds(root) or 0.0)
-    try:
-        times = psutil.cpu_times(percpu=True)
-    except (OSError, psutil.Error, NotImplementedError, RuntimeError):
+    times = query_or_none(lambda: psutil.cpu_times(percpu=True))
+    if times is None:
         return found
     mine = [one for number, one in enumerate(times) if number in allowed]
     found.busy = sum(_counted(one) - one.idle - _of(one, "iowait") - _of(one, "steal") for one in mine)
@@ -79,13 +78,18 @@ def stolen_time() -> dict[str, float | None]:
 
     Steal time is the time in which the host ran other virtual machines instead of this one.
     """
-    try:
-        times = psutil.cpu_times()
-    except (OSError, psutil.Error, NotImplementedError, RuntimeError):
-        times = None
+    times = query_or_none(lambda: psutil.cpu_times())
     if times is None or not hasattr(times, "steal"):
         return {"stolen_seconds": None, "processor_seconds": None}
     return {"stolen_seconds": _of(times, "steal"), "processor_seconds": round(_counted(times), 2)}
+
+
+def query_or_none(query: Callable[[], Any]) -> Any:
+    """Return the result of a system query, or None if the system cannot answer it."""
+    try:
+        return query()
+    except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):
+        return None
 
 
 def _counted(times: Any) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import psutil
 from llmrun import __version__
 from llmrun.base.machine.cpu_count import default_threads
 from llmrun.base.machine.gpus import nvidia_cards
-from llmrun.base.machine.load import stolen_time
+from llmrun.base.machine.load import query_or_none, stolen_time
 from llmrun.base.machine.memory import free_memory, memory_facts, processor_quota, whole_memory
 from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
 
@@ -29,12 +28,12 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
     return {
         "cpu": processor_name(root),
         "cpu_architecture": platform.machine(),
-        "cores_physical": _query_or_none(lambda: psutil.cpu_count(logical=False)),
-        "cores_logical": _query_or_none(psutil.cpu_count),
+        "cores_physical": query_or_none(lambda: psutil.cpu_count(logical=False)),
+        "cores_logical": query_or_none(psutil.cpu_count),
         "cpu_quota": processor_quota(root),
         "threads": default_threads(root),
         **frequency_facts(root),
-        "load_average": _query_or_none(lambda: [round(load, 2) for load in psutil.getloadavg()]),
+        "load_average": query_or_none(lambda: [round(load, 2) for load in psutil.getloadavg()]),
         **stolen_time(),
         "memory_bytes": _or_asked(whole_memory(root), "total"),
         "memory_free": _or_asked(free_memory(root=root), "available"),
@@ -57,23 +56,15 @@ def available_memory() -> int | None:
 
 def _or_asked(known: int | None, field: str) -> int | None:
     """Return `known`, or psutil's value if `known` is None, as on systems other than Linux."""
-    return known if known is not None else _query_or_none(lambda: getattr(psutil.virtual_memory(), field))
+    return known if known is not None else query_or_none(lambda: getattr(psutil.virtual_memory(), field))
 
 
 def _power() -> dict[str, Any]:
-    battery = _query_or_none(lambda: psutil.sensors_battery())  # psutil lacks this function on some systems
+    battery = query_or_none(lambda: psutil.sensors_battery())  # psutil lacks this function on some systems
     if battery is None:
         return {"on_battery": None, "battery_percent": None}
     plugged = battery.power_plugged
     return {"on_battery": None if plugged is None else not plugged, "battery_percent": round(battery.percent)}
-
-
-def _query_or_none(query: Callable[[], Any]) -> Any:
-    """Return the result of a system query, or None if the system cannot answer it."""
-    try:
-        return query()
-    except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):
-        return None
 
 
 def _operating_system() -> str:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # Seconds that Python spends per step on the batch, block tables and the engine's bookkeeping. For SmolLM2, 0.45 to
 # 0.5 ms of a token's 5.6 ms are spent outside the team of threads.
 _STEP_PYTHON = 450e-6
-# Seconds per step besides reading the weights, for models of which only the size is known: a model with 28 layers has
-# about 200 ops with a barrier of 5 us each.
+# Seconds per step besides reading the weights, if only the size of a model is known. The second term is an estimate for
+# about 200 ops, each with a barrier.
 _STEP_BESIDES = _STEP_PYTHON + 1e-3
 REQUEST_S = 2e-3  # seconds spent on the template and on tokenization before the first step of a request
 

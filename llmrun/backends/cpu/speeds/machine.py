@@ -283,8 +283,9 @@ _MACHINE_BYTES = 256 << 20
 Speed = TypeVar("Speed", LinearSpeed, RowSpeed, AttentionSpeed)
 
 
-# The measured read speed of weights, as a share of the memory bandwidth: 0.9 on a Zen 4 and 0.7 on a Zen 3.
-_READ_SHARE = 0.75
+# The read speed of Q4_K weights, as a share of the memory bandwidth. Two threads of a Zen 3 reached 0.95 to 0.98. One
+# thread reached 0.68 to 1.35, because other virtual machines shared the bandwidth.
+_READ_SHARE = 0.9
 
 
 @dataclass(slots=True)

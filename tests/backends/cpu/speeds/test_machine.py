@@ -233,7 +233,7 @@ def test_each_speed_has_its_own_age(tmp_path: Path, measured: list[str]) -> None
 def test_the_bandwidth_alone_is_kept(measured: list[str]) -> None:
     for _ in range(2):
         here = Speeds.of_this_machine(3)
-        assert here.weights_read() == 0.75e10
+        assert here.weights_read() == 0.9e10
         here.keep()
     assert measured == ["read"] * 3
     ask()
