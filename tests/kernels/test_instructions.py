@@ -190,6 +190,24 @@ def test_sums_of_a_tile_of_attention_stay_in_registers(level: str, registers: in
 
 
 @pytest.mark.parametrize(
+    ("level", "dot", "tile", "most"), [("avx512vnni", "vpdpbusd", 96, 0), ("avx2", "vpmaddwd", 24, 2)]
+)
+def test_integer_sums_of_attention_stay_in_registers(level: str, dot: str, tile: int, most: int) -> None:
+    """Checks full tiles of 12 queries (AVX-512) and 4 queries (AVX2), with _STEP_QUADS dot products for each sum.
+
+    LLVM once kept the address of each query's weights on the stack and incremented all of them in each step.
+    """
+    name = KernelName.of(
+        "attention.attention", "attention", head_size=48, value_size=48, group=1, keys="q8_0", values="q8_0"
+    )
+    instructions = disassembled(level, object_images([name], PLAIN_TARGETS[level])[name])
+    tiles = [loop for loop in loops(instructions) if sum(one.mnemonic == dot for one in loop) >= tile]
+    assert len(tiles) >= 2  # one for scores and one for weighted sums
+    for loop in tiles:
+        assert sum("rsp" in one.op_str for one in loop) <= most
+
+
+@pytest.mark.parametrize(
     ("level", "dots", "most"), [("avx512vnni", 64, 0), ("avx512vnni", 32, 0), ("avx2", 72, 16), ("avx2", 36, 4)]
 )
 def test_sums_of_few_rows_stay_in_registers(level: str, dots: int, most: int) -> None:

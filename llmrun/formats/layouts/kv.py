@@ -23,6 +23,11 @@ Elements are float16, int8 or 4-bit indices, and float16 elements have no scales
 byte [i, p] holds features 2i (low half) and 2i + 1 (high half) of position p, so that rows of different positions never
 write to the same byte. In values, 8 bytes hold 16 consecutive features: byte j holds features j and j + 8.
 
+Elements of 8 bits are multiplied as integers, four at a time, so the four lie together:
+
+    keys    int8[head size / 4, 32, 4]: 4 features of each position
+    values  for each group of features, int8[8, features of the group, 4]: 4 positions of each feature
+
 A group is 32 consecutive features of one position. If the head size is not a multiple of 32, the last group has 16
 features. A number is its integer, or the table's entry for its index, times the scale of its group.
 plan/stored_kv.py defines how numbers are rounded.
@@ -150,6 +155,7 @@ def n_groups(size: int) -> int:
 
 
 BLOCK: Final = 32  # positions in a block
+QUAD: Final = 4  # int8 elements that an integer dot product adds up
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +190,8 @@ class HeadLayout:
 
     @property
     def row_features(self) -> int:
-        """The number of features in one row of keys, whose elements share the row's bytes."""
-        return 2 if self.keys.bits == 4 else 1
+        """The number of features of each position in one row of keys."""
+        return {16: 1, 8: QUAD, 4: 2}[self.keys.bits]
 
     @property
     def key_row_bytes(self) -> int:
@@ -197,10 +203,12 @@ CHUNK: Final = 128  # positions per softmax step
 SPLIT_ROWS: Final = 32  # steps of at most this many rows are split over chunks
 
 # Queries per tile. With AVX-512, 8 queries of two vectors each take up 16 of the 32 registers. With AVX2, a vector
-# takes up two of the 16 registers, and 6 queries of one vector each take up 12 of them.
+# takes up two of the 16 registers, and 6 queries of one vector each take up 12 of them. Integer products need fewer
+# other registers with AVX-512, and more with AVX2.
 _TILE_QUERIES: Final = {"avx512vnni": 8}
 _NARROW_TILE_QUERIES: Final = 6
-_MOST_QUERIES = max(*_TILE_QUERIES.values(), _NARROW_TILE_QUERIES)
+_INTEGER_TILE_QUERIES: Final = {"avx512vnni": 12, "avx2": 4}
+_MOST_QUERIES: Final = 12
 
 
 class TileShape(NamedTuple):
@@ -214,9 +222,11 @@ class TileShape(NamedTuple):
     tiles: int
 
 
-def tile_shape(level: str, group: int) -> TileShape:
+def tile_shape(level: str, layout: HeadLayout, group: int) -> TileShape:
     """Return the tile shape for `group` query heads that share a KV head."""
     most = _TILE_QUERIES.get(level, _NARROW_TILE_QUERIES)
+    if layout.keys is layout.values is Q8_0:
+        most = _INTEGER_TILE_QUERIES.get(level, most)
     tiles = -(-group // most)
     heads = -(-group // tiles)
     return TileShape(heads, most // heads, tiles)
@@ -233,16 +243,63 @@ def tile_vectors(level: str, queries: int) -> int:
 def state_floats(value_size: int) -> int:
     """Return how many floats are in the state of one query.
 
-    The state consists of the weighted sum of the values and a vector with the maximum score and the sum of the weights.
+    The state consists of the weighted sum of the values and a vector with the maximum score, the sum of the weights,
+    and the unit of integer weights (`step_offset`).
     """
     return value_size + 16
 
 
-def scratch_bytes(head_size: int, value_size: int) -> int:
-    """Return the scratch memory that one thread needs, in bytes.
+def step_offset(value_size: int) -> int:
+    """Return the offset in a state of the float32 that one unit of the integer weights stands for."""
+    return 4 * value_size + 8
 
-    For every query of a tile, the scratch memory holds the weights of a chunk, the same weights times the scales of the
-    values, the state of the chunk, and the state of all chunks before it. While keys are stored, it holds one rotated
-    key instead.
+
+SPAN_QUERIES: Final = 96  # queries that share each read of a chunk in a step of many rows
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """The offsets and sizes in bytes of one thread's scratch memory for attention.
+
+    queries   for each query of a span, its integers (see `query_bytes`)
+    merged    for each query of a span, the state of all chunks so far
+    weights   float32[2, queries of a tile, CHUNK]: the weights of a chunk, and the weights as the products with the
+              values need them
+    later     for each query of a tile, the state of a chunk
+    scales    float32[groups of a value + 2, CHUNK]: the scales of a chunk's values, the largest scale of each position,
+              and NaN for positions with a scale that is not finite, 0 for others; then the sum of these, float32
+
+    While keys are stored, the scratch memory holds one rotated key or value instead.
     """
-    return 4 * max(_MOST_QUERIES * (2 * CHUNK + 2 * state_floats(value_size)), head_size)
+
+    head_size: int
+    value_size: int
+
+    @property
+    def query_bytes(self) -> int:
+        """The size of one query: int8[head size], int32[groups] and float32[groups], rounded up to 64 bytes."""
+        return -(-(self.head_size + 8 * n_groups(self.head_size)) // 64) * 64
+
+    @property
+    def state_bytes(self) -> int:
+        return 4 * state_floats(self.value_size)
+
+    @property
+    def merged(self) -> int:
+        return SPAN_QUERIES * self.query_bytes
+
+    @property
+    def weights(self) -> int:
+        return self.merged + SPAN_QUERIES * self.state_bytes
+
+    @property
+    def later(self) -> int:
+        return self.weights + 2 * 4 * _MOST_QUERIES * CHUNK
+
+    @property
+    def scales(self) -> int:
+        return self.later + _MOST_QUERIES * self.state_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return self.scales + 4 * CHUNK * (n_groups(self.value_size) + 2) + 64

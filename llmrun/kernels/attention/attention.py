@@ -20,8 +20,19 @@ from collections.abc import Callable
 from typing import Any
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.kv import BLOCK, CHUNK, KV_TYPES, HeadLayout, TileShape, state_floats, tile_shape
-from llmrun.kernels.attention.chunk import WORDS, chunk_of_tile
+from llmrun.formats.layouts.kv import (
+    BLOCK,
+    CHUNK,
+    KV_TYPES,
+    Q8_0,
+    SPAN_QUERIES,
+    HeadLayout,
+    Scratch,
+    state_floats,
+    tile_shape,
+)
+from llmrun.kernels.attention import integers
+from llmrun.kernels.attention.chunk import WORDS, chunk_of_tile, prepare_chunk
 from llmrun.kernels.attention.partials import (
     end_chunk,
     end_seen,
@@ -32,7 +43,7 @@ from llmrun.kernels.attention.partials import (
     slots_of_step,
 )
 from llmrun.kernels.attention.states import copy_state, states
-from llmrun.kernels.code.load_store import hidden, load_i32, load_i64
+from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import (
     PRIVATE_INPUT,
     PRIVATE_OUTPUT,
@@ -44,13 +55,14 @@ from llmrun.kernels.code.work import (
     private_row,
     seen_ranges,
 )
-from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.compiler import called_function, inline_function, kernel, kernel_family
 from llmrun.model.plan.ops.attention import MergeWords
 
 _MERGE = records.offsets(MergeWords)
 
 # The most rows that share a chunk. A larger number would leave too few items for many threads.
 _SHARING_ROWS = 8
+_SPANS_PER_THREAD = 8  # spans of rows and tiles of heads
 _MERGED_HEADS = 4  # heads that a thread merges at a time
 
 
@@ -104,12 +116,11 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     """Build an attention kernel.
 
     In a step of few rows, each work item processes one chunk for the rows that share it and a tile of heads. Otherwise,
-    it processes all chunks for a tile of rows and a tile of heads.
+    it processes all chunks for a span of rows and a tile of heads.
     """
-    shape = tile_shape(level, group)
-    _, tile_rows, tiles = shape
-    alone = _rows_of_tile(level, layout, shape._replace(rows=1), group, capped=capped)
-    together = _rows_of_tile(level, layout, shape, group, capped=capped)
+    _, tile_rows, tiles = tile_shape(level, layout, group)
+    one_chunk, all_chunks = _work_items(level, layout, group, capped=capped)
+    most_rows = max(SPAN_QUERIES // tile_shape(level, layout, group).heads // tile_rows, 1) * tile_rows
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -120,104 +131,153 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
         tables = block_tables(step, load_i64(op + WORDS.tables))
         ranges = seen_ranges(step, load_i64(op + WORDS.reach))
         slots = slots_of_step(ranges, rows, load_i64(op + WORDS.slots))
-        row_tiles = (rows + tile_rows - 1) // tile_rows
-        units = slots if slots > 0 else row_tiles
         item = claim(op)
-        while item < head_tiles * units:
-            if slots > 0:
+        if slots > 0:
+            while item < head_tiles * slots:
                 tile, slot = item % head_tiles, item // head_tiles
                 row = row_of_slot(ranges, slot)
                 chunk = first_chunk(ranges, row) + slot - slots_before(ranges, row)
-                count = 1
-                if row % _SHARING_ROWS != 0 and _share(tables, ranges, row - 1, chunk):
-                    count = 0
-                else:
+                if row % _SHARING_ROWS == 0 or not _share(tables, ranges, row - 1, chunk):
+                    count = 1
                     while (
                         row + count < rows
                         and (row + count) % _SHARING_ROWS != 0
                         and _share(tables, ranges, row + count - 1, chunk)
                     ):
                         count += 1
-                fits = count >= tile_rows
-            else:
-                # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The
-                # last rows of a head are processed first, because they take the longest in a long prompt.
-                tile, row = item // row_tiles, (row_tiles - 1 - item % row_tiles) * tile_rows
-                chunk = -1
-                count = min(tile_rows, rows - row)
-                fits = _rows_of_table(tables, row, count) == tile_rows
-            done = 0
-            while done < count:
-                if tile_rows > 1 and fits:
-                    # The last tile begins early enough to be full. It computes some rows again.
-                    first = row + min(done, count - tile_rows)
-                    together(op, query0, load_i64(tables + 8 * first), ranges, first, tile, chunk, scratch)
-                    done += tile_rows
-                else:
-                    first = row + done
-                    alone(op, query0, load_i64(tables + 8 * first), ranges, first, tile, chunk, scratch)
-                    done += 1
-            item = claim(op)
+                    one_chunk(op, query0, load_i64(tables + 8 * row), ranges, row, count, tile, chunk, scratch)
+                item = claim(op)
+        else:
+            # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The last
+            # rows of a head are processed first, because they take the longest in a long prompt. Spans are shorter if
+            # there would be too few of them for the threads.
+            spans = _SPANS_PER_THREAD * n_threads // head_tiles + 1
+            span_rows = min(-(-rows // spans // tile_rows) * tile_rows, most_rows)
+            n_spans = (rows + span_rows - 1) // span_rows
+            while item < head_tiles * n_spans:
+                tile, row = item // n_spans, (n_spans - 1 - item % n_spans) * span_rows
+                end = min(row + span_rows, rows)
+                while row < end:
+                    count = _rows_of_table(tables, row, end - row)
+                    all_chunks(op, query0, load_i64(tables + 8 * row), ranges, row, count, tile, scratch)
+                    row += count
+                item = claim(op)
 
     return run
 
 
-def _rows_of_tile(level: str, layout: HeadLayout, shape: TileShape, group: int, *, capped: bool) -> Any:
-    """Return a function that computes the attention of a tile.
+def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> tuple[Any, Any]:
+    """Return (one chunk, all chunks), functions that compute the attention of `count` rows and a tile of heads.
 
-    If `chunk` is negative, the function processes all chunks and writes the results. Otherwise, it processes one chunk
-    and stores the states in the slots of its rows. `tile` counts the tiles of all heads.
+    The first stores the states of one chunk in the slots of its rows, and the second writes the results. `tile` counts
+    the tiles of all heads. The rows share the block table.
     """
-    heads, rows, tiles = shape
-    head_size, value_size = layout.head_size, layout.value_size
-    one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)
+    heads, tile_rows, tiles = tile_shape(level, layout, group)
+    at, head_size, value_size = Scratch(layout.head_size, layout.value_size), layout.head_size, layout.value_size
+    merged_at, later_at, state_bytes, query_bytes = at.merged, at.later, at.state_bytes, at.query_bytes
+    together = chunk_of_tile(level, layout, heads, tile_rows, capped=capped)
+    alone = together if tile_rows == 1 else chunk_of_tile(level, layout, heads, 1, capped=capped)
+    prepare = prepare_chunk(level, layout)
+    prepare_query = integers.prepare_query(level, head_size)
+    has_integers = layout.keys is Q8_0
     begin, add, finish = states(level, layout.values, value_size)
     copy = copy_state(value_size)
-    queries = heads * rows
-    state_bytes = 4 * state_floats(value_size)
 
     @inline_function
-    def run(op: Any, query0: Any, table: Any, ranges: Any, row: Any, tile: Any, chunk: Any, scratch: Any) -> Any:
-        kv_head = tile // tiles
-        head = kv_head * group + min(tile % tiles * heads, group - heads)
-        # Heads before this one belong to the tile before this one, too.
-        first_own = kv_head * group + tile % tiles * heads
-        query = query0 + row * load_i64(op + WORDS.q_stride) + 4 * head_size * head
-        out = load_i64(op + WORDS.out) + row * load_i64(op + WORDS.out_stride) + 4 * value_size * head
-        of_tile = ranges + 8 * row
-        later = scratch + 2 * 4 * queries * CHUNK
-        merged = later + queries * state_bytes
-        start, end = chunk, chunk + 1
-        if chunk < 0:
-            start, end = first_chunk(of_tile, 0), end_chunk(of_tile, rows - 1)
-            for index in range(hidden(queries)):
-                begin(merged + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
-        for number in range(start, end):
-            one_chunk(op, query, table, of_tile, number, kv_head, scratch, later)
-            slot = slots_before(ranges, row)
-            for index in range(hidden(queries)):
-                of_row, of_head = index // heads, index % heads
-                first, after = first_chunk(of_tile, of_row), end_chunk(of_tile, of_row)
-                state = later + index * state_bytes
-                # This means `chunk < 0`, but if LLVM knew that, it would duplicate the loop around it.
-                if hidden(chunk + number) < number:
-                    if first <= number < after:
-                        add(merged + index * state_bytes, state)
-                elif head + of_head >= first_own:
-                    place = load_i64(op + WORDS.partials) + (slot + number - first) * load_i64(
-                        op + WORDS.partial_stride
-                    )
-                    copy(state, place + (head + of_head) * state_bytes)
-                if of_head == heads - 1:
-                    slot += after - first
-        if chunk < 0:
-            for index in range(hidden(queries)):
-                of_row, of_head = index // heads, index % heads
-                if head + of_head >= first_own:
-                    to = out + of_row * load_i64(op + WORDS.out_stride) + of_head * 4 * value_size
-                    finish(merged + index * state_bytes, to)
+    def place_of(tile: Any) -> Any:
+        """Return (KV head, first head of the tile, first head that no tile before this one has)."""
+        kv_head, of_group = tile // tiles, tile % tiles * heads
+        return kv_head, kv_head * group + min(of_group, group - heads), kv_head * group + of_group
 
-    return run
+    @called_function
+    def queries_of_rows(op: Any, query0: Any, row: Any, count: Any, head: Any, scratch: Any) -> Any:
+        """Prepare the queries of some rows, if keys need it. Return (address, distance of rows)."""
+        stride = load_i64(op + WORDS.q_stride)
+        query = query0 + row * stride + 4 * head_size * head
+        if has_integers:
+            for index in range(hidden(count * heads)):
+                of_query = query + index // heads * stride + index % heads * 4 * head_size
+                prepare_query(of_query, scratch + index * query_bytes, load_f32(op + WORDS.scale))
+            return scratch, heads * query_bytes
+        return query, stride
+
+    @called_function
+    def compute(
+        op: Any,
+        queries: Any,
+        stride: Any,
+        table: Any,
+        ranges: Any,
+        count: Any,
+        done: Any,
+        chunk: Any,
+        kv_head: Any,
+        scratch: Any,
+    ) -> Any:
+        """Compute the states of the next tile of rows after `done` rows. Return its first row.
+
+        The last tile begins early enough to be full. It computes some rows again.
+        """
+        first, fetches = done, 1 if done == 0 else 0
+        if tile_rows > 1 and count >= tile_rows:
+            first = min(done, count - tile_rows)
+            together(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetches)
+        else:
+            alone(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetches)
+        return first
+
+    @called_function
+    def one_chunk(
+        op: Any, query0: Any, table: Any, ranges: Any, row: Any, count: Any, tile: Any, chunk: Any, scratch: Any
+    ) -> Any:
+        kv_head, head, first_own = place_of(tile)
+        queries, stride = queries_of_rows(op, query0, row, count, head, scratch)
+        of_rows = ranges + 8 * row
+        prepare(op, table, of_rows, count, chunk, kv_head, scratch)
+        partials, partial_stride = load_i64(op + WORDS.partials), load_i64(op + WORDS.partial_stride)
+        slot = slots_before(ranges, row)
+        done = 0
+        while done < count:
+            first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch)
+            end = first + tile_rows if count >= tile_rows else first + 1
+            for of_row in range(done, end):
+                place = partials + (slot + chunk - first_chunk(of_rows, of_row)) * partial_stride
+                slot += end_chunk(of_rows, of_row) - first_chunk(of_rows, of_row)
+                state = scratch + later_at + (of_row - first) * heads * state_bytes
+                for own in range(max(first_own - head, 0), hidden(heads)):
+                    copy(state + own * state_bytes, place + (head + own) * state_bytes)
+            done = end
+
+    @called_function
+    def all_chunks(op: Any, query0: Any, table: Any, ranges: Any, row: Any, count: Any, tile: Any, scratch: Any) -> Any:
+        kv_head, head, first_own = place_of(tile)
+        queries, stride = queries_of_rows(op, query0, row, count, head, scratch)
+        of_rows, merged = ranges + 8 * row, scratch + merged_at
+        first_of_all, end_of_all = first_chunk(of_rows, 0), end_chunk(of_rows, 0)
+        for of_row in range(count):
+            first_of_all = min(first_of_all, first_chunk(of_rows, of_row))
+            end_of_all = max(end_of_all, end_chunk(of_rows, of_row))
+            for index in range(of_row * heads, hidden((of_row + 1) * heads)):
+                begin(merged + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
+        for chunk in range(first_of_all, end_of_all):
+            prepare(op, table, of_rows, count, chunk, kv_head, scratch)
+            done = 0
+            while done < count:
+                first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch)
+                end = first + tile_rows if count >= tile_rows else first + 1
+                for of_row in range(done, end):
+                    if first_chunk(of_rows, of_row) <= chunk < end_chunk(of_rows, of_row):
+                        for index in range(hidden(heads)):
+                            state = scratch + later_at + ((of_row - first) * heads + index) * state_bytes
+                            add(merged + (of_row * heads + index) * state_bytes, state)
+                done = end
+        out0, out_stride = load_i64(op + WORDS.out), load_i64(op + WORDS.out_stride)
+        for of_row in range(count):
+            out = out0 + (row + of_row) * out_stride + 4 * value_size * head
+            for own in range(max(first_own - head, 0), hidden(heads)):
+                finish(merged + (of_row * heads + own) * state_bytes, out + 4 * value_size * own)
+
+    return one_chunk, all_chunks
 
 
 @kernel_family

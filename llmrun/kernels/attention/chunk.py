@@ -1,9 +1,8 @@
 """Attention of a tile of queries to a chunk of 128 positions: scores, weights, and the weighted sum of the values.
 
-A row attends to a range of positions, which usually ends with its own. Most positions of a chunk are visible to all
-rows of a tile. The few positions that are visible only to some rows are added row by row. Positions that are not
-visible to a row are skipped instead of multiplied by 0, because 0 times NaN is NaN. Blocks that are not visible to any
-row of the tile are never read, and neither are their entries in the block table.
+A row attends to a range of positions, which usually ends with its own. Blocks that are not visible to any row of the
+tile are never read, and neither are their entries in the block table. integers.py and floats.py have the two products,
+which depend on the type of the cache. Keys and values may have different types.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
+from numba.extending import intrinsic
 
 from llmrun.formats.layouts import records
-from llmrun.formats.layouts.kv import BLOCK, CHUNK, GROUP, HeadLayout, state_floats, tile_vectors
-from llmrun.kernels.attention.partials import end_seen, first_seen
-from llmrun.kernels.attention.tiles import load_elements, load_half, scores, weighted_values
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, Q8_0, HeadLayout, Scratch
+from llmrun.kernels.attention import floats, integers
+from llmrun.kernels.attention.partials import seen_by_any, seen_of_chunk
+from llmrun.kernels.attention.states import LOWEST
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.compiler import called_function, inline_function
@@ -23,221 +24,143 @@ from llmrun.model.plan.ops.attention import AttentionWords
 
 WORDS = records.offsets(AttentionWords)
 
-LOWEST = -3.0e38
-
 # Loops over queries and features have a `hidden` bound to keep LLVM from unrolling them. With unrolled loops, the
 # kernel was 88 KB and took 4.6 s to compile. Now it is 30 KB and takes 2.8 s. Both run at about the same speed: 256
 # rows at position 1,024 of a 1.24B model take 124 to 150 ms now, compared with 132 to 143 ms with unrolled loops.
+
+
+def prepare_chunk(level: str, layout: HeadLayout) -> Any:
+    """Return a function that prepares a chunk for all tiles of `rows` rows that have the same block table."""
+    values_at, head_bytes = layout.values_at, layout.n_bytes
+    scales_at = Scratch(layout.head_size, layout.value_size).scales
+    prepare_values = integers.prepare_values(level, layout)
+
+    @called_function
+    def prepare(op: Any, table: Any, ranges: Any, rows: Any, chunk: Any, kv_head: Any, scratch: Any) -> Any:
+        first, end = seen_by_any(ranges, rows, chunk)
+        values = load_i64(op + WORDS.cache) + kv_head * head_bytes + values_at
+        block_bytes = load_i64(op + WORDS.block_bytes)
+        of_chunk = table + 4 * chunk * (CHUNK // BLOCK)
+        first_block, end_block = first // BLOCK, (end + BLOCK - 1) // BLOCK
+        prepare_values(values, of_chunk, block_bytes, first_block, end_block, scratch + scales_at)
+
+    @inline_function
+    def prepare_nothing(op: Any, table: Any, ranges: Any, rows: Any, chunk: Any, kv_head: Any, scratch: Any) -> Any:
+        pass
+
+    return prepare if layout.values is Q8_0 else prepare_nothing
 
 
 def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
     """Return a function that computes the states of `heads` x `rows` queries for one chunk.
 
     The function's `ranges` is the address of the positions that the tile's rows attend to (partials.py). `table` is a
-    block table that is right for all of these rows. `weights`, a float32[2, queries, CHUNK], is scratch memory for the
-    weights and for the weights times the scales of the values.
+    block table that is right for all of these rows. `query` is the address of the first query. If `fetches` is 1, the
+    blocks are prefetched, and if it is 0, they are in the CPU's cache already.
     """
     queries = heads * rows
-    vectors = tile_vectors(level, queries)
-    head_size, value_size = layout.head_size, layout.value_size
-    state_bytes = 4 * state_floats(value_size)
-    head_bytes, values_at, scales_at = layout.n_bytes, layout.values_at, layout.key_scales
-    parts = BLOCK // (simd.LANES * vectors)
-    row_features, row_bytes = layout.row_features, layout.key_row_bytes
-    rows_of_keys, part_bytes = head_size // row_features, row_bytes // parts
-    group_rows = GROUP // row_features if layout.keys.has_scales else rows_of_keys
-    groups = -(-rows_of_keys // group_rows)
-    # While a row of keys is multiplied, as many bytes of values and of the next keys are prefetched.
-    value_row_bytes = -(-layout.values.n_bytes(value_size * BLOCK) // rows_of_keys)
-    scores_zero, scores_step, scores_store = scores(level, layout, heads, rows, vectors)
-    sum_of_values = _sum_of_values(level, layout, queries, vectors)
-    add_values = _add_values(level, layout)
-    soften = _soften(level, capped=capped)
+    at = Scratch(layout.head_size, layout.value_size)
+    weights_at, states_at, state_bytes, scales_at = at.weights, at.later, at.state_bytes, at.scales
+    value_size, head_bytes, values_at = layout.value_size, layout.n_bytes, layout.values_at
+    if layout.keys is Q8_0:
+        block_scores = integers.block_scores(level, layout, queries)
+    else:
+        block_scores = floats.block_scores(level, layout, heads, rows)
+    if layout.values is Q8_0:
+        weighted_sums = integers.weighted_sums(level, layout, queries)
+    else:
+        weighted_sums = floats.weighted_sums(level, layout, heads, rows)
+    soften = _soften(level, capped=capped, fills=layout.values is Q8_0)
 
-    @inline_function
-    def seen(ranges: Any, row: Any, start: Any) -> Any:
-        """Return the range of a chunk's positions that a row attends to, which may be empty."""
-        return max(first_seen(ranges, row) - start, 0), min(end_seen(ranges, row) - start, CHUNK)
-
-    @inline_function
-    def run(op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, weights: Any, states: Any) -> Any:
-        start = chunk * CHUNK
+    @called_function
+    def run(op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, scratch: Any, fetches: Any) -> Any:
         cache = load_i64(op + WORDS.cache) + kv_head * head_bytes
         block_bytes = load_i64(op + WORDS.block_bytes)
-        query_stride = load_i64(op + WORDS.q_stride)
-        scale = load_f32(op + WORDS.scale)
-        table += 4 * (start // BLOCK)
-        # The chunk's positions that any row of the tile attends to, and those that all of them attend to.
-        first_of_any, end_of_any = seen(ranges, 0, start)
-        first_of_all, end_of_all = first_of_any, end_of_any
-        for row in range(1, rows):
-            row_first, row_end = seen(ranges, row, start)
-            first_of_any, end_of_any = min(first_of_any, row_first), max(end_of_any, row_end)
-            first_of_all, end_of_all = max(first_of_all, row_first), min(end_of_all, row_end)
+        weights, states = scratch + weights_at, scratch + states_at
+        table += 4 * chunk * (CHUNK // BLOCK)
+        first_of_any, end_of_any = seen_by_any(ranges, rows, chunk)
+        first_block, end_block = first_of_any // BLOCK, (end_of_any + BLOCK - 1) // BLOCK
         # Blocks lie anywhere in memory, so the processor cannot prefetch across them. With 16 sequences at depth 1,024,
         # these prefetches took the attention of SmolLM2 from 32 to 24 ms, and that of a 1.24B model from 53 to 41 ms.
-        first_block, end_block = first_of_any // BLOCK, (end_of_any + BLOCK - 1) // BLOCK
-        first_keys = cache + load_i32(table + 4 * first_block) * block_bytes
-        for row in range(rows_of_keys):
-            simd.prefetch_line(first_keys + row_bytes * row)
         for block in range(first_block, end_block):
-            keys = cache + load_i32(table + 4 * block) * block_bytes
-            next_keys = cache + load_i32(table + 4 * min(block + 1, end_block - 1)) * block_bytes
-            for group in range(groups):
-                for part in range(hidden(parts)):
-                    of_part = keys + part_bytes * part
-                    fetched, fetched_bytes = keys + values_at, value_row_bytes
-                    if part == 0:
-                        fetched, fetched_bytes = next_keys, row_bytes
-                    tile = scores_zero()
-                    for row in range(group * group_rows, hidden(min((group + 1) * group_rows, rows_of_keys))):
-                        for line in range(0, max(row_bytes, value_row_bytes), records.CACHE_LINE):
-                            simd.prefetch_line(fetched + fetched_bytes * row + line)
-                            if parts == 1:
-                                simd.prefetch_line(keys + values_at + value_row_bytes * row + line)
-                        of_row = query + 4 * row_features * row
-                        tile = scores_step(tile, of_part + row_bytes * row, of_row, query_stride)
-                    at = BLOCK * block + simd.LANES * vectors * part
-                    key_scales = keys + scales_at + 2 * BLOCK * group + 2 * simd.LANES * vectors * part
-                    scores_store(tile, weights + 4 * at, scale, key_scales, group)
+            following = cache + load_i32(table + 4 * min(block + 1, end_block - 1)) * block_bytes
+            of_block = cache + load_i32(table + 4 * block) * block_bytes
+            block_scores(op, of_block, following * fetches, query, weights + 4 * BLOCK * block)
         for index in range(hidden(queries)):
-            state = states + index * state_bytes
-            row_first, row_end = seen(ranges, index // heads, start)
+            first, end = seen_of_chunk(ranges, index // heads, chunk)
             cap = load_f32(op + WORDS.soft_cap)
-            soften(weights + 4 * CHUNK * index, row_first, row_end, cap, state + 4 * value_size)
-            for at in range(0, 4 * value_size, 64):
-                simd.store_f32x16(state + at, simd.splat(types.float32(0)))
-            if rows > 1:
-                end = min(row_end, first_of_all)
-                add_values(cache + values_at, table, block_bytes, row_first, end, weights + 4 * CHUNK * index, state)
-        sum_of_values(cache + values_at, table, block_bytes, first_of_all, end_of_all, weights, states)
-        if rows > 1:
-            for index in range(hidden(queries)):
-                _, row_end = seen(ranges, index // heads, start)
-                first, state = max(end_of_all, first_of_all), states + index * state_bytes
-                add_values(cache + values_at, table, block_bytes, first, row_end, weights + 4 * CHUNK * index, state)
+            soften(weights + 4 * CHUNK * index, first, end, cap, states + index * state_bytes + 4 * value_size)
+        of_values, scales = cache + values_at, scratch + scales_at
+        weighted_sums(of_values, table, block_bytes, ranges, chunk, first_block, end_block, scales, weights, states)
 
     return run
 
 
-def _soften(level: str, *, capped: bool) -> Any:
-    """Return a function that converts scores to weights, which are exponentials relative to the maximum score."""
+def _soften(level: str, *, capped: bool, fills: bool) -> Any:
+    """Return a function that converts scores to weights, which are exponentials relative to the maximum score.
+
+    If `fills` is true, the weights of all other positions of the chunk become 0.
+    """
     exp = simd.Operations(level).exp
     tanh = curves.tanh(level)
+    soften_all = _soften_all(level)
 
     @inline_function
     def soften(scores: Any, first: Any, end: Any, cap: Any, largest_and_sum: Any) -> Any:
         """Convert the scores of positions `first` to `end` of a chunk, in place."""
+        if not capped and first <= 0 and end >= CHUNK:
+            soften_all(scores, largest_and_sum)
+            return
         lowest = types.float32(LOWEST)
         best = simd.splat(lowest)
-        begin = first // simd.LANES * simd.LANES
+        begin = min(first // simd.LANES * simd.LANES, CHUNK)
         for at in range(begin, end, simd.LANES):
             score = simd.load_f32x16(scores + 4 * at)
             if capped:
                 score = simd.multiply(tanh(simd.divide(score, simd.splat(cap))), simd.splat(cap))
-            if at < first or end < at + simd.LANES:
-                score = simd.keep_between(score, first - at, end - at, lowest)
+            score = simd.keep_between(score, first - at, end - at, lowest)
             simd.store_f32x16(scores + 4 * at, score)
             best = simd.maximum(score, best)
         largest = simd.max_lanes(best)
         total = simd.splat(types.float32(0))
         for at in range(begin, end, simd.LANES):
             weight = exp(simd.subtract(simd.load_f32x16(scores + 4 * at), simd.splat(largest)))
-            if at < first or end < at + simd.LANES:
-                weight = simd.keep_between(weight, first - at, end - at, types.float32(0))
+            weight = simd.keep_between(weight, first - at, end - at, types.float32(0))
             simd.store_f32x16(scores + 4 * at, weight)
             total = simd.add(total, weight)
+        if fills:
+            for at in range(0, begin, simd.LANES):
+                simd.store_f32x16(scores + 4 * at, simd.splat(types.float32(0)))
+            for at in range(max(end + simd.LANES - 1, 0) // simd.LANES * simd.LANES, CHUNK, simd.LANES):
+                simd.store_f32x16(scores + 4 * at, simd.splat(types.float32(0)))
         store_f32(largest_and_sum, largest)
         store_f32(largest_and_sum + 4, simd.sum_lanes(total))
 
     return soften
 
 
-def _sum_of_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> Any:
-    """Return a function that adds the weighted values of positions `first` to `end` to the state of each query.
+def _soften_all(level: str) -> Any:
+    """Return a function that converts the scores of all positions of a chunk, with the same results, but faster."""
 
-    It processes one or two vectors of features at a time. Two vectors are a group.
-    """
-    load, step, store = weighted_values(level, layout, queries, vectors)
-    last_load, last_step, last_store = weighted_values(level, layout, queries, 1)
-    times_scales = _times_scales(level, queries)
-    scales_at = layout.value_scales - layout.values_at
-    value_size, has_scales = layout.value_size, layout.values.has_scales
-    features = simd.LANES * vectors
-    row_bytes, part_bytes = layout.values.n_bytes(value_size), layout.values.n_bytes(features)
-    parts = value_size // features
-    has_last = value_size % features != 0
+    @intrinsic
+    def soften(typingctx: Any, scores: Any, largest_and_sum: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            places = [simd.emit_offset(builder, args[0], at) for at in range(0, 4 * CHUNK, 4 * simd.LANES)]
+            scores = [simd.emit_load(builder, place, simd.F32X16, 4) for place in places]
+            best = simd.constant(simd.F32X16, LOWEST)
+            for score in scores:
+                best = simd.emit_larger(builder, score, best)
+            largest = simd.emit_fold(builder, best, lambda low, high: simd.emit_larger(builder, low, high))
+            repeated, total = simd.emit_splat(builder, largest), simd.constant(simd.F32X16, 0.0)
+            for place, score in zip(places, scores, strict=True):
+                weight = simd.emit_exp(builder, level, builder.fsub(score, repeated))
+                simd.emit_store(builder, place, weight, 4)
+                total = builder.fadd(total, weight)
+            simd.emit_store(builder, args[1], largest, 4)
+            of_all = simd.emit_fold(builder, total, builder.fadd)
+            simd.emit_store(builder, simd.emit_offset(builder, args[1], 4), of_all, 4)
+            return context.get_dummy_value()
 
-    @inline_function
-    def sum_of_values(
-        values: Any, table: Any, block_bytes: Any, first: Any, end: Any, weights: Any, states: Any
-    ) -> Any:
-        factors = weights
-        for part in range(parts):
-            if has_scales and features * part % GROUP == 0:
-                scales = values + scales_at + 2 * BLOCK * (features * part // GROUP)
-                factors = times_scales(weights, scales, table, block_bytes, first, end)
-            tile = load(states + 4 * features * part)
-            for block in range(first // BLOCK, (end + BLOCK - 1) // BLOCK):
-                start = BLOCK * block
-                of_block = values + load_i32(table + 4 * block) * block_bytes + part_bytes * part
-                for slot in range(max(first - start, 0), hidden(min(end - start, BLOCK))):
-                    tile = step(tile, of_block + row_bytes * slot, factors + 4 * (start + slot))
-            store(tile, states + 4 * features * part)
-        if has_last:
-            if has_scales:
-                scales = values + scales_at + 2 * BLOCK * (features * parts // GROUP)
-                factors = times_scales(weights, scales, table, block_bytes, first, end)
-            last = last_load(states + 4 * features * parts)
-            for block in range(first // BLOCK, (end + BLOCK - 1) // BLOCK):
-                start = BLOCK * block
-                of_block = values + load_i32(table + 4 * block) * block_bytes + part_bytes * parts
-                for slot in range(max(first - start, 0), hidden(min(end - start, BLOCK))):
-                    last = last_step(last, of_block + row_bytes * slot, factors + 4 * (start + slot))
-            last_store(last, states + 4 * features * parts)
+        return types.void(types.int64, types.int64), codegen
 
-    return sum_of_values
-
-
-def _times_scales(level: str, queries: int) -> Any:
-    load_f16x16 = simd.Operations(level).load_f16x16
-
-    @inline_function
-    def times_scales(weights: Any, scales: Any, table: Any, block_bytes: Any, first: Any, end: Any) -> Any:
-        """Multiply weights of positions `first` to `end` by the scales of a group. Return the products' address."""
-        products = weights + 4 * queries * CHUNK
-        for at in range(first // simd.LANES * simd.LANES, end, simd.LANES):
-            block = load_i32(table + 4 * (at // BLOCK)) * block_bytes
-            scale = load_f16x16(scales + block + 2 * (at % BLOCK))
-            for index in range(0, 4 * queries * CHUNK, 4 * CHUNK):
-                weight = simd.load_f32x16(weights + index + 4 * at)
-                simd.store_f32x16(products + index + 4 * at, simd.multiply(weight, scale))
-        return products
-
-    return times_scales
-
-
-def _add_values(level: str, layout: HeadLayout) -> Any:
-    """Return a function that adds the weighted values of positions `first` to `end` to the state of a single query.
-
-    It performs the same operations as `sum_of_values`, one position at a time.
-    """
-    fma = simd.Operations(level).fma
-    load_value, load_scale = load_elements(level, layout.values), load_half(level)
-    scales_at = layout.value_scales - layout.values_at
-    value_size, has_scales = layout.value_size, layout.values.has_scales
-    row_bytes, vector_bytes = layout.values.n_bytes(value_size), layout.values.n_bytes(simd.LANES)
-
-    @called_function
-    def add_values(values: Any, table: Any, block_bytes: Any, first: Any, end: Any, weights: Any, state: Any) -> Any:
-        for position in range(first, end):
-            of_block, slot = values + load_i32(table + 4 * (position // BLOCK)) * block_bytes, position % BLOCK
-            for feature in range(0, value_size, simd.LANES):
-                factor = load_f32(weights + 4 * position)
-                if has_scales:
-                    factor *= load_scale(of_block + scales_at + 2 * (BLOCK * (feature // GROUP) + slot))
-                value = load_value(of_block + row_bytes * slot + vector_bytes * (feature // simd.LANES))
-                at = state + 4 * feature
-                simd.store_f32x16(at, fma(simd.splat(factor), value, simd.load_f32x16(at)))
-
-    return add_values
+    return soften

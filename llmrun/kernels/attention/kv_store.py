@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.formats.layouts.kv import BLOCK, GROUP, HeadLayout, KVType, n_groups
+from llmrun.formats.layouts.kv import BLOCK, GROUP, QUAD, HeadLayout, KVType, n_groups
 from llmrun.formats.quants.table_quants import IQ4_VALUES as TABLE
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import hidden
@@ -27,44 +27,66 @@ def storing(level: str, layout: HeadLayout) -> tuple[Any, Any]:
     Both functions take the address of the float32 vector, which is already rotated, the address of the head's part of a
     block, and the slot in that block.
     """
-    write_key = _storing(level, layout.keys, layout.head_size, BLOCK)
-    write_value = _storing(level, layout.values, layout.value_size, 1)
-    slot_bytes, key_scales = layout.key_row_bytes // BLOCK, layout.key_scales
-    value_bytes, values_at, value_scales = (
-        layout.values.n_bytes(layout.value_size),
-        layout.values_at,
-        layout.value_scales,
-    )
+    write_key = _storing(level, layout.keys, layout.head_size, layout.key_row_bytes // BLOCK, BLOCK)
+    value_bytes = layout.values.n_bytes(layout.value_size)
+    if layout.values.bits == 8:
+        write_value = _storing_quads(level, layout.value_size)
+    else:
+        write_value = _storing(level, layout.values, layout.value_size, value_bytes, 1)
+    key_scales, values_at, value_scales = layout.key_scales, layout.values_at, layout.value_scales
 
     @inline_function
     def store_key(key: Any, block: Any, slot: Any) -> Any:
-        write_key(key, block + slot_bytes * slot, block + key_scales + 2 * slot)
+        write_key(key, block, slot, block + key_scales + 2 * slot)
 
     @inline_function
     def store_value(value: Any, block: Any, slot: Any) -> Any:
-        write_value(value, block + values_at + value_bytes * slot, block + value_scales + 2 * slot)
+        write_value(value, block + values_at, slot, block + value_scales + 2 * slot)
 
     return store_key, store_value
 
 
-def _storing(level: str, kind: KVType, size: int, spacing: int) -> Any:
+def _storing(level: str, kind: KVType, size: int, slot_bytes: int, spacing: int) -> Any:
     """Return a function that stores `size` features whose elements are `spacing` elements apart.
 
-    It takes the addresses of the features, of their first element, and of the scale of the first group.
+    It takes the addresses of the features, of the first element of slot 0, the slot, and the address of the scale of
+    the first group. Elements of neighbouring slots are `slot_bytes` apart.
     """
     begin = {16: _begin_plain, 8: _begin_bytes, 4: _begin_nibbles}[kind.bits](level)
-    write = {16: _write_halves, 8: _write_bytes, 4: _write_nibbles}[kind.bits](level, spacing)
+    write = {16: _write_halves, 8: _write_quads, 4: _write_nibbles}[kind.bits](level, spacing)
     groups, feature_bits = n_groups(size), kind.bits * spacing
 
     @inline_function
-    def store(x: Any, elements: Any, scales: Any) -> Any:
+    def store(x: Any, elements: Any, slot: Any, scales: Any) -> Any:
         for group in range(groups):
             first = GROUP * group
             n_vectors = min(GROUP, size - first) // simd.LANES
             factor = begin(x + 4 * first, n_vectors, scales + 2 * BLOCK * group)
             for feature in range(first, first + simd.LANES * n_vectors, simd.LANES):
                 scaled = simd.multiply(simd.load_f32x16(x + 4 * feature), simd.splat(factor))
-                write(elements + feature_bits * feature // 8, scaled)
+                write(elements + slot_bytes * slot + feature_bits * feature // 8, scaled)
+
+    return store
+
+
+def _storing_quads(level: str, size: int) -> Any:
+    """Return a function that stores `size` features as int8, with 4 slots of each feature next to each other.
+
+    It takes the same arguments as the function that `_storing` returns.
+    """
+    begin, write = _begin_bytes(level), write_bytes(QUAD)
+    groups = n_groups(size)
+
+    @inline_function
+    def store(x: Any, elements: Any, slot: Any, scales: Any) -> Any:
+        for group in range(groups):
+            first = GROUP * group
+            features = min(GROUP, size - first)
+            factor = begin(x + 4 * first, features // simd.LANES, scales + 2 * BLOCK * group)
+            of_slot = elements + BLOCK * first + slot // QUAD * (QUAD * features) + slot % QUAD
+            for feature in range(0, features, simd.LANES):
+                scaled = simd.multiply(simd.load_f32x16(x + 4 * (first + feature)), simd.splat(factor))
+                write(of_slot + QUAD * feature, scaled)
 
     return store
 
@@ -89,7 +111,7 @@ def _begin_bytes(level: str) -> Any:
         largest = simd.splat(types.float32(0))
         for vector in range(n_vectors):
             largest = simd.maximum(simd.absolute(simd.load_f32x16(x + 64 * vector)), largest)
-        scale = simd.max_lanes(largest) / types.float32(127) + _nan_unless_finite(x, n_vectors)
+        scale = simd.max_lanes(largest) / types.float32(127) + nan_unless_finite(x, n_vectors)
         scale = store_half(address, scale)
         return types.float32(1) / scale if scale > types.float32(0) else types.float32(0)
 
@@ -127,14 +149,14 @@ def _begin_nibbles(level: str) -> Any:
             gain = dot * scale
             if gain > best_gain:
                 best_factor, best_scale, best_gain = factor, scale, gain
-        store_half(address, best_scale + _nan_unless_finite(x, n_vectors))
+        store_half(address, best_scale + nan_unless_finite(x, n_vectors))
         return best_factor
 
     return begin
 
 
 @inline_function
-def _nan_unless_finite(x: Any, n_vectors: Any) -> Any:
+def nan_unless_finite(x: Any, n_vectors: Any) -> Any:
     """Return 0 for a group of finite numbers, and NaN otherwise."""
     nothing = simd.splat(types.float32(0))
     for vector in range(n_vectors):
@@ -178,27 +200,44 @@ def _write_halves(level: str, stride: int) -> Any:
     return write_halves
 
 
-def _write_bytes(level: str, stride: int) -> Any:
+def write_bytes(spacing: int) -> Any:
+    """Return a function that writes 16 floats as int8, `spacing` bytes apart.
+
+    The floats are rounded to nearest even and clamped to -127..127. NaN becomes 0.
+    """
+
     @intrinsic
-    def write_bytes(typingctx: Any, address: Any, vector: Any) -> Any:
-        """Write 16 floats as int8, `stride` bytes apart.
-
-        The floats are rounded to nearest even and clamped to -127..127. NaN becomes 0.
-        """
-
+    def write(typingctx: Any, address: Any, vector: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            address, vector = args
-            # Values beyond 127 occur with subnormal scales, because rounding to float16 may reduce a scale by a third.
-            for comparison, bound in ((">", -127.0), ("<", 127.0)):
-                limit = simd.constant(simd.F32X16, bound)
-                vector = builder.select(builder.fcmp_unordered(comparison, vector, limit), vector, limit)
-            integers = builder.trunc(simd.emit_rounded(builder, vector), ir.VectorType(simd.I8, simd.LANES))
-            _emit_store_apart(builder, address, integers, 1, stride)
+            _emit_store_apart(builder, args[0], _emit_bytes(builder, args[1]), 1, spacing)
             return context.get_dummy_value()
 
         return types.void(types.int64, simd.f32x16), codegen
 
-    return write_bytes
+    return write
+
+
+def _write_quads(level: str, stride: int) -> Any:
+    @intrinsic
+    def write(typingctx: Any, address: Any, vector: Any) -> Any:
+        """Write 16 floats as int8 in groups of 4, as `write_bytes` rounds them. Groups are `stride` groups apart."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            quads = builder.bitcast(_emit_bytes(builder, args[1]), ir.VectorType(simd.I32, simd.LANES // QUAD))
+            _emit_store_apart(builder, args[0], quads, QUAD, stride)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, simd.f32x16), codegen
+
+    return write
+
+
+def _emit_bytes(builder: Any, vector: Any) -> Any:
+    # Values beyond 127 occur with subnormal scales, because rounding to float16 may reduce a scale by a third.
+    for comparison, bound in ((">", -127.0), ("<", 127.0)):
+        limit = simd.constant(simd.F32X16, bound)
+        vector = builder.select(builder.fcmp_unordered(comparison, vector, limit), vector, limit)
+    return builder.trunc(simd.emit_rounded(builder, vector), _I8X16)
 
 
 def _write_nibbles(level: str, stride: int) -> Any:

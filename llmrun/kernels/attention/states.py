@@ -10,11 +10,12 @@ from typing import Any
 from numba import types
 
 from llmrun.formats.layouts.kv import KVType, state_floats
-from llmrun.kernels.attention.chunk import LOWEST
 from llmrun.kernels.attention.hadamard import value_rotations
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, store_f32
 from llmrun.kernels.compiler import inline_function
+
+LOWEST = -3.0e38
 
 
 def states(level: str, kind: KVType, value_size: int) -> tuple[Any, Any, Any]:

@@ -21,6 +21,7 @@ _I32X8, _I16X16, _I8X32 = ir.VectorType(I32, 8), ir.VectorType(I16, 16), ir.Vect
 _I32X4 = ir.VectorType(I32, 4)
 _ACTIVATION = 127  # the largest magnitude of an activation
 _LARGEST_I16 = 32767
+SIGNED_BYTES = PackedType((8,))  # the integers of Q8_0
 _SMMLA = "llvm.aarch64.neon.smmla.v4i32.v16i8"
 
 
@@ -132,12 +133,63 @@ def new_chains(builder: Any, level: str, packed: PackedType, start: Any, n_outpu
     return [_SUMS[level](builder, packed, first) for first in starts[:n_chains]]
 
 
+def new_sum(builder: Any, level: str, start: Any) -> Sum:
+    """Return an accumulator of 16 outputs for signed bytes, with `start`, a <16 x i32>, as its initial value."""
+    return _SUMS[level](builder, SIGNED_BYTES, start)
+
+
 def emit_total(builder: Any, chains: list[Sum]) -> Any:
     """Emit the total of the accumulators that `new_chains` returned, a <16 x i32>."""
     total = chains[0].total()
     for chain in chains[1:]:
         total = builder.add(total, chain.total())
     return total
+
+
+def multiplies_words(level: str) -> bool:
+    """Return whether weighted sums of bytes use weights of 16 bits, which `emit_weighted` takes as pairs.
+
+    AVX2's products of bytes would saturate, and two products of 7 bits take longer than one of 16 bits.
+    """
+    return level == "avx2"
+
+
+def emit_weighted(builder: Any, level: str, total: Any, values: Any, weights: list[Any]) -> Any:
+    """Emit total + the weighted sum of 4 values for each of 16 outputs.
+
+    total    <16 x i32>
+    values   <64 x i8>, signed
+    weights  an i32 with 4 weights of 7 bits; or, if the level multiplies words, the i32 with weights 0 and 2 of up to
+             15 bits, and the one with weights 1 and 3
+    """
+    if multiplies_words(level):
+        return _emit_weighted_words(builder, total, values, weights)
+    repeated = broadcast(builder, level, weights[0])
+    if level not in _VNNI:
+        chain = new_sum(builder, level, total)
+        chain.add(values, repeated)
+        return chain.total()
+    # The instruction takes unsigned bytes first. Weights of 7 bits are both.
+    kind, parts = _SUMS[level], _SUMS[level].parts
+    assert issubclass(kind, _OneInstruction)
+    sums = [
+        call(builder, kind.instruction, part.type, [part, repeated, of_part])
+        for part, of_part in zip(_split(builder, total, parts), _split(builder, values, parts), strict=True)
+    ]
+    return _join(builder, sums)
+
+
+def _emit_weighted_words(builder: Any, total: Any, values: Any, weights: list[Any]) -> Any:
+    eight = constant(_I16X16, 8)
+    sums = []
+    for part, of_part in zip(_split(builder, total, 2), _split(builder, values, 2), strict=True):
+        words = builder.bitcast(of_part, _I16X16)
+        halves = builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)
+        for half, weight in zip(halves, weights, strict=True):
+            repeated = builder.bitcast(simd.emit_splat(builder, weight, 8), _I16X16)
+            part = builder.add(part, call(builder, "llvm.x86.avx2.pmadd.wd", _I32X8, [half, repeated]))
+        sums.append(part)
+    return _join(builder, sums)
 
 
 def emit_in_order(builder: Any, level: str, sums: list[Sum]) -> None:

@@ -30,6 +30,15 @@ I16X16 = ir.VectorType(I16, 16)
 I8X16, I8X64 = ir.VectorType(I8, 16), ir.VectorType(I8, 64)
 
 
+# LLVM's names for the vector registers of each instruction-set level.
+_REGISTERS = {
+    "avx512vnni": [f"zmm{number}" for number in range(32)],
+    "avxvnni": [f"ymm{number}" for number in range(16)],
+    "avx2": [f"ymm{number}" for number in range(16)],
+    **{level: [f"v{number}" for number in range(32)] for level in NEON},
+}
+
+
 class VectorType(types.Type):
     """A vector, or an array of vectors, held in registers."""
 
@@ -51,6 +60,11 @@ i32x16 = VectorType("i32x16", I32X16)
 def tile_type(rows: int) -> VectorType:
     """Return the type of an array of `rows` accumulators of 16 floats."""
     return VectorType(f"f32x16x{rows}", ir.ArrayType(F32X16, rows))
+
+
+def integer_tile_type(rows: int) -> VectorType:
+    """Return the type of an array of `rows` accumulators of 16 int32."""
+    return VectorType(f"i32x16x{rows}", ir.ArrayType(I32X16, rows))
 
 
 # --- building blocks of intrinsics ----------------------------------------------------------------------------------
@@ -156,6 +170,17 @@ def emit_f32_to_f16(builder: Any, level: str, floats: Any) -> Any:
 def emit_bf16_to_f32(builder: Any, bits: Any) -> Any:
     """Convert 16 bfloat16 bit patterns, <16 x i16>, to <16 x float>. The result is exact."""
     return builder.bitcast(builder.shl(builder.zext(bits, I32X16), constant(I32X16, 16)), F32X16)
+
+
+def emit_free_registers(builder: Any, level: str) -> None:
+    """Make LLVM free all vector registers, by marking them as clobbered before and after a tile.
+
+    Otherwise, LLVM keeps constants of the surrounding code in registers and spills the tile's accumulators instead.
+    Without this workaround, half of the 16 accumulators would be stored and reloaded in each step.
+    """
+    changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
+    if changed:
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", changed, [], True)
 
 
 def emit_part(builder: Any, vector: Any, index: int, parts: int) -> Any:

@@ -11,7 +11,7 @@ so a head of 80 features is rotated in parts of 64 and 16.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -59,27 +59,59 @@ def read_factor(part: int) -> float:
     return 1 / (part * stored_factor(part))
 
 
-def entered_reference(
-    queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return (queries, keys, values) as attention uses them, with keys and values read back from the cache.
+class Stored(NamedTuple):
+    """Keys or values as a cache holds them, rotated if their type has scales.
 
-    Each array is a float32[..., head size], where values may have a different head size. Values are rotated back here,
-    while the kernels rotate their weighted sum.
+    numbers  float32[..., size]: numbers rounded to float16, or integers
+    scales   float32[..., groups], or None without scales
     """
+
+    numbers: NDArray[np.float32]
+    scales: NDArray[np.float32] | None
+
+    def read(self) -> NDArray[np.float32]:
+        """Return the numbers times their scales, float32[..., size]."""
+        if self.scales is None:
+            return self.numbers
+        with np.errstate(invalid="ignore", over="ignore"):
+            result: NDArray[np.float32] = (
+                self.numbers * np.repeat(self.scales, GROUP, axis=-1)[..., : self.numbers.shape[-1]]
+            )
+        return result
+
+    def at(self, positions: slice) -> Stored:
+        """Return the keys or values of some positions, the first axis."""
+        return Stored(self.numbers[positions], None if self.scales is None else self.scales[positions])
+
+    def of_heads(self, heads: NDArray[np.int64]) -> Stored:
+        """Return the keys or values of some heads, the second axis."""
+        return Stored(self.numbers[:, heads], None if self.scales is None else self.scales[:, heads])
+
+
+def enter_reference(
+    queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
+) -> tuple[NDArray[np.float32], Stored, Stored]:
+    """Return (queries, keys, values) as attention uses them, given arrays float32[..., size]."""
     types, parts = parse_kv_type(kv_type), key_parts(keys.shape[-1])
     if types.keys.has_scales:
         queries = hadamard_reference(queries, parts, read_factor)
         keys = hadamard_reference(keys, parts, stored_factor)
-    return queries, stored_reference(keys, types.keys), _read_values_reference(values, types.values)
+    if types.values.has_scales:
+        values = hadamard_reference(values, value_parts(values.shape[-1]), stored_factor)
+    return queries, store_reference(keys, types.keys), store_reference(values, types.values)
 
 
-def _read_values_reference(values: NDArray[np.float32], kind: KVType) -> NDArray[np.float32]:
-    if not kind.has_scales:
-        return stored_reference(values, kind)
-    parts = value_parts(values.shape[-1])
-    stored = stored_reference(hadamard_reference(values, parts, stored_factor), kind)
-    return hadamard_reference(stored, parts, read_factor)
+def entered_reference(
+    queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Return (queries, keys, values) read back from the cache, with values rotated back, float32[..., size]."""
+    queries, stored_keys, stored_values = enter_reference(queries, keys, values, kv_type)
+    return queries, stored_keys.read(), rotated_back_reference(stored_values.read(), parse_kv_type(kv_type).values)
+
+
+def rotated_back_reference(values: NDArray[np.float32], kind: KVType) -> NDArray[np.float32]:
+    """Rotate values, or weighted sums of values, float32[..., value size], back if their type is rotated."""
+    return hadamard_reference(values, value_parts(values.shape[-1]), read_factor) if kind.has_scales else values
 
 
 def hadamard_reference(
@@ -105,15 +137,12 @@ def hadamard_reference(
     return rotated
 
 
-def stored_reference(x: NDArray[np.float32], kind: KVType) -> NDArray[np.float32]:
-    """Round a float32[..., size] as the cache does, and return a float32 array of the same shape."""
+def store_reference(x: NDArray[np.float32], kind: KVType) -> Stored:
+    """Round rotated keys or values float32[..., size] as the cache does."""
     if not kind.has_scales:
         with np.errstate(over="ignore"):
-            return x.astype(np.float16).astype(np.float32)
-    integers, scales = quantized_reference(x, kind)
-    with np.errstate(invalid="ignore", over="ignore"):
-        result: NDArray[np.float32] = integers * np.repeat(scales, GROUP, axis=-1)[..., : x.shape[-1]]
-    return result
+            return Stored(x.astype(np.float16).astype(np.float32), None)
+    return Stored(*quantized_reference(x, kind))
 
 
 def quantized_reference(x: NDArray[np.float32], kind: KVType) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

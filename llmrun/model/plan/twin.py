@@ -13,6 +13,7 @@ from llmrun.formats.quants.registry import BY_NAME
 from llmrun.model.plan.elementary import Pairing, Rope
 from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.shapes import LayerKV
+from llmrun.model.plan.stored_kv import Stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +79,7 @@ class Run:
         self._rotations = [rope.in_context(len(tokens)).rotations(positions) for rope in ropes]
         self._pairings = [rope.pairing for rope in ropes]
         self.values: dict[Value, NDArray[np.float32]] = {}
-        self.keys_values: dict[LayerKV, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self.keys_values: dict[LayerKV, tuple[Stored, Stored]] = {}
         self.routed: dict[Routing, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
 
     def rows_of(self, table: Matrix, indices: NDArray[np.integer] | None = None) -> NDArray[np.float32]:

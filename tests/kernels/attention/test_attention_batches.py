@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.formats.layouts.arena import address_of
-from llmrun.formats.layouts.kv import BLOCK, CHUNK, KV_TYPES, SPLIT_ROWS, state_floats, tile_shape
-from llmrun.model.plan.ops.attention import attention_reference
+from llmrun.formats.layouts.kv import (
+    BLOCK,
+    CHUNK,
+    F16,
+    KV_TYPES,
+    Q8_0,
+    SPLIT_ROWS,
+    HeadLayout,
+    KVType,
+    state_floats,
+    tile_shape,
+)
 from llmrun.model.plan.shapes import AttentionShape, Reach
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_TYPE, MANY, NINE, OWN, SIX, Cache, filled
 from tests.support.kernels.runs import LEVELS_HERE
@@ -138,12 +148,10 @@ def test_sequences_with_a_shared_prefix_are_near_the_twin(level: str, kv_type: s
     q = 3 * np.random.default_rng(count).standard_normal((count, 9, 64)).astype(np.float32)
     found = filled_once(NINE, kv_type)
     actual = Sequences(found, tables).attend_rows(q, range(count), positions, level=level, threads=2)
-    place = np.argsort(found.table)  # the index of each block in the filled cache's table
-    keys, values = (part.reshape(BLOCKS, BLOCK, 3, 64) for part in found.read(BLOCKS * BLOCK))
+    alone = Sequences(found, tables)
     for row, position in enumerate(positions):
-        seen = [part[place[tables[row]]].reshape(-1, 3, 64)[: position + 1] for part in (keys, values)]
-        expected = attention_reference(q[row], seen[0], seen[1], 64**-0.5)
-        np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(seen[1]).max())
+        alone.table = tables[row]
+        alone.check(actual[row : row + 1], q[row : row + 1], [slice(0, position + 1)])
 
 
 @pytest.mark.push
@@ -188,9 +196,12 @@ def test_blocks_after_the_end_of_a_row_are_not_compared(level: str) -> None:
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize("level", ["avx512vnni", "avx2", "neondot", "portable"])
-def test_tiles_cover_all_heads_of_a_group(level: str) -> None:
+@pytest.mark.parametrize(
+    ("level", "kind", "most"),
+    [("avx512vnni", F16, 8), ("avx2", F16, 6), ("avx512vnni", Q8_0, 12), ("avx2", Q8_0, 4), ("neondot", Q8_0, 6)],
+)
+def test_tiles_cover_all_heads_of_a_group(level: str, kind: KVType, most: int) -> None:
     for group in range(1, 130):
-        heads, rows, tiles = tile_shape(level, group)
-        assert 1 <= rows * heads <= (8 if level == "avx512vnni" else 6)
+        heads, rows, tiles = tile_shape(level, HeadLayout(kind, kind, 64, 64), group)
+        assert 1 <= rows * heads <= most
         assert heads <= group <= heads * tiles < group + heads

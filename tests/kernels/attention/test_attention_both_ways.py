@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.formats.layouts.kv import BLOCK
-from llmrun.model.plan.ops.attention import attention_reference
 from llmrun.model.plan.shapes import ALL, AttentionShape, Reach, seen_ranges
 from tests.kernels.attention.test_attention import EVERY_LEVEL, NINE, SIX, filled
 from tests.kernels.attention.test_attention_batches import BLOCKS, TABLE, Sequences, filled_once, tables_of
@@ -33,12 +32,8 @@ def test_rows_see_both_ways_like_the_twin(level: str, shape: AttentionShape, kv_
     cache = filled(shape, 300, kv_type, level=level)
     for length in LENGTHS:
         positions, q = np.arange(length, dtype=np.int32), queries(length, shape)
-        keys, values = cache.read(length)
         actual = cache.attend(q, positions, level=level, threads=2, around=around)
-        for row in range(length):
-            seen = Reach(around, around).seen_from(row, length)
-            expected = attention_reference(q[row], keys[seen], values[seen], shape.head_size**-0.5)
-            np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
+        cache.check(actual, q, [Reach(around, around).seen_from(row, length) for row in range(length)])
 
 
 @pytest.mark.push

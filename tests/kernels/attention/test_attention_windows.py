@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.formats.layouts.kv import BLOCK
-from llmrun.model.plan.ops.attention import attention_reference
 from llmrun.model.plan.shapes import AttentionShape
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_SHAPE, EVERY_TYPE, NINE, SIX, Cache, filled
 
@@ -39,13 +38,9 @@ def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShap
     """Allow an error of 2e-6 of the largest value, wherever the window begins within a block and a chunk."""
     cache = filled(shape, 300, kv_type, level=level)
     q = random_rows(len(LENGTHS), shape.heads, shape.head_size)
-    keys, values = cache.read(300)
     for window in WINDOWS:
         actual = cache.attend(q, LENGTHS - 1, level=level, threads=2, window=window)
-        for row, length in enumerate(LENGTHS):
-            seen = seen_by(length - 1, window)
-            expected = attention_reference(q[row], keys[seen], values[seen], shape.head_size**-0.5)
-            np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
+        cache.check(actual, q, [seen_by(length - 1, window) for length in LENGTHS])
 
 
 @pytest.mark.cover(1)
@@ -104,14 +99,11 @@ def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: st
 def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) -> None:
     cache = filled(SIX, 300, "f16", level=level)
     q = random_rows(len(LENGTHS), 6, 48)
-    keys, values = cache.read(300)
     sinks = np.linspace(-4, 4, 6, dtype=np.float32)
     for heads_sinks in (None, sinks):
         actual = cache.attend(q, LENGTHS - 1, level=level, threads=2, window=window, soft_cap=cap, sinks=heads_sinks)
-        for row, length in enumerate(LENGTHS):
-            seen = seen_by(length - 1, window or length)
-            expected = attention_reference(q[row], keys[seen], values[seen], 48**-0.5, cap, heads_sinks)
-            np.testing.assert_allclose(actual[row], expected, rtol=0, atol=4e-6 * np.abs(values[seen]).max())
+        seen = [seen_by(length - 1, window or length) for length in LENGTHS]
+        cache.check(actual, q, seen, 4e-6, soft_cap=cap, sinks=heads_sinks)
 
 
 @EVERY_LEVEL
@@ -129,12 +121,9 @@ def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape
     """Covers sinks below, among and above the scores. The largest sinks take nearly all of the weight."""
     cache = filled(shape, 300, kv_type, level=level)
     q = random_rows(len(LENGTHS), shape.heads, shape.head_size)
-    keys, values = cache.read(300)
     for sinks in (np.linspace(-30, 30, shape.heads, dtype=np.float32), np.full(shape.heads, 2, np.float32)):
         actual = cache.attend(q, LENGTHS - 1, level=level, threads=2, sinks=sinks)
-        for row, length in enumerate(LENGTHS):
-            expected = attention_reference(q[row], keys[:length], values[:length], shape.head_size**-0.5, 0.0, sinks)
-            np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[:length]).max())
+        cache.check(actual, q, [slice(0, length) for length in LENGTHS], sinks=sinks)
 
 
 @EVERY_LEVEL

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Needs, StepShape, float_word, kv_position_bytes
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.base.compiled.store import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
-from llmrun.formats.layouts.kv import BLOCK, CHUNK, SPLIT_ROWS, parse_kv_type, scratch_bytes, state_floats
+from llmrun.formats.layouts.kv import BLOCK, CHUNK, Q8_0, SPLIT_ROWS, Scratch, parse_kv_type, state_floats
 from llmrun.model.plan.ops.attention import Attention, AttentionWords, MergeWords
-from llmrun.model.plan.shapes import AttentionShape, LayerKV
+from llmrun.model.plan.shapes import AttentionShape, LayerKV, seen_ranges
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering import Lowering
@@ -101,7 +103,7 @@ def attention_memory(work: Lowering, kv: LayerKV) -> AttentionMemory:
     key = f"attention {kv.group}"
     if key not in work.shared:
         shape = attention_shape(kv)
-        scratch_stride = round_up(scratch_bytes(shape.head_size, shape.value_size), records.CACHE_LINE)
+        scratch_stride = round_up(Scratch(shape.head_size, shape.value_size).n_bytes, records.CACHE_LINE)
         partial_stride = round_up(FLOAT * shape.heads * state_floats(shape.value_size), records.CACHE_LINE)
         slots = _n_slots(_most_chunks(shape, work.kv[kv.group].shape[1]), work.max_rows, partial_stride)
         scratch = allocate(work.n_threads * scratch_stride, "attention scratch")
@@ -131,13 +133,18 @@ def _most_chunks(shape: AttentionShape, n_blocks: int) -> int:
 
 def _needs(op: Attention, kv_type: str, step: StepShape) -> Needs:
     shape = attention_shape(op.kv)
-    length = step.start + step.rows
-    seen = [shape.reach.seen_from(position, length) for position in range(step.start, length)]
-    attended = sum(of_row.stop - of_row.start for of_row in seen)
+    positions = np.arange(step.start, step.start + step.rows, dtype=np.int32)
+    [seen] = seen_ranges([shape.reach], positions, np.zeros_like(positions)).astype(np.int64)
+    attended = int((seen[:, 1] - seen[:, 0]).sum())
+    first_read = int(seen[0, 0]) if step.rows else step.start
+    features = list(zip(parse_kv_type(kv_type), (shape.head_size, shape.value_size), strict=True))
+    in_integers = sum(size for kind, size in features if kind is Q8_0)
+    in_floats = sum(size for kind, size in features if kind is not Q8_0)
     return Needs(
-        kv_bytes=(length - seen[0].start) * kv_position_bytes(shape, kv_type) if seen else 0,
+        kv_bytes=(step.start + step.rows - first_read) * kv_position_bytes(shape, kv_type),
         activation_bytes=step.float_bytes(op.q, op.out),
-        float_products=shape.heads * (shape.head_size + shape.value_size) * attended,
+        products=shape.heads * in_integers * attended,
+        float_products=shape.heads * in_floats * attended,
     )
 
 
@@ -155,7 +162,7 @@ def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -
     needs = _needs(op, kv_type, step)
     speed = attention_speed(op.kv, speeds, kv_type)
     reading = needs.kv_bytes / min(speed.read, speeds.read_bandwidth())
-    return speed.op + max(reading, needs.float_products / speed.multiply)
+    return speed.op + max(reading, (needs.products + needs.float_products) / speed.multiply)
 
 
 OPS: dict[type[Op], CpuOp] = {Attention: CpuOp("attention", _attention, _needs, _seconds)}

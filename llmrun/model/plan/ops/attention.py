@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from llmrun.formats.layouts.kv import CHUNK, F16, GROUP, Q8_0, KeysValues, parse_kv_type
 from llmrun.model.plan.builder import PlanBuilder
 from llmrun.model.plan.elementary import soft_cap_reference
 from llmrun.model.plan.ops.base import Op
 from llmrun.model.plan.ops.rope import RopeStore, Rotate, RotateHeads
 from llmrun.model.plan.shapes import AttentionShape, LayerKV
+from llmrun.model.plan.stored_kv import Stored, rotated_back_reference
 from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
     from llmrun.model.plan.elementary import Rope
     from llmrun.model.plan.twin import Run
+
+
+LARGEST_WEIGHT = (1 << 14) - 1  # of a weight that is rounded to an integer
+LEAST_BOUND = 1e-30  # products of weights and scales below this bound become 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +52,13 @@ class Attention(Op):
         shape = self.kv.shape
         assert isinstance(shape, AttentionShape)
         keys, values = run.keys_values[self.kv]
+        types = parse_kv_type(run.kv_type or F16.name)
         rows = []
         for position, query in enumerate(run.heads(self.q, shape.head_size)):
-            seen = shape.reach.seen_from(position, len(keys))
-            rows.append(attention_reference(query, keys[seen], values[seen], self.scale, self.soft_cap, self.sinks))
+            seen = shape.reach.seen_from(position, len(keys.numbers))
+            rows.append(
+                stored_attention_reference(query, keys, values, types, seen, self.scale, self.soft_cap, self.sinks)
+            )
         run.put_parts(self.out, np.stack(rows))
 
 
@@ -124,6 +133,86 @@ def attention_reference(
     weights = weights[:, : len(values)]
     result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values, dtype=np.float32)
     return result
+
+
+def stored_attention_reference(
+    q: NDArray[np.float32],
+    keys: Stored,
+    values: Stored,
+    types: KeysValues,
+    seen: slice,
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Compute attention for one row to the positions `seen` of keys and values as the cache holds them.
+
+    q is float32[heads, head size], rotated like the keys. Returns float32[heads, value size], rotated back. Keys and
+    values of 8 bits are multiplied as integers, in chunks of CHUNK positions (kernels/attention/integers.py).
+    """
+    group = len(q) // keys.numbers.shape[1]
+    heads = np.arange(len(q)) // group
+    keys, values = keys.of_heads(heads), values.of_heads(heads)
+    largest = np.full(len(q), -np.inf, np.float32) if sinks is None else sinks.astype(np.float32)
+    total = np.zeros(len(q), np.float32) if sinks is None else np.ones(len(q), np.float32)
+    sums = np.zeros((len(q), values.numbers.shape[2]), np.float32)
+    for start in range(seen.start // CHUNK * CHUNK, seen.stop, CHUNK):
+        part = slice(max(start, seen.start), min(start + CHUNK, seen.stop))
+        scores_of, sums_of = (
+            (_integer_scores_reference if types.keys is Q8_0 else _scores_reference),
+            (_integer_sums_reference if types.values is Q8_0 else _sums_reference),
+        )
+        scores = scores_of(q, keys.at(part), np.float32(scale))
+        if soft_cap:
+            scores = soft_cap_reference(scores, soft_cap)
+        of_chunk = scores.max(-1)
+        weights = np.exp(scores - of_chunk[:, None])
+        later = np.maximum(largest, of_chunk)
+        faded, weight = np.exp(largest - later), np.exp(of_chunk - later)
+        sums = sums * faded[:, None] + sums_of(weights, values.at(part)) * weight[:, None]
+        total, largest = total * faded + weights.sum(-1) * weight, later
+    return rotated_back_reference(sums / total[:, None], types.values)
+
+
+def _scores_reference(q: NDArray[np.float32], keys: Stored, scale: np.float32) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = np.einsum("hd,lhd->hl", q, keys.read(), dtype=np.float32) * scale
+    return result
+
+
+def _sums_reference(weights: NDArray[np.float32], values: Stored) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values.read(), dtype=np.float32)
+    return result
+
+
+def _integer_scores_reference(q: NDArray[np.float32], keys: Stored, scale: np.float32) -> NDArray[np.float32]:
+    """Compute scores float32[heads, length] of queries that are rounded to int8 by groups of GROUP features."""
+    assert keys.scales is not None
+    scores = np.zeros((len(q), len(keys.numbers)), np.float32)
+    for group, first in enumerate(range(0, q.shape[1], GROUP)):
+        of_query = q[:, first : first + GROUP]
+        step = np.abs(of_query).max(-1) / np.float32(127)
+        inverse = np.where(step > 0, np.float32(1) / step, np.float32(0))
+        integers = np.clip(np.rint(of_query * inverse[:, None]), -127, 127)
+        dots = np.einsum("hd,lhd->hl", integers, keys.numbers[:, :, first : first + GROUP], dtype=np.float64)
+        scores = scores + dots.astype(np.float32) * (keys.scales[:, :, group].T * (step * scale)[:, None])
+    return scores
+
+
+def _integer_sums_reference(weights: NDArray[np.float32], values: Stored) -> NDArray[np.float32]:
+    """Compute weighted sums float32[heads, value size] with weights float32[heads, length] rounded to 14 bits.
+
+    A weight is multiplied by the scale of each group of features before it is rounded.
+    """
+    assert values.scales is not None
+    largest = (weights * values.scales.max(-1).T).max(-1, keepdims=True)
+    step = np.maximum(largest, np.float32(LEAST_BOUND)) / np.float32(LARGEST_WEIGHT)
+    factors = weights * (np.float32(1) / step)
+    sums = np.empty(values.numbers.shape[1:], np.float32)
+    for group, first in enumerate(range(0, sums.shape[1], GROUP)):
+        integers = np.rint(factors.astype(np.float64) * values.scales[:, :, group].T)
+        of_group = values.numbers[:, :, first : first + GROUP]
+        sums[:, first : first + GROUP] = np.einsum("hl,lhd->hd", integers, of_group, dtype=np.float64) * step
+    return sums
 
 
 class AttentionOps(PlanBuilder):

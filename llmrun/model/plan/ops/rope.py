@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.base import Op
 from llmrun.model.plan.shapes import AttentionShape, LayerKV
-from llmrun.model.plan.stored_kv import entered_reference
+from llmrun.model.plan.stored_kv import Stored, enter_reference
 from llmrun.model.plan.twin import Value
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ class RopeStore(Op):
         queries = _rotated(run, self.q, shape.head_size, self.query_rope)
         keys = _rotated(run, self.k, shape.head_size, self.key_rope)
         values = run.heads(self.v, shape.value_size)
+        stored_keys, stored_values = Stored(keys, None), Stored(values, None)
         if run.kv_type is not None:
-            queries, keys, values = entered_reference(queries, keys, values, run.kv_type)
+            queries, stored_keys, stored_values = enter_reference(queries, keys, values, run.kv_type)
         run.put_parts(self.out, queries)
-        run.keys_values[self.kv] = keys, values
+        run.keys_values[self.kv] = stored_keys, stored_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Rotate(Op):
         assert isinstance(shape, AttentionShape)
         queries = _rotated(run, self.q, shape.head_size, self.rope)
         if run.kv_type is not None:
-            queries, _, _ = entered_reference(queries, queries, queries, run.kv_type)
+            queries, _, _ = enter_reference(queries, queries, queries, run.kv_type)
         run.put_parts(self.out, queries)
 
 

@@ -125,9 +125,13 @@ def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None
     q, out = Value(6 * 48), Value(6 * 48)
     attention = Attention(q, KV, 0.1, 0.0, None, out)
     floats = 2 * 6 * 48 * 4
-    assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, floats, 0, 2 * 6 * 48 * 100)
+    keys_and_values = [kind == "q8_0" for kind in (kv_type.split(":") * 2)[:2]]
+    integers, others = keys_and_values.count(True) * 6 * 48, keys_and_values.count(False) * 6 * 48
+    one = Needs(0, 100 * position, floats, integers * 100, others * 100)
+    assert needs(attention, 1, 99, kv_type=kv_type) == one
     attended = 6 + 7 + 8  # positions that each row attends to
-    assert needs(attention, 3, 5, kv_type=kv_type) == Needs(0, 8 * position, 3 * floats, 0, 2 * 6 * 48 * attended)
+    three = Needs(0, 8 * position, 3 * floats, integers * attended, others * attended)
+    assert needs(attention, 3, 5, kv_type=kv_type) == three
     rope = RopeStore(q, Value(96), Value(96), KV, None, None, out)
     written = 3 * (2 * 288 + 2 * 96) * 4
     assert needs(rope, 3, 5, kv_type=kv_type) == Needs(0, 3 * position, written)
