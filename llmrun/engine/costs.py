@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float64]
 
-# The most prompt rows in a step while no answer is in progress: enough rows to keep the kernels busy, and few enough
-# that other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
-MOST_ROWS: Final = 256
+MOST_ROWS: Final = 256  # prompt rows in a step: enough to keep the kernels busy
 LEAST_ROWS: Final = 8  # prompt rows in any step with prompts, so that prompts always progress
+# While no answer is in progress, a step with this many rows may take twice as long as it should. In smaller steps, rows
+# take longer: attention over up to 32 rows stores its partial results (SPLIT_ROWS in layouts/kv.py), and fewer rows
+# share the time to read the weights and the cache.
+EFFICIENT_ROWS: Final = 48
 # The initial limits on draft tokens in a step, on prompt rows beside running answers, and on the product of rows and
 # depth. Later limits are twice the largest values so far, because the time of larger steps is unknown.
 _FIRST_DRAFT: Final = 3
@@ -203,14 +205,27 @@ class StepCosts:
         return self.of_step(EMPTY.with_chunk(MOST_ROWS, 0), MOST_ROWS) / MOST_ROWS
 
     def rows_within(self, seconds: float, size: StepSize, depth: int, least: int = LEAST_ROWS) -> int:
-        """Return how many rows of a prompt fit in a step that should take at most `seconds`.
+        """Return how many rows of a prompt fit in a step that should take at most `seconds`, while answers wait.
 
         size     the rest of the step
         depth    tokens in the cache before the rows
         least    the smallest result, regardless of the time; 0 for a prompt that need not progress in this step
         """
+        known = min(self._most_rows, (self._most_attended - size.attended) / max(depth, 1))
+        return max(int(min(self._rows_in(seconds, size, depth), known)), least)
+
+    def rows_alone(self, seconds: float, size: StepSize, depth: int, least: int) -> int:
+        """Return how many rows of a prompt run in a step that should take `seconds`, while no answer waits.
+
+        Such a step may have a new size, whose time is unknown. If `least` is not 0, up to EFFICIENT_ROWS rows may take
+        twice as long. The parameters are those of `rows_within`.
+        """
+        rows = self._rows_in(seconds, size, depth)
+        if rows < EFFICIENT_ROWS and least:
+            rows = min(self._rows_in(2 * seconds, size, depth), EFFICIENT_ROWS)
+        return max(int(rows), least)
+
+    def _rows_in(self, seconds: float, size: StepSize, depth: int) -> float:
         one, most = (self.of_step(size.with_chunk(rows, depth), rows) for rows in (1, MOST_ROWS))
         row = (most - one) / (MOST_ROWS - 1)
-        rows = MOST_ROWS if most <= seconds else 1 + (seconds - one) / row if row > 0 else 0
-        known = min(self._most_rows, (self._most_attended - size.attended) / max(depth, 1))
-        return max(int(min(rows, known, MOST_ROWS)), least)
+        return MOST_ROWS if most <= seconds else 1 + (seconds - one) / row if row > 0 else 0

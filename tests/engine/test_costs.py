@@ -108,6 +108,17 @@ def test_the_number_of_rows_doubles_until_it_is_known() -> None:
     assert found == [32, 64, 128, 256, 256]
 
 
+@pytest.mark.parametrize("row", [0.02, 0.06, 0.2, 1.0])
+def test_slow_rows_run_together_but_not_for_long(row: float) -> None:
+    """Reading the weights takes 0.1 s. If 2 s are too short for 48 rows, up to 48 rows may take 4 s."""
+    costs = StepCosts()
+    for rows in [1, 8, 64, 256] * 20:
+        costs.observe(EMPTY.with_chunk(rows, 0), rows, 0.1 + row * rows)
+    rows = costs.rows_alone(2.0, EMPTY, 0, 1)
+    assert rows == {0.02: 95, 0.06: 48, 0.2: 19, 1.0: 3}[row]
+    assert costs.rows_alone(2.0, EMPTY.with_chunk(100, 0), 0, 0) == 0
+
+
 def test_every_step_with_prompts_has_a_few_rows() -> None:
     costs = StepCosts()
     learn(costs, MACHINES["8B, 8 threads"])

@@ -24,7 +24,7 @@ from llmrun.backends.base import ROWS_PER_ANSWER
 from llmrun.base.types import HIDDEN, LOGITS, Batch
 from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer, PrefixWait
-from llmrun.engine.costs import EMPTY, MOST_ROWS, StepCosts, StepSize
+from llmrun.engine.costs import EFFICIENT_ROWS, EMPTY, MOST_ROWS, StepCosts, StepSize
 from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
 from llmrun.engine.drafting.pace import Acceptance, AnswerPace, StepPlan
 from llmrun.engine.requests import Event, PrefillProgress
@@ -430,7 +430,13 @@ class Room:
 # Longer steps make those answers stutter; shorter steps delay the first tokens of other answers.
 _SECONDS_BESIDE_ANSWERS: Final = 0.1
 _STEPS_BESIDE_ANSWERS: Final = 2.5
-_SECONDS_WITHOUT_ANSWERS: Final = 1.0  # bounds how long a short prompt waits for the step of a long one
+# The longest step without answers in progress, for a single request and while others wait. Requests that arrive during
+# a step wait for its end. At a depth of 30,000 tokens, MOST_ROWS rows of a 1.5B model take 4 to 10 s on two cores.
+_SECONDS_ALONE: Final = 2.0
+_SECONDS_WITHOUT_ANSWERS: Final = 1.0
+# Large chunks of a single prompt have a multiple of this number of rows, so that the tiles of kernels are full. With
+# several prompts, the next prompt would get the few rows that are left, and would have to wait for its next turn.
+_TILE_ROWS: Final = 16
 # The maximum number of rows in a step that are needed for log-probabilities of prompts. With a vocabulary of 151,936
 # tokens, their logits take 39 MB. llama.cpp returns at most this many rows from a forward pass.
 _MOST_DESCRIBED: Final = 64
@@ -514,6 +520,9 @@ class Scheduler:
         size  the size of the step without them
         """
         seconds, least, describable = self.budget(size), 1, self._most_described
+        rows_in, is_single = self.costs.rows_within if size.answers else self.costs.rows_alone, len(prompts) == 1
+        if is_single and not size.answers and not waiting:
+            seconds = _SECONDS_ALONE
         reading = list(prompts.items())
         lengths = [(len(answer.tokens) - len(slot.tokens), answer.last_step) for answer, slot in reading]
         for index in prompt_order(lengths, self._step):
@@ -522,10 +531,8 @@ class Scheduler:
             rows = min(left, rows_until_copy(answer, slot, waiting))
             if answer.rows_to_describe(depth, depth + rows):
                 rows = min(rows, describable)
-            # `rows_within` is careful with new sizes, which is necessary only if answers wait.
-            fits = not size.answers and self.costs.of_step(size.with_chunk(rows, depth), rows) <= seconds
-            if self._by_seconds and not fits:
-                rows = min(rows, self.costs.rows_within(seconds, size, depth, least))
+            if self._by_seconds and (allowed := rows_in(seconds, size, depth, least)) < rows:
+                rows = allowed - allowed % _TILE_ROWS if is_single and allowed >= EFFICIENT_ROWS else allowed
             if rows < 1:
                 continue
             part = Work.next_of(answer, slot, rows)
