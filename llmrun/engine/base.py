@@ -16,7 +16,7 @@ from llmrun.base.types import Timings
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
     from llmrun.engine.prompts import ModelThinking
-    from llmrun.engine.requests import Event, Request
+    from llmrun.engine.requests import Event, PrefillProgress, Request
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.tool_calls.prompting import ModelTools
 
@@ -119,6 +119,8 @@ class Answering(Protocol):
     def step(self) -> list[Event]: ...
 
     def generate(self, request: Request) -> Iterator[Event]: ...
+
+    def prefill_progress(self) -> list[PrefillProgress]: ...
 
     def cancel(self, request_id: int) -> None: ...
 

@@ -17,7 +17,7 @@ from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import ModelThinking, PromptReader
-from llmrun.engine.requests import Event, Failed, Finished, Request, ban_tokens, check_request
+from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling.admission import Admission
 from llmrun.engine.scheduling.scheduler import Scheduler, Speculation, Work, batch_of, begun_by, take_results
@@ -43,7 +43,7 @@ class Engine:
     """One open model that runs up to `info.max_sequences` requests at a time.
 
     Either pass requests to `submit` and call `step` until `idle`, or use `generate` for a single request.
-    Only `prepare`, `enqueue`, `predicted_wait`, `cancel` and `cancel_current` are thread-safe.
+    Only `prepare`, `enqueue`, `predicted_wait`, `prefill_progress`, `cancel` and `cancel_current` are thread-safe.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Engine:
         self._cancel_numbers = itertools.count(1)
         self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
+        self._in_progress: tuple[list[Work], float] | None = None  # the work of a running pass, and when it began
         self.load_s = load_s
         self._best_decode = self._best_prefill = 0.0  # tokens per second of one request
         self._prompts = PromptReader(
@@ -339,6 +340,13 @@ class Engine:
         requests.retire()
         return events
 
+    def prefill_progress(self) -> list[PrefillProgress]:
+        """Return the expected progress of the prompts in the running pass, if any. Thread-safe."""
+        if (running := self._in_progress) is None:
+            return []
+        work, began = running
+        return self._scheduler.expected_progress(work, time.perf_counter() - began)
+
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events, the last of which is Finished.
 
@@ -458,6 +466,7 @@ class Engine:
 
         If the KV cache is too full for drafts and for tokens that are certain to follow, run the step without them.
         """
+        self._in_progress = work, time.perf_counter()
         try:
             return work, self._backend.forward(batch_of(work))
         except Cancelled:
@@ -466,6 +475,8 @@ class Engine:
         except KVFull:
             if not any(part.certain or part.draft.tokens for part in work):
                 raise
+        finally:
+            self._in_progress = None
         return self._forward([replace(part, certain=(), draft=NO_DRAFT) for part in work])
 
     def _cut_back(self, part: Work) -> None:

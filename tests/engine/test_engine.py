@@ -14,6 +14,7 @@ from msgspec import structs
 from llmrun.backends.scripted import IM_END, ScriptedBackend, scripted_answers
 from llmrun.base.errors import ContextExceeded, UsageError
 from llmrun.base.types import Batch, FinishReason, Outputs
+from llmrun.engine.costs import EMPTY
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.options.sampling_params import SamplingParams
@@ -139,6 +140,33 @@ def test_a_long_prompt_is_run_in_pieces_and_tells_how_far_it_is(rows_per_step: i
     assert max(len(batch.tokens) for batch in backend.batches) == min(rows_per_step, 100)
     assert [event.done for event in gathered.progress] == [*range(rows_per_step, 100, rows_per_step), 100]
     assert {event.total for event in gathered.progress} == {100}
+
+
+def test_a_running_step_has_expected_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+    clock, seen = Clock(), []
+
+    class Slow(ScriptedBackend):
+        def forward(self, batch: Batch) -> Outputs:
+            for clock.now in (5.0, 5.0, 6.0, 7.0, 9.0):
+                seen.append([(event.done, event.total) for event in engine.prefill_progress()])
+            clock.now = 5.0
+            return super().forward(batch)
+
+    clock.now = 5.0
+    monkeypatch.setattr("llmrun.engine.engine.time", clock)
+    engine = Engine(Slow(None))
+    engine._scheduler.costs.observe(EMPTY.with_chunk(256, 0), 256, 2.0)
+    engine.submit(random_request(300))
+    assert engine.prefill_progress() == []
+    engine.step()
+    assert seen == [[(done, 300)] for done in (0, 0, 128, 256, 256)]
+    assert engine.prefill_progress() == []
 
 
 def test_answers_under_way_go_on_while_a_prompt_is_read() -> None:

@@ -35,8 +35,8 @@ from llmrun.cli.answers.report import (
     completion_body,
     explain_length,
     logprob_fields,
+    prompt_reporter,
     show_statistics,
-    waiting_words,
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.output import out
@@ -585,11 +585,12 @@ def answer(
     with (
         cancelling(engine.cancel_current, echo=not shown.is_rendered) as signals,
         _rest_written(certain, thinking, None if as_json else shown),
+        prompt_reporter(engine) as waiting,
     ):
         for event in engine.generate(request):
-            if isinstance(event, PrefillProgress):
-                out.progress(waiting_words(event))
-            elif isinstance(event, TextDelta):
+            if not isinstance(event, PrefillProgress):
+                waiting.end()
+            if isinstance(event, TextDelta):
                 collected.take(event)
                 if event.unopened:
                     if held := certain.rest():

@@ -20,11 +20,13 @@ from llmrun.base.amounts import (
 )
 from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import LiveReporter
 from llmrun.cli.console.terminal import room, width
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
 from llmrun.options.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
+    from llmrun.engine.base import Answering
     from llmrun.options.sampling_params import SamplingParams
 
 
@@ -205,9 +207,15 @@ def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context:
         out.note(f"the answer was cut off: the context of {info.context_size:,} tokens is full: {context}{reset}")
 
 
-def waiting_words(event: PrefillProgress) -> str:
-    """Return the progress message that is shown until the answer begins."""
-    return f"prefill {event.done}/{event.total}" if event.total else "waiting for the server"
+def prompt_reporter(engine: Answering) -> LiveReporter:
+    """Return a reporter that shows the progress of prompts. Call its method `end` when an answer begins."""
+    reporter = LiveReporter()
+    reporter.watch(lambda: (next(map(_waiting_words, engine.prefill_progress()), ""), None))
+    return reporter
+
+
+def _waiting_words(prompt: PrefillProgress) -> str:
+    return f"prefill {prompt.done}/{prompt.total}" if prompt.total else "waiting for the server"
 
 
 def model_words(model: str, info: ModelInfo, limit: int = 24) -> str:

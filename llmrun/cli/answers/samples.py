@@ -31,7 +31,7 @@ from llmrun.cli.answers.report import (
     fitting_fields,
     logprob_fields,
     model_words,
-    waiting_words,
+    prompt_reporter,
 )
 from llmrun.cli.arguments.generating import MEAN_LOGPROB, VOTE, SamplesWanted
 from llmrun.cli.console.output import out
@@ -198,10 +198,12 @@ def answer_samples(
     """
     _tell_of_equal_samples(engine, request, wanted.count)
     run = _Run(engine, request, wanted, model, log, as_json=as_json, hide_thinking=hide_thinking)
-    with cancelling(engine.cancel_current) as signals:
+    with cancelling(engine.cancel_current) as signals, prompt_reporter(engine) as waiting:
         run.submit()
         while not engine.idle:
             for event in engine.step():
+                if not isinstance(event, PrefillProgress):
+                    waiting.end()
                 run.take(event)
             run.show_progress()
     run.end()
@@ -246,8 +248,6 @@ class _Run:
             raise event.error
         if isinstance(event, TextDelta):
             self._collected[index].take(event)
-        elif isinstance(event, PrefillProgress) and not any(each.logprobs or each.pieces for each in self._collected):
-            out.progress(waiting_words(event))
         elif isinstance(event, Finished):
             self._done[index] = self._collected[index].answered(self._engine, self._model, self._requests[index], event)
             if self._wanted.best_of is None and not self._as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.base.types import FinishReason, Timings
 from llmrun.cli.answers.answering import check_format, next_seed, sent_sampling
-from llmrun.cli.answers.report import AnsweredRequest, explain_length, show_statistics, waiting_words
+from llmrun.cli.answers.report import AnsweredRequest, explain_length, prompt_reporter, show_statistics
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.prompts import checked_text
 from llmrun.cli.chatting import plain
@@ -372,13 +372,13 @@ class Chat:
         """Save and show an answer as it streams. Returns None if the answer was stopped before its first text."""
         hidden, stream = self._now_set.hide_thinking, self._now_set.stream
         saying = Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream)
-        with self._models.saving(self.record.path), saying:
+        with self._models.saving(self.record.path), saying, prompt_reporter(self.engine) as waiting:
             for event in self.engine.generate(request):
                 if self._signals.stop_wanted:  # the signal may have arrived before the engine received the request
                     self.engine.cancel_current()
-                if isinstance(event, PrefillProgress):
-                    out.progress(waiting_words(event))
-                elif isinstance(event, TextDelta):
+                if not isinstance(event, PrefillProgress):
+                    waiting.end()
+                if isinstance(event, TextDelta):
                     saying.take(event)
                 elif isinstance(event, Finished):
                     if event.reason is FinishReason.CANCELLED and not saying.begun:

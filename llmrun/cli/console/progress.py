@@ -1,6 +1,6 @@
-"""Shows the progress of downloads and of long jobs on one line.
+"""Shows the progress of downloads, prompts and long jobs on one line.
 
-For jobs, a thread redraws the line, because a single forward pass of a large model can take a minute.
+For prompts and jobs, a thread redraws the line, because a single forward pass of a large model can take a minute.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _REDRAW_S = 0.2
 
 
 class LiveReporter:
-    """A BenchReporter for any job. Nothing else may write to the terminal inside the `with` block."""
+    """A BenchReporter for any job. Nothing else may write to the terminal inside the `with` block before `end`."""
 
     def __init__(self) -> None:
         self._words: Callable[[], str] = str
@@ -114,6 +114,13 @@ class LiveReporter:
         with self._lock:
             out.note(words)
 
+    def end(self) -> None:
+        """Erase the line and stop redrawing it. Calls after the first have no effect."""
+        if not self._over.is_set():
+            self._over.set()
+            self._thread.join()
+            out.clear_progress()
+
     def __enter__(self) -> LiveReporter:
         self._thread.start()
         return self
@@ -121,9 +128,7 @@ class LiveReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
-        self._thread.join()
-        out.clear_progress()
+        self.end()
 
     def _redraw(self) -> None:
         while not self._over.wait(_REDRAW_S):

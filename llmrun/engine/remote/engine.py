@@ -272,7 +272,11 @@ class RemoteEngine:
             try:
                 events += self._take(self._arrivals.get(timeout=_AWAKE_S))
             except queue.Empty:
-                return [PrefillProgress(one.request_id, 0, 0) for one in self._running.values() if not one.moments]
+                return [*self.prefill_progress()]
+
+    def prefill_progress(self) -> list[PrefillProgress]:
+        """Return the requests that have no answer yet. Thread-safe."""
+        return [PrefillProgress(one.request_id, 0, 0) for one in [*self._running.values()] if not one.moments]
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events, the last of which is Finished.

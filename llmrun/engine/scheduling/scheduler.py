@@ -163,13 +163,16 @@ def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
     slot.tokens += answer.cached_from(part.tokens, part.depth)
     events: list[Event] = []
     if answer.in_prefill:
-        cached = answer.cached_tokens or 0
-        events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens, cached))
+        events.append(_progress(answer, len(slot.tokens)))
         events += answer.echo(logits[:n])
     if part.is_last:
         events += answer.add_certain(logits[n:], part.certain)
         slot.tokens += answer.cached_from([*part.certain, *part.draft.tokens], len(slot.tokens))
     return events
+
+
+def _progress(answer: Answer, done: int) -> PrefillProgress:
+    return PrefillProgress(answer.request_id, done, answer.prompt_tokens, answer.cached_tokens or 0)
 
 
 def size_of(work: Sequence[Work]) -> StepSize:
@@ -180,6 +183,10 @@ def size_of(work: Sequence[Work]) -> StepSize:
         cached += part.depth
         attended += part.rows * part.depth
     return StepSize(len(work), rows, cached, attended)
+
+
+def _prompt_rows(work: Sequence[Work]) -> int:
+    return sum(part.rows for part in work if not part.decodes)
 
 
 _LEAST_DRAWN: Final = 2  # tokens to draw after forced ones before drafts resume
@@ -501,10 +508,16 @@ class Scheduler:
         """Record the duration of a step that has been run."""
         for part in work:
             part.answer.runs_alone = False
-        n_prompt_rows = sum(part.rows for part in work if not part.decodes)
+        n_prompt_rows = _prompt_rows(work)
         if not n_prompt_rows:
             self._speculation.observe_step(work, seconds)
         self.costs.observe(size_of(work), n_prompt_rows, seconds)
+
+    def expected_progress(self, work: Sequence[Work], seconds: float) -> list[PrefillProgress]:
+        """Return the probable progress of the prompts in a step that began `seconds` ago and is still running."""
+        share = min(seconds / self.costs.of_step(size_of(work), _prompt_rows(work)), 1.0)
+        prompts = [part for part in work if part.answer.in_prefill]
+        return [_progress(part.answer, part.depth + int(share * len(part.tokens))) for part in prompts]
 
     def budget(self, answers: StepSize) -> float:
         """Return the seconds that a step with prompts may take while these answers are in progress."""
