@@ -2,6 +2,7 @@
 """Measure what a long prompt costs others: the gaps between their tokens, and the steps that a short prompt waits.
 
 A few answers are in progress when a long prompt arrives. While it is read, short prompts arrive one after the other.
+With --alone, nothing else runs, and the script prints the sizes and the durations of the prompt's steps.
 
 Example:
     taskset -c 0,1 scripts/measure_long_prompt.py model.gguf -t 2 --long 32000
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Event, Finished, Request, TextDelta, TokenPrompt
+from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta, TokenPrompt
 from llmrun.options.sampling_params import SamplingParams
 
 SHORT, SHORT_ANSWER = 24, 8  # tokens
@@ -56,6 +57,10 @@ def main() -> int:
             tokens = rng.integers(0, engine.info.vocabulary_size, length).tolist()
             return engine.submit(Request(TokenPrompt(tokens), limit, sampling=SamplingParams(logit_bias=ends)))
 
+        if options.alone:
+            submit(options.long, 1)
+            _print_steps(engine)
+            return 0
         answers = [submit(SHORT, 4000) for _ in range(options.answers)]
         alone, beside = Gaps(), Gaps()
         for _ in range(ALONE):
@@ -85,6 +90,27 @@ def main() -> int:
     return 0
 
 
+def _print_steps(engine: Engine) -> None:
+    """Run a prompt, and print the median sizes and durations of its steps for each doubling of the depth."""
+    steps: list[tuple[int, int, float]] = []  # depth, rows and seconds
+    depth = 0
+    while not engine.idle:
+        begun = time.perf_counter()
+        for event in engine.step():
+            if isinstance(event, PrefillProgress):
+                steps.append((depth, event.done - depth, time.perf_counter() - begun))
+                depth = event.done
+    first = 0
+    while first < depth:
+        end = max(2 * first, 1024)
+        _, rows, seconds = zip(*(step for step in steps if first <= step[0] < end), strict=True)
+        print(
+            f"depth {first:7,} to {min(end, depth):7,}: {np.median(rows):3.0f} rows in {np.median(seconds):.2f} s, "
+            f"at most {max(seconds):.2f} s; {sum(rows) / sum(seconds):.0f} tok/s"
+        )
+        first = end
+
+
 def _ms(gaps: Gaps, percentile: float) -> str:
     return f"{np.percentile(gaps.values, percentile) * 1e3:.0f} ms"
 
@@ -95,6 +121,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--long", type=int, default=32_000, help="tokens of the long prompt")
     parser.add_argument("--answers", type=int, default=4, help="answers in progress")
+    parser.add_argument("--alone", action="store_true", help="run only the long prompt")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

@@ -35,7 +35,7 @@ _RECORDED_TOGETHER: Final = 8  # steps without prompts or drafts, which have alm
 _SMALLEST: Final = 0.02  # lower bound of each cost, relative to the assumed cost
 _FITTED_FIRST: Final = 16  # records
 _FITTED_EVERY: Final = 4  # records between later fits, because a fit takes longer than a record
-_ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
+_FIRST_STEP, _FIRST_ROW = 0.05, 0.003  # the assumed seconds of a step and of each row, until a step has been observed
 _POSITIONS: Final = 1024.0  # tokens; the unit of the features `cached` and `attended`
 
 # The assumed time of an additional row divided by the time of a step of one row, for use before any measurement. With 2
@@ -192,7 +192,7 @@ class StepCosts:
     def of_step(self, size: StepSize, prompt_rows: int = 0) -> float:
         """Return the expected seconds of a step with `prompt_rows` rows of prompts."""
         fits = (self._prompts, self._answers) if prompt_rows else (self._answers, self._prompts)
-        return next((fit.of_step(size) for fit in fits if fit.costs), _ASSUMED_STEP)
+        return next((fit.of_step(size) for fit in fits if fit.costs), _FIRST_STEP + _FIRST_ROW * size.rows)
 
     def of_row(self, size: StepSize, depth: int) -> float:
         """Return the seconds that each draft token adds to a step, in an answer with `depth` tokens in the cache."""

@@ -108,6 +108,15 @@ def test_the_number_of_rows_doubles_until_it_is_known() -> None:
     assert found == [32, 64, 128, 256, 256]
 
 
+def test_new_depths_need_no_care_without_answers() -> None:
+    costs, seconds = StepCosts(), MACHINES["135M, one thread"]
+    for _ in range(20):
+        step = EMPTY.with_chunk(256, 0)
+        costs.observe(step, 256, seconds(step))
+    assert costs.rows_within(2.0, answers(1, 100), 30_000, 1) < 10
+    assert costs.rows_alone(2.0, EMPTY, 30_000, 1) >= 48
+
+
 @pytest.mark.parametrize("row", [0.02, 0.06, 0.2, 1.0])
 def test_slow_rows_run_together_but_not_for_long(row: float) -> None:
     """Reading the weights takes 0.1 s. If 2 s are too short for 48 rows, up to 48 rows may take 4 s."""
@@ -204,6 +213,11 @@ def test_nothing_is_known_before_the_first_step() -> None:
     assert not costs.known
     costs.observe(size_of(1, 10), 0, 0.02)
     assert costs.known
+
+
+def test_the_first_prompt_is_assumed_to_take_longer_than_a_token() -> None:
+    """Otherwise, its progress would seem to be complete at once."""
+    assert StepCosts().of_step(size_of(MOST_ROWS, 0), MOST_ROWS) > 5 * StepCosts().of_step(size_of(1, 0))
 
 
 def test_all_four_costs_are_found() -> None:

@@ -117,7 +117,7 @@ class Laptop(StepCosts):
 @pytest.mark.push
 @pytest.mark.parametrize("attended", [0.4e-6, 1.1e-6])
 def test_deep_prompts_have_large_steps(attended: float) -> None:
-    """With fewer rows, each row would take longer. At a depth of 32,000 tokens, 48 rows take 0.8 or 1.9 s."""
+    """With fewer rows, each row would take longer. At a depth of 32,000 tokens, 48 rows take 0.9 or 1.9 s."""
     engine = Engine(ScriptedBackend(None, context_size=40_000))
     engine._scheduler.costs = laptop = Laptop(attended)
     engine.submit(endless(Request(random_prompt(32_000), 20)))
