@@ -215,13 +215,15 @@ class StateFile:
         if part.kind == SEQUENCE_PART and part.start == 0:
             self.tokens, self.parts = record.tokens, [part]
         elif part.kind == BLOCK_PART and part.start <= len(self.tokens) and part.start < part.end:
-            common = part.start + common_prefix(self.tokens[part.start :], record.tokens)
+            if part.start < len(self.tokens):
+                common = part.start + common_prefix(self.tokens[part.start :], record.tokens)
+                self.parts = [
+                    each
+                    for each in self.parts
+                    if (each.start < part.start if each.kind == BLOCK_PART else each.end <= common)
+                ]
             self.tokens[part.start :] = record.tokens
-            self.parts = [
-                each
-                for each in self.parts
-                if (each.start < part.start if each.kind == BLOCK_PART else each.end <= common)
-            ] + [part]
+            self.parts.append(part)
         elif part.kind == CHECKPOINT_PART and part.start == part.end <= len(self.tokens):
             same = (CHECKPOINT_PART, part.end)
             self.parts = [each for each in self.parts if (each.kind, each.end) != same] + [part]

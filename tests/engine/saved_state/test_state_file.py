@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrun.backends.base import BLOCK_PART, SavedPart
 from llmrun.backends.scripted import SAVED_BLOCK, ScriptedBackend
 from llmrun.engine.saved_state.state_file import StateFile
 from llmrun.engine.slots import common_prefix
 from tests.support.engine.saving import grow, loaded, saved_file
+from tests.support.growth import TIMES, growth
 from tests.support.hub.small_disks import mounted_disk
 from tests.support.tiers import examples
 
@@ -66,6 +68,19 @@ def test_only_new_blocks_are_written(tmp_path: Path) -> None:
     assert len(after) - len(before) < len(before) / 3
     save(path, tokens[:900])
     assert path.read_bytes() == after
+
+
+def test_long_files_are_read_in_linear_time(tmp_path: Path) -> None:
+    """A sequence of 131,072 tokens has 4,096 blocks."""
+
+    def saved(n_blocks: int) -> Path:
+        path = tmp_path / f"{n_blocks}.kv"
+        parts = [SavedPart(BLOCK_PART, at, at + 1, 1, 0, bytes) for at in range(n_blocks)]
+        StateFile(path, KEY).save(range(n_blocks), parts, lambda added: True)
+        return path
+
+    files = {n_blocks: saved(n_blocks) for n_blocks in (4096 // TIMES, 4096)}
+    assert growth(lambda n_blocks: StateFile(files[n_blocks], KEY), 4096) < 2 * TIMES
 
 
 def test_a_file_does_not_grow_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
