@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions, SavedPart
 from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import BackendCrashed
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.engine.saved_state.budget import Budget
+from llmrun.engine.saved_state.budget import Budget, SavedPrefixes
 from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
+from llmrun.engine.saved_state.one_file import SavedFile
 from llmrun.engine.slots import SequenceSlots
 from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts.kv import BLOCK
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.saving import grow, saved_file
 from tests.support.engine.scripted_models import DRAWN, endless
@@ -210,6 +215,31 @@ def test_damaged_chunks_are_removed_and_saved_again(folder: Path, tmp_path: Path
                 assert "damaged" in notes[0]
                 save_all(engine)
                 assert [file.read_bytes() for file in files] == whole
+
+
+@pytest.mark.parametrize("kind", ["one file", "chunks"])
+def test_a_long_sequence_is_saved_and_loaded_in_pieces(tmp_path: Path, kind: str) -> None:
+    """Neither saving nor loading holds a second copy of the cache."""
+    n_tokens, n_layers, block_bytes = 8192, 4, 16_384
+    numbers = np.random.default_rng(0).integers(0, 256, n_layers * n_tokens // BLOCK * block_bytes, np.uint8)
+    tokens, key = [*range(n_tokens)], "ab" * 32
+    source, target = (
+        numbers.reshape(n_layers, -1, block_bytes),
+        np.zeros_like(numbers).reshape(n_layers, -1, block_bytes),
+    )
+    full, empty = (PagedKV({0: [memory]}, 1, n_tokens, key=key) for memory in (source, target))
+    full.extend({0: n_tokens})
+    saved: SavedPrefixes = SavedFile(tmp_path / "a.kv", key, None, pytest.fail)
+    if kind == "chunks":
+        saved = SavedChunks(tmp_path, key, Budget([tmp_path], 1 << 40), pytest.fail)
+    tracemalloc.start()
+    while saved.save(full, 0, tokens, n_tokens, ""):
+        pass
+    assert saved.load(empty, 0, tokens, "") == n_tokens
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(source, target)
+    assert peak < source.nbytes / 4
 
 
 @pytest.fixture
