@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.cpu.speeds.forecast import Forecast
+from llmrun.backends.fitting import Fit
+from llmrun.backends.sizing import Footprint, KVBytes
+from llmrun.cli.commands.fit import _cells, _Named
 from tests.support.cli.commands import ROOT, llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
@@ -84,6 +88,11 @@ def test_a_name_is_told_for_all_its_quantizations_the_best_one_marked(environmen
     assert [line.split()[:2] for line in lines[3:]] == [["toy:1b-q4_0", "Q4_0"], ["*", "toy:1b"]]
     assert lines[3].endswith("fits")
     assert lines[4].endswith("fits: the best choice")
+
+
+def test_long_waits_for_the_first_token_are_in_minutes() -> None:
+    one = Fit("a", "Q8_0", 1, 1, 8.0, "cpu", 1, 1, Footprint(1, KVBytes(0)), None, forecast=Forecast(9.0, 100.0, 724.0))
+    assert _cells(_Named("m", "Q8_0", one), is_best=False)["TTFT"] == "12 min 04 s"
 
 
 def test_encoders_have_the_speed_of_reading(tmp_path: Path, environment: dict[str, str]) -> None:

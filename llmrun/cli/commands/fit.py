@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from llmrun.base.amounts import counted, format_bytes
+from llmrun.base.amounts import counted, format_bytes, format_seconds_roughly
 from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError, UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import all_models, apply_settings
@@ -361,7 +361,7 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
         "MEMORY": f"{about}{format_bytes(one.needed)}",
         **(dict.fromkeys(parts, "") if row.is_estimate else parts),
         "TTFT" if one.generates else "PER TEXT": (
-            f"{speed.ttft_s:.2f} s{doubts[0]}" if speed and speed.ttft_s is not None else ""
+            f"{format_seconds_roughly(speed.ttft_s)}{doubts[0]}" if speed and speed.ttft_s is not None else ""
         ),
         "TOK/S": f"{about}{per_second:.0f}{doubts[one.generates]}" if per_second else "",
         " ": _verdict(one, is_best),

@@ -38,7 +38,7 @@ from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
 from llmrun.base.compiled.store import load_kernels
 from llmrun.base.machine.load import Load, disturbance, disturbance_now, watched
 from llmrun.formats.layouts.arena import address_of, allocate_huge
-from llmrun.formats.layouts.kv import BLOCK
+from llmrun.formats.layouts.kv import BLOCK, GROUP
 from llmrun.formats.layouts.linear import WIDE, WIDENED_TYPES
 from llmrun.model.plan.elementary import Rope, rotations_of
 from llmrun.model.plan.matrix import Matrix
@@ -262,7 +262,7 @@ class _AttentionTrial(_Trial):
         q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate(widths))
         for layer in range(_LAYERS):
             q = plan.attention(q, k, v, shape, rope)
-            few = plan.linear(q, _matrix(f"down{layer}", "q8_0", _BETWEEN, q.width))
+            few = plan.linear(q, _matrix(f"down{layer}", "f32" if q.width % GROUP else "q8_0", _BETWEEN, q.width))
             q = plan.linear(few, _matrix(f"up{layer}", "q8_0", wide, _BETWEEN))
         super().__init__(plan, region, n_threads, load, max_rows=ROWS, kv_type=kv_type)
 

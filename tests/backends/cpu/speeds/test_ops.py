@@ -48,6 +48,7 @@ def test_wider_rows_take_longer(quick: OpSpeeds) -> None:
         (AttentionShape(22, 2, 16), "f16"),
         (AttentionShape(22, 2, 16), "q8_0"),
         (AttentionShape(4, 2, 48, value_size=32), "f16"),
+        (AttentionShape(1, 1, 16), "f16"),  # narrower than a group of quantized weights
     ],
 )
 def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, shape: AttentionShape, kv_type: str) -> None:
