@@ -47,11 +47,15 @@ def footprint_on_cpu(
     head: Plan | None = None,
     *,
     max_sequences: int,
+    context_size: int,
     kv_type: str,
     max_rows: int,
     n_threads: int,
 ) -> Footprint:
-    """Return the footprint of a model. `plan` and the draft head's plan must be built from `file`."""
+    """Return the footprint of a model. `plan` and the draft head's plan must be built from `file`.
+
+    context_size  the context for which the partial results of attention are counted as scratch memory
+    """
     plans = [plan] if head is None else [plan, head]
     layers = [
         (window and BLOCK * blocks_of_window(window, max_rows), max_sequences * group.layers * position_bytes)
@@ -66,11 +70,25 @@ def footprint_on_cpu(
         weights=packed_bytes(plan.matrices if head is None else plan.matrices_with(head)),
         cache=KVBytes.of_layers([*layers, checkpoints], states),
         scratch=logits
-        + sum(scratch_needed(part, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads) for part in plans),
+        + sum(
+            scratch_needed(
+                part,
+                [*_whole_blocks(part, max_sequences, context_size, max_rows).values()],
+                kv_type=kv_type,
+                max_rows=max_rows,
+                n_threads=n_threads,
+            )
+            for part in plans
+        ),
         vocabulary=vocabulary_bytes(file),
         header=header_bytes(file),
         programs=ENGINE_PROCESS,
     )
+
+
+def _whole_blocks(plan: Plan, max_sequences: int, context_size: int, max_rows: int) -> dict[int, int]:
+    """Return the number of cache blocks for each window if every sequence has a whole context."""
+    return {window: max_sequences * blocks_of_sequence(window, context_size, max_rows) for window in plan.windows}
 
 
 def _recurrent_bytes(plan: Plan, max_sequences: int) -> tuple[int, tuple[int, int]]:
@@ -120,6 +138,7 @@ def cache_size(
             plan,
             head,
             max_sequences=max_sequences,
+            context_size=BLOCK,  # the context is not known yet, and partial results take little memory
             kv_type=options.kv_type,
             max_rows=max_rows,
             n_threads=n_threads,
@@ -140,9 +159,7 @@ def cache_size(
         kv_type=options.kv_type,
         path=path,
     )
-    full = {
-        window: options.max_sequences * blocks_of_sequence(window, context_size, max_rows) for window in plan.windows
-    }
+    full = _whole_blocks(plan, options.max_sequences, context_size, max_rows)
     if asked is not None and 0 in full:  # sequences never share the blocks of a sliding window
         many = needs(options.max_sequences)
         if asked == AUTO:

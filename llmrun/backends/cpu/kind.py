@@ -32,6 +32,7 @@ class CpuKind:
         from llmrun.backends.cpu.adapters import adapted
         from llmrun.backends.cpu.cache_size import footprint_on_cpu, rows_of_step
         from llmrun.backends.lora_files import opened_adapters
+        from llmrun.backends.sizing import LARGEST_DEFAULT
         from llmrun.base.machine.cpu_count import default_threads
         from llmrun.model.archs.parts.architecture import draft_plan_of_header, plan_of_header
         from llmrun.model.tokenizers.kinds import tokenizer_kernels
@@ -45,6 +46,7 @@ class CpuKind:
             plan,
             draft_plan_of_header(file) if options.draft_head else None,
             max_sequences=options.max_sequences,
+            context_size=options.context_size or min(train_context, LARGEST_DEFAULT),
             kv_type=options.kv_type,
             max_rows=rows_of_step(plan, train_context, options.context_size),
             n_threads=options.threads or default_threads(),

@@ -16,6 +16,7 @@ from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, floats_at, round_up
+from llmrun.formats.layouts.kv import BLOCK
 from llmrun.model.plan.ops.linear import Product
 from llmrun.model.plan.twin import Value
 
@@ -144,16 +145,21 @@ def lower(
     )
 
 
-def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -> int:
+# Larger caches count as caches of this size. In larger caches, the partial results of attention for a single row can
+# take more memory than the limit in ops/attention.py, but never more than 0.2 % of the cache, or 2 % with latent
+# attention.
+_MOST_BLOCKS = 131_072 // BLOCK
+
+
+def scratch_needed(plan: Plan, n_blocks: Sequence[int], *, kv_type: str, max_rows: int, n_threads: int) -> int:
     """Return how many bytes `lower` allocates for activations and scratch memory.
 
-    Runs `lower` with placeholder weights and a placeholder KV cache of one block. The partial results of attention are
-    therefore counted for one block only. For a whole cache, the partial results take up to 32 MiB per shape of layers,
-    but a step of one row uses only 0.2 % of the cache's size, or 0.5 to 2 % with latent attention.
+    Runs `lower` with placeholder weights and a placeholder KV cache. `n_blocks` is the number of blocks for each
+    window, which determines the size of attention's partial results.
     """
     nowhere = np.empty(0, np.uint8)
     packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}
-    shapes = kv_shapes(plan, [1] * len(plan.windows), kv_type)
+    shapes = kv_shapes(plan, [min(count, _MOST_BLOCKS) for count in n_blocks], kv_type)
     kv = [np.broadcast_to(np.zeros(1, np.uint8), shape) for shape in shapes]
     states = [np.broadcast_to(np.zeros(1, np.uint8), shape) for shape in state_shapes(plan, 1)]
     lowered = lower(plan, packed, kv, states, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)

@@ -25,7 +25,9 @@ def test_published_models_can_be_planned(tmp_path: Path, name: str) -> None:
         assert parameter_count(file) / 1e9 == pytest.approx(model.parameters, rel=0.01)
         plan, head = plan_of_header(file), draft_plan_of_header(file)
         assert (head is not None) == model.ahead
-        footprint = footprint_on_cpu(file, plan, head, max_sequences=1, kv_type="f16", max_rows=256, n_threads=2)
+        footprint = footprint_on_cpu(
+            file, plan, head, max_sequences=1, context_size=4096, kv_type="f16", max_rows=256, n_threads=2
+        )
     assert footprint.weights >= 2e9 * model.parameters * 0.98
 
 
