@@ -60,7 +60,7 @@ main()
     arguments = ["generate", "-m", str(path), "-f", str(prompt), "-n", "4", "--raw", "--backend", backend]
     arguments += ["-c", str(context), "--kv-type", "f16", "-t", "2", "--gpu-layers", "0"]
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=600
     )
     return int(re.findall(r"^peak (\d+)$", done.stderr, re.MULTILINE)[0])
 
