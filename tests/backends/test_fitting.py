@@ -36,9 +36,10 @@ def gpus(*free: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.push
-def test_the_sum_is_the_one_that_the_engine_opens_it_by(file: GGUFFile) -> None:
-    found = fit_of(file, Resources(1 << 40, threads=1), context=512)
-    backend = CpuBackend(file, OpenOptions(context_size=512, threads=1))
+@pytest.mark.parametrize("context", [512, 131_072])
+def test_the_sum_is_the_one_that_the_engine_opens_it_by(file: GGUFFile, context: int) -> None:
+    found = fit_of(file, Resources(1 << 40, threads=1), context=context)
+    backend = CpuBackend(file, OpenOptions(context_size=context, threads=1))
     try:
         assert found.footprint.cache.of(found.context) == backend.info.kv_bytes
         assert found.parameters == backend.info.parameters
