@@ -42,7 +42,7 @@ class Needs:
     activation_bytes  bytes of activations read and written; they stay in the CPU caches, so memory bandwidth does not
                       limit them
     products          number of int8 multiply-adds
-    float_products    number of float32 multiply-adds, from float weights, and from attention unless its cache has 8 bits
+    float_products    number of float32 multiply-adds, from float weights and attention, except with a cache of 8 bits
     """
 
     weight_bytes: int = 0

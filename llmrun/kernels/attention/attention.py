@@ -120,6 +120,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     """
     _, tile_rows, tiles = tile_shape(level, layout, group)
     one_chunk, all_chunks = _work_items(level, layout, group, capped=capped)
+    first_block = _first_block(layout)
     most_rows = max(SPAN_QUERIES // tile_shape(level, layout, group).heads // tile_rows, 1) * tile_rows
 
     @kernel
@@ -145,7 +146,12 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
                         and _share(tables, ranges, row + count - 1, chunk)
                     ):
                         count += 1
-                    one_chunk(op, query0, load_i64(tables + 8 * row), ranges, row, count, tile, chunk, scratch)
+                    table = load_i64(tables + 8 * row)
+                    # The other threads take the next items, so this thread's next item is probably n_threads later.
+                    later = item + n_threads
+                    later_chunk = min(chunk + later // head_tiles - slot, end_chunk(ranges, row) - 1)
+                    after = first_block(op, table, later_chunk, later % head_tiles // tiles)
+                    one_chunk(op, query0, table, ranges, row, count, tile, chunk, scratch, after)
                 item = claim(op)
         else:
             # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The last
@@ -166,6 +172,18 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     return run
 
 
+def _first_block(layout: HeadLayout) -> Any:
+    head_bytes = layout.n_bytes
+
+    @inline_function
+    def first_block(op: Any, table: Any, chunk: Any, kv_head: Any) -> Any:
+        """Return the address of a KV head's part of the first block of a chunk."""
+        block = load_i32(table + 4 * chunk * (CHUNK // BLOCK))
+        return load_i64(op + WORDS.cache) + block * load_i64(op + WORDS.block_bytes) + kv_head * head_bytes
+
+    return first_block
+
+
 def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> tuple[Any, Any]:
     """Return (one chunk, all chunks), functions that compute the attention of `count` rows and a tile of heads.
 
@@ -181,7 +199,7 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
     prepare_query = integers.prepare_query(level, head_size)
     has_integers = layout.keys is Q8_0
     begin, add, finish = states(level, layout.values, value_size)
-    copy = copy_state(value_size)
+    copy, first_block = copy_state(value_size), _first_block(layout)
 
     @inline_function
     def place_of(tile: Any) -> Any:
@@ -213,22 +231,33 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         chunk: Any,
         kv_head: Any,
         scratch: Any,
+        after: Any,
     ) -> Any:
         """Compute the states of the next tile of rows after `done` rows. Return its first row.
 
-        The last tile begins early enough to be full. It computes some rows again.
+        The last tile begins early enough to be full. It computes some rows again. The first tile reads the chunk from
+        memory.
         """
-        first, fetches = done, 1 if done == 0 else 0
+        first, fetched = done, after if done == 0 else 0
         if tile_rows > 1 and count >= tile_rows:
             first = min(done, count - tile_rows)
-            together(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetches)
+            together(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched)
         else:
-            alone(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetches)
+            alone(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched)
         return first
 
     @called_function
     def one_chunk(
-        op: Any, query0: Any, table: Any, ranges: Any, row: Any, count: Any, tile: Any, chunk: Any, scratch: Any
+        op: Any,
+        query0: Any,
+        table: Any,
+        ranges: Any,
+        row: Any,
+        count: Any,
+        tile: Any,
+        chunk: Any,
+        scratch: Any,
+        after: Any,
     ) -> Any:
         kv_head, head, first_own = place_of(tile)
         queries, stride = queries_of_rows(op, query0, row, count, head, scratch)
@@ -238,7 +267,7 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         slot = slots_before(ranges, row)
         done = 0
         while done < count:
-            first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch)
+            first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch, after)
             end = first + tile_rows if count >= tile_rows else first + 1
             for of_row in range(done, end):
                 place = partials + (slot + chunk - first_chunk(of_rows, of_row)) * partial_stride
@@ -261,9 +290,10 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
                 begin(merged + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
         for chunk in range(first_of_all, end_of_all):
             prepare(op, table, of_rows, count, chunk, kv_head, scratch)
+            after = first_block(op, table, min(chunk + 1, end_of_all - 1), kv_head)
             done = 0
             while done < count:
-                first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch)
+                first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch, after)
                 end = first + tile_rows if count >= tile_rows else first + 1
                 for of_row in range(done, end):
                     if first_chunk(of_rows, of_row) <= chunk < end_chunk(of_rows, of_row):

@@ -55,8 +55,8 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
     """Return a function that computes the states of `heads` x `rows` queries for one chunk.
 
     The function's `ranges` is the address of the positions that the tile's rows attend to (partials.py). `table` is a
-    block table that is right for all of these rows. `query` is the address of the first query. If `fetches` is 1, the
-    blocks are prefetched, and if it is 0, they are in the CPU's cache already.
+    block table that is right for all of these rows. `query` is the address of the first query. `after` is the address
+    of the block that will probably be read after the chunk, or 0 if the chunk is in the CPU's cache already.
     """
     queries = heads * rows
     at = Scratch(layout.head_size, layout.value_size)
@@ -73,7 +73,7 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
     soften = _soften(level, capped=capped, fills=layout.values is Q8_0)
 
     @called_function
-    def run(op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, scratch: Any, fetches: Any) -> Any:
+    def run(op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, scratch: Any, after: Any) -> Any:
         cache = load_i64(op + WORDS.cache) + kv_head * head_bytes
         block_bytes = load_i64(op + WORDS.block_bytes)
         weights, states = scratch + weights_at, scratch + states_at
@@ -83,9 +83,11 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
         # Blocks lie anywhere in memory, so the processor cannot prefetch across them. With 16 sequences at depth 1,024,
         # these prefetches took the attention of SmolLM2 from 32 to 24 ms, and that of a 1.24B model from 53 to 41 ms.
         for block in range(first_block, end_block):
-            following = cache + load_i32(table + 4 * min(block + 1, end_block - 1)) * block_bytes
             of_block = cache + load_i32(table + 4 * block) * block_bytes
-            block_scores(op, of_block, following * fetches, query, weights + 4 * BLOCK * block)
+            following = after
+            if after != 0 and block + 1 < end_block:
+                following = cache + load_i32(table + 4 * (block + 1)) * block_bytes
+            block_scores(op, of_block, following, query, weights + 4 * BLOCK * block)
         for index in range(hidden(queries)):
             first, end = seen_of_chunk(ranges, index // heads, chunk)
             cap = load_f32(op + WORDS.soft_cap)
