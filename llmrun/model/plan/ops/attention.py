@@ -207,8 +207,9 @@ def _integer_sums_reference(weights: NDArray[np.float32], values: Stored) -> NDA
     largest = (weights * values.scales.max(-1).T).max(-1, keepdims=True)
     step = np.maximum(largest, np.float32(LEAST_BOUND)) / np.float32(LARGEST_WEIGHT)
     factors = weights * (np.float32(1) / step)
-    sums = np.empty(values.numbers.shape[1:], np.float32)
-    for group, first in enumerate(range(0, sums.shape[1], GROUP)):
+    _, heads, size = values.numbers.shape
+    sums = np.empty((heads, size), np.float32)
+    for group, first in enumerate(range(0, size, GROUP)):
         integers = np.rint(factors.astype(np.float64) * values.scales[:, :, group].T)
         of_group = values.numbers[:, :, first : first + GROUP]
         sums[:, first : first + GROUP] = np.einsum("hl,lhd->hd", integers, of_group, dtype=np.float64) * step
