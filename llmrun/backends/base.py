@@ -177,7 +177,7 @@ class OpenOptions:
     cached_prefixes  number of additional sequences that keep prefixes of finished requests; backends create fewer if
                    each sequence needs memory of its own
     threads        number of threads, or None for one thread per physical core
-    kv_type        precision of the KV cache, in the notation of layouts/kv.py
+    kv_type        precision of the KV cache, in the notation of layouts/kv.py, or None for the backend's default
     reserved_memory  bytes of free memory to leave for other uses, such as a cache that another model has not filled yet
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
     tensor_split   the share of the GPU layers for each device, as in "3,1", or "" to follow the free memory
@@ -203,7 +203,7 @@ class OpenOptions:
     kv_tokens: int | str | None = None
     cached_prefixes: int = 0
     threads: int | None = None
-    kv_type: str = "f16"
+    kv_type: str | None = None
     reserved_memory: int = 0
     gpu_layers: int | str = AUTO
     tensor_split: str = ""

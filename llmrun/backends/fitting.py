@@ -197,12 +197,13 @@ def fit_of(
     resources: Resources,
     *,
     context: int | None = None,
-    kv_type: str = "f16",
+    kv_type: str | None = None,
     prompt: int = DEFAULT_PROMPT,
 ) -> Fit:
     """Estimate how well a model fits the resources. Only the header is read, not the tensor data.
 
     context  context size in tokens, TRAINED_CONTEXT, or None for the smaller of DEFAULT_CONTEXT and the trained context
+    kv_type  precision of the KV cache, or None for the backend's default
     Raises BadGGUF for invalid metadata.
     """
     architecture = file.string("general.architecture")

@@ -235,7 +235,8 @@ def _named(options: OpenOptions) -> Entry | None:
     if options.backend not in CHOICES:
         raise UsageError(f"invalid value for --backend: '{options.backend}', choose from {choices(CHOICES)}")
     try:
-        parse_kv_type(options.kv_type)
+        if options.kv_type is not None:
+            parse_kv_type(options.kv_type)
     except ValueError:
         raise UsageError(f"invalid value for --kv-type: '{options.kv_type}', choose from {KV_TYPE.words}") from None
     if options.main_gpu is not None and options.split_mode != "none":

@@ -203,6 +203,7 @@ class Footprint:
     vocabulary  size of the tokenizer's data
     header      size of the header, which is freed after the model is opened, before scratch and cache are used
     programs    size of all processes before they open the model
+    kv_type     the type of the KV cache, which determines `cache`
     """
 
     weights: int
@@ -212,6 +213,7 @@ class Footprint:
     header: int = 0
     programs: int = 0
     mapped: int = 0
+    kv_type: str = F16.name
 
     def total(self, context: int) -> int:
         """Return the peak memory with `context` tokens in every sequence."""
@@ -299,9 +301,7 @@ class MemoryNeeds:
         return _STEP * bisect_right(sizes, room, key=cache.of)
 
 
-def context_for(
-    asked: int | None, *, train_context: int, largest_default: int, needs: MemoryNeeds, kv_type: str, path: str
-) -> int:
+def context_for(asked: int | None, *, train_context: int, largest_default: int, needs: MemoryNeeds, path: str) -> int:
     """Return the context size to use, in tokens. Raises DoesNotFit if there is not enough memory.
 
     The result is `asked` unless `asked` is None. The default is the trained context, limited to `largest_default` and
@@ -313,14 +313,14 @@ def context_for(
         context = min(train_context, largest_default)
         if needs.free is not None and needs.comfortable < context:
             context = min(context, max(needs.comfortable, _LEAST_DEFAULT))
-    check_cache_fits(context, needs, kv_type, path, flag="--ctx-size")
+    check_cache_fits(context, needs, path, flag="--ctx-size")
     return context
 
 
-def check_cache_fits(tokens: int, needs: MemoryNeeds, kv_type: str, path: str, *, flag: str) -> None:
+def check_cache_fits(tokens: int, needs: MemoryNeeds, path: str, *, flag: str) -> None:
     """Raise DoesNotFit if a cache of this many tokens does not fit in the free memory. `flag` sets the cache size."""
     if not needs.fits(tokens):
-        raise _does_not_fit(tokens, needs, kv_type, path, flag)
+        raise _does_not_fit(tokens, needs, path, flag)
 
 
 def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeeds) -> int:
@@ -334,7 +334,7 @@ def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeed
     return max(context_size, max_sequences * each)
 
 
-def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str, flag: str) -> DoesNotFit:
+def _does_not_fit(context: int, needs: MemoryNeeds, path: str, flag: str) -> DoesNotFit:
     assert needs.free is not None
     needed = needs.footprint
     cache = needed.cache.of(context)
@@ -350,7 +350,7 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str, fla
     sentence = f"{sentence}, but only {format_mebibytes(needs.free)} is free"
     if needs.most == 0:
         return DoesNotFit(sentence, hint=_quantization_hint(needs), most_weights=needs.most_weights)
-    return DoesNotFit(sentence, hint=f"try {flag} {needs.most}, the largest that fits{_smaller_type(kv_type)}")
+    return DoesNotFit(sentence, hint=f"try {flag} {needs.most}, the largest that fits{_smaller_type(needed.kv_type)}")
 
 
 def _smaller_type(kv_type: str) -> str:
@@ -359,7 +359,7 @@ def _smaller_type(kv_type: str) -> str:
     if F16 in types:
         return f", or --kv-type {Q8_0.name}, which halves the KV cache"
     if Q8_0 in types:
-        return f", or --kv-type {Q4_0.name}, which halves the KV cache again but is less accurate"
+        return f", or --kv-type {Q4_0.name}, which halves the KV cache but is less accurate"
     return ""
 
 

@@ -205,7 +205,7 @@ class Settings:
     rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers, or off
     rpc_anyway: bool = _setting(False, bool)  # whether RPC servers may have public addresses
     ctx_size: int | None = _setting(None, int, minimum=1, also={TRAINED_CONTEXT: TRAINED_CONTEXT}, meaning=_TRAINED)
-    kv_type: str = _setting("f16", str, texts=KV_TYPE)  # precision of the KV cache
+    kv_type: str | None = _setting(None, str, texts=KV_TYPE)  # precision of the KV cache
     speculate: str | None = _setting(None, str, hint=_SPECULATE)  # auto, off or the name of a draft model
     max_tokens: int | None = _setting(
         None, int, minimum=1, also={_UNLIMITED: _UNLIMITED}, meaning=f"{_UNLIMITED} for no limit", hint=_NO_LIMIT

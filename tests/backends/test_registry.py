@@ -35,10 +35,12 @@ from llmrun.backends.registry import (
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.backends.sizing import LARGEST_DEFAULT, Footprint
 from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
+from llmrun.base.types import Pooling
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from llmrun.formats.layouts.kv import KV_CHOICES
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
+from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 from tests.support.models.tiny_models import changed_copy
 
 HEAVY = {"llama_cpp", "llvmlite", "numba", "numpy", "regex"}
@@ -356,6 +358,40 @@ def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, bac
     keys, _, values = kv_type.partition(":")
     assert opened.info.kv_type == kv_type
     assert opened.info.kv_bytes == 256 * 2 * 2 * (of_32_numbers[keys] + of_32_numbers[values or keys])
+
+
+@pytest.mark.parametrize(
+    ("weight_type", "expected"),
+    [("Q4_1", "q8_0"), ("Q8_0", "q8_0"), ("Q4_0", "q8_0"), ("F16", "f16"), ("BF16", "f16"), ("F32", "f16")],
+)
+def test_quantized_weights_choose_a_q8_0_cache(tmp_path: Path, weight_type: str, expected: str) -> None:
+    """The choice is that of our engine. llama.cpp's default stays f16."""
+    with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type)) as file:
+        chosen, asked = (
+            [entry.kind().footprint(file, options).kv_type for entry in BACKENDS]
+            for options in (OpenOptions(), OpenOptions(kv_type="q4_0"))
+        )
+    assert chosen == [expected, "f16"]
+    assert asked == ["q4_0", "q4_0"]
+
+
+def test_embedding_models_keep_an_f16_cache(tmp_path: Path) -> None:
+    causal = tiny_llama(tmp_path / "causal.gguf", extra={"llama.pooling_type": int(Pooling.LAST)})
+    for path in (causal, tiny_encoder(tmp_path, TINY_ENCODERS["bert"], "Q8_0", without="pooling_type")):
+        with open_gguf(path) as file:
+            assert backend_named("cpu").kind().footprint(file, OpenOptions()).kv_type == "f16"  # type: ignore[union-attr]
+
+
+@pytest.mark.push
+@each_backend
+def test_the_default_cache_is_open_as_it_was_forecast(tmp_path: Path, entry: Entry) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    with open_gguf(path) as file:
+        forecast = entry.kind().footprint(file, OpenOptions(context_size=256))
+    opened = open_backend(path, OpenOptions(entry.name, context_size=256, gpu_layers=0, threads=1))
+    opened.close()
+    assert opened.info.kv_type == forecast.kv_type == {"cpu": "q8_0", "llama": "f16"}[entry.name]
+    assert opened.info.kv_bytes == forecast.cache.of(256)
 
 
 def test_the_scripted_backend_needs_no_model(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_both_backends_are_measured_judged_and_held_against_the_machine() -> Non
     assert set(by_name) == {(backend, phase) for backend in ("cpu", "llama") for phase in ("prefill", "decode")}
     for (backend, _), row in by_name.items():
         assert len(row["samples_ts"]) == 8
+        assert row["type_k"] == row["type_v"] == {"cpu": "q8_0", "llama": "f16"}[backend]
         assert 0.01 < row["roofline_decode_share"] < 3
         assert row["roofline_read_bandwidth"] > 1e9
         assert 90e6 < row["roofline_bytes_per_token"] < 130e6

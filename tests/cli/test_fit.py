@@ -83,7 +83,7 @@ def test_a_name_is_told_for_all_its_quantizations_the_best_one_marked(environmen
     assert done.returncode == 0, done.stderr
     lines = without_mark(done.stdout)
     assert lines[0].startswith("here  ")
-    assert lines[1].startswith("for   512 tokens of context (-c), a prompt of 512 (-p), a KV cache of f16")
+    assert lines[1].startswith("for   512 tokens of context (-c), a prompt of 512 (-p), a KV cache of q8_0")
     assert lines[2].split() == ["MODEL", "QUANT", "FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "TTFT", "TOK/S"]
     assert [line.split()[:2] for line in lines[3:]] == [["toy:1b-q4_0", "Q4_0"], ["*", "toy:1b"]]
     assert lines[3].endswith("fits")
@@ -116,12 +116,19 @@ def test_json_has_the_sum_and_the_forecast(environment: dict[str, str], hub: Fak
     for row in model["quantizations"]:
         parts = [row[f"memory_of_{part}"] for part in ("weights", "kv_cache", "scratch")]
         assert row["memory_needed"] == sum(parts) < row["peak_memory"]
-        assert row["context_size"] == 300
+        assert (row["context_size"], row["kv_type"]) == (300, "q8_0")
         assert row["fits"] is True
         assert min(row["decode_per_second"], row["prefill_per_second"], row["ttft_s"]) > 0
     assert [row["best"] for row in model["quantizations"]] == [False, True]
     assert answer["machine"]["memory_free"] > 0
     assert not any(asked.path.startswith("/o/n") and not asked.range for asked in hub.asked if asked.method == "GET")
+
+
+def test_the_heading_names_all_default_cache_types(environment: dict[str, str], tmp_path: Path, hub: FakeHub) -> None:
+    files = {f"m-{kind}.gguf": tiny_llama(tmp_path / kind, weight_type=kind).read_bytes() for kind in ("F16", "Q4_0")}
+    hub.add("o/mixed", files)
+    assert b", a KV cache of q8_0 or f16\n" in llmrun("fit", "hf:o/mixed", env=environment).stdout
+    assert b", a KV cache of q4_0\n" in llmrun("fit", "hf:o/mixed", "--kv-type", "q4_0", env=environment).stdout
 
 
 @pytest.mark.night

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.llama.imatrix_file import read_imatrix
 from llmrun.base.errors import Cancelled
 from llmrun.cli.commands import imatrix
+from llmrun.jobs import importance
 from llmrun.jobs.importance import ImatrixCollector
 from tests.support.cli.commands import llmrun
 from tests.support.gguf.gguf_files import tiny_llama
@@ -65,6 +68,20 @@ def test_the_text_can_come_from_a_pipe_and_the_output_is_optional(model: Path, t
     assert found[1].keys() - found[0].keys() == {"output.weight"}
     assert found[2].keys() == found[0].keys()
     assert all((found[1][name].sums == entry.sums).all() for name, entry in found[0].items())
+
+
+def test_a_quantized_model_has_an_f16_cache(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, types = tiny_llama(tmp_path / "quantized.gguf", tied=False), []
+    opened = importance.open_cpu_backend
+
+    def watched(path: Path, options: OpenOptions) -> CpuBackend:
+        backend = opened(path, options)
+        types.append(backend.info.kv_type)
+        return backend
+
+    monkeypatch.setattr(importance, "open_cpu_backend", watched)
+    assert imatrix.command(str(path), text=text, output=tmp_path / "out", context=32, chunks=1) == 0
+    assert types == ["f16"]
 
 
 def test_ctrl_c_keeps_the_chunks_so_far(

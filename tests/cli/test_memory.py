@@ -35,14 +35,22 @@ def test_a_context_that_does_not_fit_is_one_line_and_exit_code_7(tmp_path: Path)
     assert error.startswith(f"error: not enough memory for {path}: weights (")
     assert "a KV cache of 20,000,000,000 tokens (" in error
     assert hint.startswith("hint: try --ctx-size ")
-    assert hint.endswith(", the largest that fits, or --kv-type q8_0, which halves the KV cache")
+    assert hint.endswith(", or --kv-type q4_0, which halves the KV cache but is less accurate")
 
 
-@pytest.mark.parametrize(("kv_type", "bytes_a_token"), [("f16", 256), ("q8_0", 144), ("q4_0", 80), ("f16:q4_0", 168)])
-def test_verbose_tells_what_was_chosen(tmp_path: Path, kv_type: str, bytes_a_token: int) -> None:
+@pytest.mark.parametrize(
+    ("asked", "kv_type", "bytes_a_token"),
+    [
+        ([], "q8_0", 144),
+        (["--kv-type", "f16"], "f16", 256),
+        (["--kv-type", "q4_0"], "q4_0", 80),
+        (["--kv-type", "f16:q4_0"], "f16:q4_0", 168),
+    ],
+)
+def test_verbose_tells_what_was_chosen(tmp_path: Path, asked: list[str], kv_type: str, bytes_a_token: int) -> None:
     """Two layers have 2 KV heads of 16 features. A group of 16 has a scale of 2 bytes, except in f16."""
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
-    done = llmrun("generate", "-m", str(path), "--kv-type", kv_type, "-v", "--json", *ASKED)
+    done = llmrun("generate", "-m", str(path), *asked, "-v", "--json", *ASKED)
     assert done.returncode == 0, done.stderr
     told = done.stderr.decode()
     assert "context    32768 tokens; the model was trained for 1048576" in told

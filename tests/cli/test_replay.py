@@ -54,6 +54,7 @@ def test_a_replay_says_that_it_is_the_same(tmp_path: Path, model: Path) -> None:
     path = recorded(tmp_path, model)
     body = json.loads(path.read_text())
     assert (body["numerics"], body["model"], len(body["tokens"]), len(body["logits"])) == (NUMERICS, str(model), 40, 4)
+    assert body["kv_type"] == "q8_0"
     words = "same 40 tokens and logits on this machine: tiny.gguf"
     done = run("replay", str(path))
     assert done.stdout.decode().startswith(words)

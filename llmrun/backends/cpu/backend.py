@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrun.backends.base import check_batch, identity_of, key_of
 from llmrun.backends.cpu.adapters import adapted
-from llmrun.backends.cpu.cache_size import cache_size, rows_of_step
+from llmrun.backends.cpu.cache_size import cache_size, kv_type_of, rows_of_step
 from llmrun.backends.cpu.draft_head import CpuDraftHead
 from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in
@@ -71,18 +71,19 @@ class CpuBackend:
         if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs its own memory
             max_sequences += options.cached_prefixes
         context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads)
-        memory = _Memory.of(self.plan, n_blocks, max_sequences, options.kv_type)
+        kv_type = kv_type_of(file, options)
+        memory = _Memory.of(self.plan, n_blocks, max_sequences, kv_type)
         ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         self._rotations = Rotations(ropes)
         self._max_rows = rows_of_step(self.plan, config.train_context, context_size)
         packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head))
-        self._lower(head, packed, memory, max_sequences * blocks_in(context_size), options.kv_type, n_threads)
+        self._lower(head, packed, memory, max_sequences * blocks_in(context_size), kv_type, n_threads)
         self._load_kernels(packed, vocabulary_kernels, options.progress)
         with filling(packed, n_threads) as weights:
             self.tokenizer: Tokenizer = load_tokenizer(file)
             options.on_tokenizer(self.tokenizer)
             weights.finish(_load_progress(options.progress))
-        key = key_of(_decisive(file, base, ropes, options.kv_type)) if options.saves_state else ""
+        key = key_of(_decisive(file, base, ropes, kv_type)) if options.saves_state else ""
         file.check_unchanged()
         self._states = memory.recurrent_states(self.plan, keeps_rows=options.keeps_rows)
         self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key)
@@ -97,7 +98,7 @@ class CpuBackend:
             backend="cpu",
             device=f"{counted(n_threads, 'thread')}, {host_target().level.name}",
             threads=n_threads,
-            kv_type=options.kv_type,
+            kv_type=kv_type,
             kv_bytes=memory.nbytes + (0 if self.draft_head is None else self.draft_head.kv_bytes),
             batch_invariant=True,
             adapters=described(options.adapters, adapters),

@@ -32,13 +32,27 @@ from llmrun.backends.sizing import (
 )
 from llmrun.base.errors import UsageError
 from llmrun.base.machine.memory import free_memory
-from llmrun.formats.layouts.kv import BLOCK
-from llmrun.model.archs.parts.tensors import parameter_count
+from llmrun.base.types import named_pooling
+from llmrun.formats.layouts.kv import BLOCK, F16, Q8_0
+from llmrun.model.archs.parts.encoders import is_encoder
+from llmrun.model.archs.parts.tensors import is_quantized, parameter_count
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.model.plan.plan import Plan
+
+
+def kv_type_of(file: GGUFFile, options: OpenOptions) -> str:
+    """Return the type of the KV cache: the requested type, or else the default for the model.
+
+    Quantized weights change the predictions of a model far more than q8_0 does (docs/kv-cache.md). Models that are made
+    for embeddings or scores keep f16, because their vectors are stored and compared with vectors of other programs.
+    """
+    if options.kv_type is not None:
+        return options.kv_type
+    embeds = is_encoder(file) or named_pooling(file.metadata, file.string("general.architecture")) is not None
+    return (Q8_0 if is_quantized(file) and not embeds else F16).name
 
 
 def footprint_on_cpu(
@@ -83,6 +97,7 @@ def footprint_on_cpu(
         vocabulary=vocabulary_bytes(file),
         header=header_bytes(file),
         programs=ENGINE_PROCESS,
+        kv_type=kv_type,
     )
 
 
@@ -131,6 +146,7 @@ def cache_size(
     """
     max_rows = rows_of_step(plan, train_context, options.context_size)
     free, parameters = free_memory(reserved=options.reserved_memory), parameter_count(file)
+    kv_type = kv_type_of(file, options)
 
     def needs(max_sequences: int) -> MemoryNeeds:
         footprint = footprint_on_cpu(
@@ -139,7 +155,7 @@ def cache_size(
             head,
             max_sequences=max_sequences,
             context_size=BLOCK,  # the context is not known yet, and partial results take little memory
-            kv_type=options.kv_type,
+            kv_type=kv_type,
             max_rows=max_rows,
             n_threads=n_threads,
         )
@@ -156,7 +172,6 @@ def cache_size(
         train_context=train_context,
         largest_default=min(largest_default, asked) if isinstance(asked, int) else largest_default,
         needs=needs(options.max_sequences if asked is None else 1),
-        kv_type=options.kv_type,
         path=path,
     )
     full = _whole_blocks(plan, options.max_sequences, context_size, max_rows)
@@ -168,6 +183,6 @@ def cache_size(
             # In layers without a window, a token has the same size in the shared cache for any number of sequences.
             cache = replace(many.footprint.cache, token=needs(1).footprint.cache.token)
             shared = replace(many, footprint=replace(many.footprint, cache=cache))
-            check_cache_fits(int(asked), shared, options.kv_type, path, flag="--kv-tokens")
+            check_cache_fits(int(asked), shared, path, flag="--kv-tokens")
             full[0] = blocks_in(int(asked))
     return context_size, list(full.values())

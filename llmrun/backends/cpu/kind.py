@@ -30,7 +30,7 @@ class CpuKind:
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.backends.cpu.adapters import adapted
-        from llmrun.backends.cpu.cache_size import footprint_on_cpu, rows_of_step
+        from llmrun.backends.cpu.cache_size import footprint_on_cpu, kv_type_of, rows_of_step
         from llmrun.backends.lora_files import opened_adapters
         from llmrun.backends.sizing import LARGEST_DEFAULT
         from llmrun.base.machine.cpu_count import default_threads
@@ -47,13 +47,13 @@ class CpuKind:
             draft_plan_of_header(file) if options.draft_head else None,
             max_sequences=options.max_sequences,
             context_size=options.context_size or min(train_context, LARGEST_DEFAULT),
-            kv_type=options.kv_type,
+            kv_type=kv_type_of(file, options),
             max_rows=rows_of_step(plan, train_context, options.context_size),
             n_threads=options.threads or default_threads(),
         )
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
-        from llmrun.backends.cpu.cache_size import MAX_ROWS
+        from llmrun.backends.cpu.cache_size import MAX_ROWS, kv_type_of
         from llmrun.backends.cpu.speeds.forecast import forecast_on_cpu
         from llmrun.model.archs.parts.architecture import plan_of_header
 
@@ -62,7 +62,7 @@ class CpuKind:
             speeds,
             vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
             prompt=prompt,
-            kv_type=options.kv_type,
+            kv_type=kv_type_of(file, options),
             max_rows=MAX_ROWS,
         )
 

@@ -20,7 +20,7 @@ from llmrun.backends.llama.kv_cache import CELL, MROPE_CELL, RECURRENT_CELL, Lla
 from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
 from llmrun.backends.llama.messages import CONTEXT_STEP, Layout
-from llmrun.backends.llama.placement import cache_bytes, decide_placement, split_of, tokens_with
+from llmrun.backends.llama.placement import cache_bytes, decide_placement, kv_type_of, split_of, tokens_with
 from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
@@ -109,7 +109,7 @@ class LlamaBackend:
         context_size, gpu_layers = decide_placement(
             asked, file, adapters, train_context, lambda: self._devices(options)
         )
-        vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
+        vocabulary_size, kv_type = len(file.strings("tokenizer.ggml.tokens")), kv_type_of(options)
         hidden_size = labels or _hidden_size(file)
         rows = round_up(context_size, CONTEXT_STEP) if encodes else MAX_ROWS
         self._gives_shares = labels > 0 and architecture in _SHARES
@@ -123,7 +123,7 @@ class LlamaBackend:
             cache_tokens=tokens_with(asked, context_size),
             max_sequences=options.max_sequences,
             threads=threads,
-            kv_type=options.kv_type,
+            kv_type=kv_type,
             rows=rows,
             vocabulary_size=vocabulary_size,
             hidden_size=hidden_size,
@@ -156,7 +156,7 @@ class LlamaBackend:
             self._path,
             context_size=context_size,
             cell_words=_cell_words(answer),
-            key=key_of(_decisive(file, options.kv_type, answer)) if options.saves_state and not encodes else "",
+            key=key_of(_decisive(file, kv_type, answer)) if options.saves_state and not encodes else "",
         )
         self.info = describe(
             file,
@@ -168,11 +168,11 @@ class LlamaBackend:
             device=placement_words(self.log, threads),
             gpu_layers=offloaded(self.log),
             threads=threads,
-            kv_type=options.kv_type,
+            kv_type=kv_type,
             hidden_size=hidden_size,
             has_logits=not encodes,
             adapters=described(options.adapters, adapters),
-            kv_bytes=cache_bytes(file, answer["cache_tokens"], options.kv_type, max_sequences=options.max_sequences),
+            kv_bytes=cache_bytes(file, answer["cache_tokens"], kv_type, max_sequences=options.max_sequences),
         )
 
     def _open_adapters(self, adapters: Sequence[AdapterFile]) -> None:

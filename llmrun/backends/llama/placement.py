@@ -47,7 +47,7 @@ from llmrun.base.errors import UsageError, shown
 from llmrun.base.machine.memory import free_memory
 from llmrun.base.machine.processor import processor_flags
 from llmrun.formats.layouts.arena import round_up
-from llmrun.formats.layouts.kv import parse_kv_type
+from llmrun.formats.layouts.kv import F16, parse_kv_type
 from llmrun.model.archs.parts.encoders import has_no_cache, is_encoder
 from llmrun.model.archs.parts.tensors import parameter_count
 
@@ -275,15 +275,21 @@ def _largest(file: GGUFFile, key: str, default: int) -> int:
 
 
 def footprint_on_llama(
-    file: GGUFFile, adapters: Iterable[AdapterFile] = (), *, cache: KVBytes, layers: int | None = None
+    file: GGUFFile,
+    adapters: Iterable[AdapterFile] = (),
+    *,
+    cache: KVBytes,
+    kv_type: str = "f16",
+    layers: int | None = None,
 ) -> Footprint:
     """Return the footprint of a model with LoRA adapters on llama.cpp.
 
     llama.cpp maps the file, and copies matrices of some types into the layout that its kernels need. The matrices of
     adapters are read into separate memory.
 
-    cache   bytes of the KV cache as a function of the context size
-    layers  the number of layers that stay in main memory while the others are on GPUs, or None without a GPU
+    cache    bytes of the KV cache as a function of the context size
+    kv_type  the type of the KV cache
+    layers   the number of layers that stay in main memory while the others are on GPUs, or None without a GPU
     """
     scratch = resident_activations(file)
     if is_encoder(file):
@@ -303,6 +309,7 @@ def footprint_on_llama(
         vocabulary=2 * vocabulary_bytes(file),
         header=header_bytes(file),
         programs=CLIENT_PROCESS + LLAMA_PROCESS,
+        kv_type=kv_type,
     )
 
 
@@ -322,6 +329,11 @@ def _repacked_types() -> frozenset[str]:
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
     types = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})  # Repacking these types requires AVX2, which we assume.
     return types | {"Q2_K"} if "avx512f" in processor_flags() else types
+
+
+def kv_type_of(options: OpenOptions) -> str:
+    """Return the type of the KV cache. The default is llama.cpp's, because we have measured q8_0 only on our engine."""
+    return options.kv_type or F16.name
 
 
 def tokens_with(options: OpenOptions, context_size: int) -> int:
@@ -382,7 +394,7 @@ def decide_placement(
 
     def fitting(context_size: int) -> int:
         tokens = tokens_with(options, context_size)
-        sizes = layer_sizes(file, tokens, options.kv_type, max_sequences=options.max_sequences)
+        sizes = layer_sizes(file, tokens, kv_type_of(options), max_sequences=options.max_sequences)
         return layers_that_fit(sizes, free, split_of(options))
 
     context_size = options.context_size or _context_on_gpus(fitting, train_context, wanted)
@@ -409,19 +421,18 @@ def _context_in_memory(
     llama.cpp fills its whole cache with zeros when it opens the model. A system that has overcommitted its memory would
     then kill the process, so this function checks the size beforehand.
     """
-    kv_type, max_sequences = options.kv_type, options.max_sequences
+    kv_type, max_sequences = kv_type_of(options), options.max_sequences
     cache = cache_by_context(file, kv_type, max_sequences=max_sequences, layers=layers)
     if isinstance(options.kv_tokens, int):
         n_bytes = cache_bytes(file, options.kv_tokens, kv_type, max_sequences=max_sequences, layers=layers)
         cache = KVBytes(0, ((1, n_bytes),))  # The cache size does not depend on the context size.
-    footprint = footprint_on_llama(file, adapters, cache=cache, layers=layers)
+    footprint = footprint_on_llama(file, adapters, cache=cache, kv_type=kv_type, layers=layers)
     # The number of parameters only affects a hint about the whole model, so 0 is passed for a part of the model.
     return context_for(
         options.context_size,
         train_context=train_context,
         largest_default=LARGEST_FILLED_DEFAULT if layers is None else LARGEST_DEFAULT,
         needs=MemoryNeeds(footprint, free_memory(), parameter_count(file) if layers is None else 0),
-        kv_type=kv_type,
         path=str(file.path),
     )
 

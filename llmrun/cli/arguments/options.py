@@ -203,7 +203,8 @@ KVType = Annotated[
     speed_option(
         "--kv-type",
         metavar="TYPE",
-        help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES.  [default: f16]",
+        help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES."
+        "  [default: q8_0 for quantized weights on the CPU, else f16]",
         autocompletion=one_of(*KV_CHOICES),
     ),
 ]

@@ -17,7 +17,7 @@ from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import drafts, models, one_of
 from llmrun.cli.console.output import out
-from llmrun.formats.layouts.kv import KV_CHOICES, KV_TYPE, parse_kv_type
+from llmrun.formats.layouts.kv import KV_TYPE, parse_kv_type
 from llmrun.jobs.bench.serving.plan import CONCURRENCY, ServingPlan, parse_goodput
 from llmrun.options.settings import SPECULATE_OFF, Settings, load_settings
 
@@ -119,15 +119,7 @@ class BenchFlags:
     threads: Annotated[
         str | None, options.speed_option("-t", "--threads", metavar="N", help="CPU threads.  [default: one per core]")
     ] = None
-    kv_type: Annotated[
-        str | None,
-        options.speed_option(
-            "--kv-type",
-            metavar="TYPE",
-            help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES.  [default: f16]",
-            autocompletion=one_of(*KV_CHOICES),
-        ),
-    ] = None
+    kv_type: options.KVType = None
     lora: options.Lora = None
     gpu_layers: Annotated[
         str | None,
@@ -224,7 +216,7 @@ class Knobs:
 
     backends: Sequence[str]
     threads: Sequence[int | None]
-    kv_types: Sequence[str]
+    kv_types: Sequence[str | None]
     gpu_layers: Sequence[int | str]
     speculations: Sequence[str]
 

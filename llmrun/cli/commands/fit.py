@@ -10,7 +10,7 @@ no text, so their speed is the speed of reading text.
 Examples:
     llmrun fit
     llmrun fit qwen3:8b
-    llmrun fit hf:org/repo -c 32768 --kv-type q8_0
+    llmrun fit hf:org/repo -c 32768 --kv-type q4_0
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> 
     from llmrun.cli.console.output import narrowed
     from llmrun.cli.recommendation_output import disturbance_words
 
-    heading = _heading(asked, next((row.fit for row in named if not row.is_estimate), named[0].fit))
+    heading = _heading(asked, [row.fit for row in named if not row.is_estimate] or [named[0].fit])
     if disturbance := next((row.fit.disturbance for row in named if row.fit.disturbance), ""):
         heading.append(f"      {disturbance_words(disturbance)}")
     out.lines([row for line in heading for row in hanging(line, room(sys.stdout))], dim=True)
@@ -389,9 +389,10 @@ def _verdict(one: Fit, is_best: bool) -> str:
     return f"{words}: the best choice" if is_best else words
 
 
-def _heading(asked: _FitFlags, one: Fit) -> list[str]:
+def _heading(asked: _FitFlags, fits: Sequence[Fit]) -> list[str]:
     """Return the lines above the table, which show this machine's resources and the assumptions for the estimates."""
-    what, cache = ("prompt", f", a KV cache of {asked.settings.kv_type}") if one.generates else ("text", "")
+    one, types = fits[0], dict.fromkeys(each.footprint.kv_type for each in fits)
+    what, cache = ("prompt", f", a KV cache of {' or '.join(types)}") if one.generates else ("text", "")
     lines = [
         _here(asked),
         f"for   {one.context:,} tokens of context (-c), a {what} of {asked.prompt:,} (-p){cache}",
@@ -435,6 +436,7 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "backend": one.backend,
         "context_size": one.context,
         "trained_context": one.trained_context,
+        "kv_type": None if row.is_estimate else one.footprint.kv_type,
         "memory_needed": one.needed,
         **(dict.fromkeys(parts) if row.is_estimate else parts),
         "gpu_layers": one.gpu_layers,

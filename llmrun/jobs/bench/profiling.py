@@ -272,7 +272,7 @@ def profile(
     path: Path,
     *,
     threads: int | None = None,
-    kv_type: str = "f16",
+    kv_type: str | None = None,
     prompt: int = 256,
     depth: int = 0,
     seconds: float = 2.0,
@@ -300,7 +300,7 @@ def profile(
         return Profile(
             path=str(path),
             threads=backend.info.threads,
-            kv_type=kv_type,
+            kv_type=backend.info.kv_type,
             limits=limits,
             decode=decode,
             prefill=prefill,

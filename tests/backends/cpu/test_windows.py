@@ -158,10 +158,10 @@ def test_the_sum_is_the_one_that_the_engine_opens_it_by(path: Path) -> None:
     with windows_in_plans(*WINDOWS), open_gguf(path) as file:
         found = fit_of(file, Resources(1 << 40, threads=2), context=CONTEXT)
         twice = footprint_on_cpu(
-            file, backend.plan, max_sequences=2, context_size=CONTEXT, kv_type="f16", max_rows=MAX_ROWS, n_threads=2
+            file, backend.plan, max_sequences=2, context_size=CONTEXT, kv_type="q8_0", max_rows=MAX_ROWS, n_threads=2
         ).cache
     backend.close()
-    cache, layer = found.footprint.cache, 2 * 2 * 16 * 2  # KV heads, keys and values, features, bytes
+    cache, layer = found.footprint.cache, 2 * 2 * (16 + 2)  # KV heads, keys and values, features and their scale
     assert cache.of(CONTEXT) == backend.info.kv_bytes
     assert cache.token == 2 * layer  # two of five layers have no window
     assert cache.of(CONTEXT) - cache.of(CONTEXT // 2) == CONTEXT // 2 * cache.token

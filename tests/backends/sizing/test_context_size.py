@@ -35,14 +35,9 @@ from tests.support.gguf.gguf_files import tiny_llama
 MIB = 1 << 20
 
 
-def chosen(asked: int | None, train_context: int, needs: MemoryNeeds, kv_type: str = "f16") -> int:
+def chosen(asked: int | None, train_context: int, needs: MemoryNeeds) -> int:
     return context_for(
-        asked,
-        train_context=train_context,
-        largest_default=LARGEST_DEFAULT,
-        needs=needs,
-        kv_type=kv_type,
-        path="model.gguf",
+        asked, train_context=train_context, largest_default=LARGEST_DEFAULT, needs=needs, path="model.gguf"
     )
 
 
@@ -160,18 +155,18 @@ def test_the_sum_counts_scratch_and_the_vocabulary_and_a_smaller_quantization_is
 
 
 def test_weights_that_are_mapped_may_be_larger_than_memory() -> None:
-    needs = MemoryNeeds(Footprint(100 * MIB, KVBytes(MIB // 32), mapped=100 * MIB), 50 * MIB)
+    needs = MemoryNeeds(Footprint(100 * MIB, KVBytes(MIB // 32), mapped=100 * MIB, kv_type="q4_0"), 50 * MIB)
     assert chosen(None, 131_072, needs) == 512
     assert chosen(1600, 131_072, needs) == 1600
     with pytest.raises(DoesNotFit, match="a KV cache of 1,601 tokens needs 50 MiB") as caught:
-        chosen(1601, 131_072, needs, "q4_0")
+        chosen(1601, 131_072, needs)
     assert caught.value.hint == "try --ctx-size 1600, the largest that fits"
 
 
 @pytest.mark.parametrize(("kv_type", "smaller"), [("f16:q4_0", "q8_0"), ("q8_0", "q4_0"), ("q8_0:q4_0", "q4_0")])
 def test_a_smaller_type_of_cache_is_recommended(kv_type: str, smaller: str) -> None:
     with pytest.raises(DoesNotFit) as caught:
-        chosen(1601, 131_072, MemoryNeeds(Footprint(0, KVBytes(MIB // 32)), 50 * MIB), kv_type)
+        chosen(1601, 131_072, MemoryNeeds(Footprint(0, KVBytes(MIB // 32), kv_type=kv_type), 50 * MIB))
     assert caught.value.hint is not None
     assert f"--kv-type {smaller}, which halves" in caught.value.hint
 

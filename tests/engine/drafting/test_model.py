@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmrun.backends.base import OpenOptions
+from llmrun.backends.registry import open_backend
 from llmrun.backends.scripted import ScriptedBackend, ScriptedTokenizer, scripted_answers
 from llmrun.base.errors import BackendCrashed, DoesNotFit, UsageError
 from llmrun.base.types import Batch, Outputs
@@ -22,6 +24,7 @@ from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_request
+from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 
 ANSWER = "a sentence in which hardly anything is repeated, so that lookup is of little use: 0123456789"
@@ -188,6 +191,14 @@ def test_a_recurrent_draft_model_is_given_up() -> None:
     first = drafter.draft([1, 2, 3], 6, always).tokens
     assert drafter.draft([1, 2, 3, (first[0] + 1) % 256], 4, always).tokens == ()
     assert "recurrent" in source.error
+
+
+@pytest.mark.push
+def test_each_model_has_its_own_default_cache(tmp_path: Path) -> None:
+    path, small = (tiny_llama(tmp_path / f"{kind}.gguf", weight_type=kind) for kind in ("Q8_0", "F16"))
+    options = OpenOptions("cpu", context_size=64, threads=1)
+    with closing(open_backend(path, options)) as target, closing(open_draft_model(small, options, target)) as draft:
+        assert (target.info.kv_type, draft.info.kv_type) == ("q8_0", "f16")
 
 
 def test_cancelling_stops_a_draft() -> None:

@@ -29,6 +29,7 @@ from llmrun.formats.layouts.kv import BLOCK
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.saving import grow, saved_file
 from tests.support.engine.scripted_models import DRAWN, endless
+from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.tiny_architectures import tiny_architecture
 
 pytestmark = pytest.mark.push
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def opened(path: Path, kv_type: str = "f16", max_sequences: int = 1, kv_tokens: int | None = None) -> Engine:
+def opened(path: Path, kv_type: str | None = "f16", max_sequences: int = 1, kv_tokens: int | None = None) -> Engine:
     options = OpenOptions(
         context_size=CONTEXT,
         max_sequences=max_sequences,
@@ -150,6 +151,23 @@ def test_the_key_depends_on_everything_that_changes_the_cache(folder: Path) -> N
         assert engine.state_key != keys[0]
     with open_gguf(model) as file, closing(CpuBackend(file, OpenOptions(context_size=64, threads=1))) as backend:
         assert backend.kv.key == ""
+
+
+def test_a_state_with_another_cache_type_is_replaced(tmp_path: Path) -> None:
+    """Before the default depended on the weights, chats with quantized models saved states with an f16 cache."""
+    path, file = tiny_llama(tmp_path / "tiny.gguf", context=CONTEXT), tmp_path / "chat.kv"
+    notes: list[str] = []
+    cached, tokens = [], []
+    for kv_type in ("f16", None, None):
+        with closing(opened(path, kv_type)) as engine:
+            engine.use_saved(saved_file(file, engine._backend, notes))
+            answered = answer(engine, PROMPT[:600])
+            engine.save_prefix()
+        cached.append(answered.finished.timings.cached_tokens)
+        tokens.append(answered.tokens)
+    assert cached == [0, 0, 599]
+    assert tokens[1] == tokens[2]
+    assert notes == []
 
 
 def chunks(folder: Path, engine: Engine, limit: int = 1 << 40, notes: list[str] | None = None) -> SavedChunks:

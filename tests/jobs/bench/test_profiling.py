@@ -23,6 +23,7 @@ from tests.support.models.tiny_architectures import tiny_architecture
 pytestmark = pytest.mark.push
 
 DEPTH, PROMPT = 40, MAX_ROWS + 50  # two steps
+POSITION = 2 * 2 * (16 + 2)  # bytes of a layer's q8_0 cache: KV heads, keys and values, features and their scale
 LAYER = [
     ("rmsnorm", ""),
     ("quantize", "attn_q"),
@@ -111,13 +112,13 @@ def linear(step: StepProfile, name: str) -> OpProfile:
 
 @pytest.mark.night
 def test_a_decode_needs_what_the_plan_needs(found: Profile, plan: Plan) -> None:
-    needs, whole = found.decode.total.needs, needs_of_plan(plan)
+    needs, whole = found.decode.total.needs, needs_of_plan(plan, kv_type="q8_0")
     assert needs.weight_bytes == whole.weight_bytes
-    assert needs.products == sum(needs_of(op, "f16", StepShape(1, DEPTH)).products for op in plan.ops)
+    assert needs.products == sum(needs_of(op, "q8_0", StepShape(1, DEPTH)).products for op in plan.ops)
     square = linear(found.decode, "blk.1.attn_output.weight").spent.needs
     assert (square.memory_bytes, square.products) == (64 * 64 // 32 * 18, 64 * 64)
     [attention, _] = [one.spent.needs for one in found.decode.ops if one.kind == "attention"]
-    assert attention.kv_bytes == (DEPTH + 1) * 2 * 2 * 16 * 2
+    assert attention.kv_bytes == (DEPTH + 1) * POSITION
     [rope, _] = [one.spent.needs for one in found.decode.ops if one.kind == "rope"]
     assert whole.kv_read.of(DEPTH + 1) == 2 * attention.kv_bytes
     assert needs.kv_bytes == 2 * (attention.kv_bytes + rope.kv_bytes)
@@ -132,7 +133,7 @@ def test_a_long_prompt_is_all_of_its_steps(found: Profile) -> None:
     output, once = (linear(step, "output.weight").spent.needs for step in (found.prefill, found.decode))
     assert output == once
     [attention, _] = [one.spent.needs for one in found.prefill.ops if one.kind == "attention"]
-    assert attention.kv_bytes == (DEPTH + MAX_ROWS + DEPTH + PROMPT) * 2 * 2 * 16 * 2
+    assert attention.kv_bytes == (DEPTH + MAX_ROWS + DEPTH + PROMPT) * POSITION
     assert attention.float_products == 2 * 64 * sum(range(DEPTH + 1, DEPTH + PROMPT + 1))
 
 
@@ -140,7 +141,7 @@ def test_a_long_prompt_is_all_of_its_steps(found: Profile) -> None:
 def test_the_machine_was_measured(found: Profile) -> None:
     assert 1e8 < found.limits.read_bandwidth < 1e13
     assert 1e8 < found.limits.multiply_rate < 1e14
-    assert (found.threads, found.kv_type) == (2, "f16")
+    assert (found.threads, found.kv_type) == (2, "q8_0")
 
 
 def test_shares_are_of_the_limits() -> None:

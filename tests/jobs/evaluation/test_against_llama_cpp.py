@@ -82,7 +82,7 @@ def theirs(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def ours(files: tuple[Path, Path]) -> Iterator[list[Backend]]:
     """Open the damaged copy as the model, and the original as its base."""
-    base, damaged = (Source(path, OpenOptions("cpu", context_size=CONTEXT)) for path in files)
+    base, damaged = (Source(path, OpenOptions("cpu", context_size=CONTEXT, kv_type="f16")) for path in files)
     with opened(damaged, base) as backends:
         yield backends
 

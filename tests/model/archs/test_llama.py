@@ -19,14 +19,14 @@ from llmrun.formats.quants.registry import BY_NAME
 from llmrun.formats.quants.weight_type import WeightType
 from llmrun.model.archs import llama
 from llmrun.model.archs.parts.architecture import architecture_of, architectures
-from llmrun.model.archs.parts.tensors import common_type, matrix, parameter_count, vector
+from llmrun.model.archs.parts.tensors import common_type, is_quantized, matrix, parameter_count, vector
 from llmrun.model.plan.matrix import SUPPORTED
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Linear
 from llmrun.model.plan.ops.norms import RmsNorm
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.twin import Rows
-from tests.support.gguf.gguf_files import Tensor, llama3_rope_factors, tiny_llama
+from tests.support.gguf.gguf_files import Tensor, llama3_rope_factors, tiny_llama, write_gguf
 from tests.support.models.tiny_models import Change, changed_copy
 
 
@@ -358,3 +358,12 @@ def test_the_common_type_is_the_one_of_most_bytes(tmp_path: Path) -> None:
     with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_1")) as file:
         assert common_type(file) == "Q4_1"
         assert parameter_count(file) == sum(int(np.prod(tensor.shape)) for tensor in file.tensors.values())
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(8, True), (12, False)])
+def test_files_are_quantized_if_most_bytes_are(tmp_path: Path, rows: int, expected: bool) -> None:
+    """A row of 320 weights takes 340 bytes in Q8_0 and 640 bytes in F16."""
+    ones = np.ones((20, 320), np.float32)
+    tensors = {"a.weight": ("Q8_0", ones), "b.weight": ("F16", ones[:rows])}
+    with open_gguf(write_gguf(tmp_path / "mixed.gguf", {"general.architecture": "llama"}, tensors)) as file:
+        assert is_quantized(file) is expected

@@ -188,7 +188,7 @@ def _subject(trial: Trial, facts: Mapping[str, Any], digests: Mapping[str, str])
         model=target.model,
         backend=backend,
         threads=facts.get("threads", target.threads or 0),
-        kv_type=facts.get("kv_type", target.kv_type),
+        kv_type=facts.get("kv_type", target.kv_type or ""),
         gpu_layers=facts.get("gpu_layers", ""),
         endpoint=target.endpoint,
         facts=own,

@@ -36,12 +36,14 @@ _KINDS = {kind.exit_code: kind for kind in _ALL}
 
 def cold_start(target: BenchTarget) -> Sample:
     """Run `llmrun generate` once and return its timing. Raises the command's error if the command fails."""
-    arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
+    arguments = ["generate", "--model", target.path, "--backend", target.backend]
     arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
     arguments += ["--speculate", target.draft or target.speculate, "--rpc", RPC_OFF]
     arguments += [part for adapter in target.adapters for part in ("--lora", adapter)]
     if target.threads is not None:
         arguments += ["--threads", str(target.threads)]
+    if target.kv_type is not None:
+        arguments += ["--kv-type", target.kv_type]
     with tempfile.TemporaryFile() as errors:
         started = time.perf_counter()
         process = subprocess.Popen(

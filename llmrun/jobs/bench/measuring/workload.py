@@ -194,6 +194,7 @@ class BenchTarget:
     model      the model's name as the user gave it
     path       the model file; empty for an endpoint
     threads    the number of threads; None to let the backend choose
+    kv_type    the precision of the KV cache; None to let the backend choose
     speculate  auto, off, or the name of the draft model
     draft      the file of the draft model; empty without a draft model
     adapters   LoRA adapters, in the notation of --lora
@@ -204,7 +205,7 @@ class BenchTarget:
     endpoint: str = ""
     backend: str = "auto"
     threads: int | None = None
-    kv_type: str = "f16"
+    kv_type: str | None = None
     gpu_layers: int | str = "auto"
     speculate: str = SPECULATE_OFF
     draft: str = ""
@@ -250,7 +251,7 @@ def local_targets(
     models: Sequence[tuple[str, str]],
     backends: Sequence[str],
     threads: Sequence[int | None],
-    kv_types: Sequence[str],
+    kv_types: Sequence[str | None],
     gpu_layers: Sequence[int | str],
     speculations: Sequence[tuple[str, str]] = ((SPECULATE_OFF, ""),),
     adapters: tuple[str, ...] = (),
@@ -291,7 +292,7 @@ def _names(targets: Sequence[BenchTarget]) -> list[str]:
         lambda target: target.model,
         lambda target: parse_endpoint(target.endpoint).host if target.endpoint else target.backend,
         lambda target: "" if target.threads is None else f"{target.threads} thread{'s'[: target.threads != 1]}",
-        lambda target: "" if target.endpoint else target.kv_type,
+        lambda target: target.kv_type or "",
         lambda target: "" if target.endpoint else f"ngl {target.gpu_layers}",
         lambda target: "" if target.endpoint else f"speculate {target.speculate}",
     ]

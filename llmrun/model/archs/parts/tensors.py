@@ -143,6 +143,12 @@ def common_type(file: GGUFFile) -> str:
     return max(sizes, key=lambda name: sizes[name], default="none")
 
 
+def is_quantized(file: GGUFFile) -> bool:
+    """Return whether the quantized types use more than half of the bytes of the weights."""
+    quantized = sum(tensor.nbytes for tensor in file.tensors.values() if tensor.type.block_weights > 1)
+    return 2 * quantized > sum(tensor.nbytes for tensor in file.tensors.values())
+
+
 def parameter_count(file: GGUFFile) -> int:
     return sum(_weights(tensor) for tensor in file.tensors.values())
 

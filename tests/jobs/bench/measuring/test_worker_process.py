@@ -16,6 +16,7 @@ from llmrun.base.errors import BackendCrashed, BadGGUF, LlmrunError, ModelFileEr
 from llmrun.jobs.bench.measuring.pool import WorkerProcess
 from llmrun.jobs.bench.measuring.workload import BenchTarget, Room, synthetic
 from tests.support.bench.scripts import SHORT, Notes, target_of
+from tests.support.gguf.gguf_files import tiny_llama
 
 pytestmark = pytest.mark.push
 
@@ -41,6 +42,12 @@ def test_it_opens_runs_counts_and_ends(tmp_path: Path) -> None:
         process.close()
         with pytest.raises(LlmrunError, match="is closed"):
             process.run(SHORT, seed=2)
+
+
+def test_the_default_cache_type_is_reported(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    with worker() as process:
+        assert process.open(BenchTarget("m", str(path), backend="cpu", threads=1), ROOM)["kv_type"] == "q8_0"
 
 
 def test_a_warm_up_has_a_time_limit(tmp_path: Path) -> None:
