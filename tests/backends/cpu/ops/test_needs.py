@@ -138,20 +138,21 @@ def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "position"),
+    ("kv_type", "position", "integers"),
     [
-        ("f16", 2 * (576 + 512)),
-        ("q8_0", 576 + 512 + 2 * (18 + 16)),
-        ("q8_0:f16", 576 + 2 * 18 + 2 * 512),
+        ("f16", 2 * (576 + 512), 0),
+        ("q8_0", 576 + 512 + 2 * (18 + 16), 576 + 512),
+        ("q8_0:f16", 576 + 2 * 18 + 2 * 512, 576),
     ],
 )
-def test_values_of_another_size_than_keys_count_as_what_they_are(kv_type: str, position: int) -> None:
+def test_values_of_another_size_than_keys_count_as_what_they_are(kv_type: str, position: int, integers: int) -> None:
     kv = LayerKV(AttentionShape(16, 1, 576, value_size=512), 0, 0)
     assert kv_position_bytes(kv.shape, kv_type) == position
     q, out = Value(16 * 576), Value(16 * 512)
     attention = Attention(q, kv, 0.1, 0.0, None, out)
     floats = 16 * (576 + 512)
-    assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, 4 * floats, 0, floats * 100)
+    products = 1600 * integers, 100 * floats - 1600 * integers
+    assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, 4 * floats, *products)
     assert needs(Rotate(q, kv, None, Value(16 * 576)), 3, kv_type=kv_type) == Needs(0, 0, 3 * 2 * 4 * q.width)
 
 
