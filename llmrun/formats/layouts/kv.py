@@ -201,6 +201,8 @@ class HeadLayout:
 CHUNK: Final = 128  # positions per softmax step
 
 SPLIT_ROWS: Final = 32  # steps of at most this many rows are split over chunks
+# The most rows of such a step that share a chunk. A larger number would leave too few items for many threads.
+SHARING_ROWS: Final = 8
 
 # Queries per tile. With AVX-512, 8 queries of two vectors each take up 16 of the 32 registers. With AVX2, a vector
 # takes up two of the 16 registers, and 6 queries of one vector each take up 12 of them. Integer products need fewer
@@ -229,7 +231,7 @@ def tile_shape(level: str, layout: HeadLayout, group: int) -> TileShape:
         most = _INTEGER_TILE_QUERIES.get(level, most)
     tiles = -(-group // most)
     heads = -(-group // tiles)
-    return TileShape(heads, most // heads, tiles)
+    return TileShape(heads, min(most // heads, SHARING_ROWS), tiles)
 
 
 def tile_vectors(level: str, queries: int) -> int:
@@ -254,7 +256,7 @@ def step_offset(value_size: int) -> int:
     return 4 * value_size + 8
 
 
-SPAN_QUERIES: Final = 96  # queries that share each read of a chunk in a step of many rows
+SPAN_QUERIES: Final = SHARING_ROWS * _MOST_QUERIES  # the most queries that share each read of a chunk
 
 
 @dataclass(frozen=True, slots=True)

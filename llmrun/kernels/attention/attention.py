@@ -9,9 +9,11 @@ positions.
 
 If a head has an attention sink, its state starts with the sink's score as the maximum, a weight of 1 and a zero value.
 
-Query heads that share a KV head (GQA) and neighbouring rows form a tile. A key is converted to float32 only once per
-tile. In a step of few rows, rows of different sequences share a chunk if their block tables agree on it, as they do in
-a common prefix. The chunk is then read once for all of them (cascade attention, as in Hydragen, arXiv:2402.05099).
+Query heads that share a KV head (GQA) and neighbouring rows form a tile. A tile loads each key and value from the CPU's
+cache only once. In a step of few rows, rows of different sequences share a chunk if their block tables agree on it, as
+they do in a common prefix. The chunk is then read once for all of them (cascade attention, as in Hydragen,
+arXiv:2402.05099). In a step of many rows, a thread computes the tiles of a span of rows one chunk at a time, so that
+the chunk stays in the CPU's cache.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from llmrun.formats.layouts.kv import (
     CHUNK,
     KV_TYPES,
     Q8_0,
+    SHARING_ROWS,
     SPAN_QUERIES,
     HeadLayout,
     Scratch,
@@ -60,8 +63,6 @@ from llmrun.model.plan.ops.attention import MergeWords
 
 _MERGE = records.offsets(MergeWords)
 
-# The most rows that share a chunk. A larger number would leave too few items for many threads.
-_SHARING_ROWS = 8
 _SPANS_PER_THREAD = 8  # spans of rows and tiles of heads
 _MERGED_HEADS = 4  # heads that a thread merges at a time
 
@@ -118,10 +119,10 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     In a step of few rows, each work item processes one chunk for the rows that share it and a tile of heads. Otherwise,
     it processes all chunks for a span of rows and a tile of heads.
     """
-    _, tile_rows, tiles = tile_shape(level, layout, group)
-    one_chunk, all_chunks = _work_items(level, layout, group, capped=capped)
+    heads, tile_rows, tiles = tile_shape(level, layout, group)
+    prepare_queries, one_chunk, all_chunks = _work_items(level, layout, group, capped=capped)
     first_block = _first_block(layout)
-    most_rows = max(SPAN_QUERIES // tile_shape(level, layout, group).heads // tile_rows, 1) * tile_rows
+    most_rows = SPAN_QUERIES // heads // tile_rows * tile_rows
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -134,23 +135,27 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
         slots = slots_of_step(ranges, rows, load_i64(op + WORDS.slots))
         item = claim(op)
         if slots > 0:
+            prepared = -1  # the item's tile and first row, whose queries are in the scratch memory
             while item < head_tiles * slots:
-                tile, slot = item % head_tiles, item // head_tiles
+                tile, slot = item // slots, item % slots
                 row = row_of_slot(ranges, slot)
                 chunk = first_chunk(ranges, row) + slot - slots_before(ranges, row)
-                if row % _SHARING_ROWS == 0 or not _share(tables, ranges, row - 1, chunk):
+                if row % SHARING_ROWS == 0 or not _share(tables, ranges, row - 1, chunk):
                     count = 1
                     while (
                         row + count < rows
-                        and (row + count) % _SHARING_ROWS != 0
+                        and (row + count) % SHARING_ROWS != 0
                         and _share(tables, ranges, row + count - 1, chunk)
                     ):
                         count += 1
                     table = load_i64(tables + 8 * row)
                     # The other threads take the next items, so this thread's next item is probably n_threads later.
-                    later = item + n_threads
-                    later_chunk = min(chunk + later // head_tiles - slot, end_chunk(ranges, row) - 1)
-                    after = first_block(op, table, later_chunk, later % head_tiles // tiles)
+                    later = min(chunk + n_threads, end_chunk(ranges, row) - 1)
+                    after = first_block(op, table, later, tile // tiles)
+                    queries = (tile * rows + row) * SHARING_ROWS + count
+                    if queries != prepared:
+                        prepare_queries(op, query0, row, count, tile, scratch)
+                    prepared = queries
                     one_chunk(op, query0, table, ranges, row, count, tile, chunk, scratch, after)
                 item = claim(op)
         else:
@@ -184,18 +189,18 @@ def _first_block(layout: HeadLayout) -> Any:
     return first_block
 
 
-def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> tuple[Any, Any]:
-    """Return (one chunk, all chunks), functions that compute the attention of `count` rows and a tile of heads.
+def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> tuple[Any, Any, Any]:
+    """Return (prepare queries, one chunk, all chunks), functions for `count` rows and a tile of heads.
 
-    The first stores the states of one chunk in the slots of its rows, and the second writes the results. `tile` counts
-    the tiles of all heads. The rows share the block table.
+    The second stores the states of one chunk in the slots of its rows, whose queries must have been prepared, and the
+    third prepares queries and writes the results. `tile` counts the tiles of all heads. The rows share the block table.
     """
     heads, tile_rows, tiles = tile_shape(level, layout, group)
     at, head_size, value_size = Scratch(layout.head_size, layout.value_size), layout.head_size, layout.value_size
     merged_at, later_at, state_bytes, query_bytes = at.merged, at.later, at.state_bytes, at.query_bytes
-    together = chunk_of_tile(level, layout, heads, tile_rows, capped=capped)
-    alone = together if tile_rows == 1 else chunk_of_tile(level, layout, heads, 1, capped=capped)
     prepare = prepare_chunk(level, layout)
+    together = chunk_of_tile(level, layout, heads, tile_rows, prepare, capped=capped)
+    alone = together if tile_rows == 1 else chunk_of_tile(level, layout, heads, 1, prepare, capped=capped)
     prepare_query = integers.prepare_query(level, head_size)
     has_integers = layout.keys is Q8_0
     begin, add, finish = states(level, layout.values, value_size)
@@ -208,16 +213,23 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         return kv_head, kv_head * group + min(of_group, group - heads), kv_head * group + of_group
 
     @called_function
-    def queries_of_rows(op: Any, query0: Any, row: Any, count: Any, head: Any, scratch: Any) -> Any:
-        """Prepare the queries of some rows, if keys need it. Return (address, distance of rows)."""
-        stride = load_i64(op + WORDS.q_stride)
-        query = query0 + row * stride + 4 * head_size * head
+    def prepare_queries(op: Any, query0: Any, row: Any, count: Any, tile: Any, scratch: Any) -> Any:
+        """Write the integers of some rows' queries, which keys of 8 bits need, to the scratch memory."""
         if has_integers:
+            _, head, _ = place_of(tile)
+            stride = load_i64(op + WORDS.q_stride)
+            query = query0 + row * stride + 4 * head_size * head
             for index in range(hidden(count * heads)):
                 of_query = query + index // heads * stride + index % heads * 4 * head_size
                 prepare_query(of_query, scratch + index * query_bytes, load_f32(op + WORDS.scale))
+
+    @inline_function
+    def queries_of_rows(op: Any, query0: Any, row: Any, head: Any, scratch: Any) -> Any:
+        """Return the address of some rows' queries as the products need them, and the distance of the rows."""
+        if has_integers:
             return scratch, heads * query_bytes
-        return query, stride
+        stride = load_i64(op + WORDS.q_stride)
+        return query0 + row * stride + 4 * head_size * head, stride
 
     @called_function
     def compute(
@@ -241,9 +253,9 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         first, fetched = done, after if done == 0 else 0
         if tile_rows > 1 and count >= tile_rows:
             first = min(done, count - tile_rows)
-            together(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched)
+            together(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched, count)
         else:
-            alone(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched)
+            alone(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched, count)
         return first
 
     @called_function
@@ -260,9 +272,8 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         after: Any,
     ) -> Any:
         kv_head, head, first_own = place_of(tile)
-        queries, stride = queries_of_rows(op, query0, row, count, head, scratch)
+        queries, stride = queries_of_rows(op, query0, row, head, scratch)
         of_rows = ranges + 8 * row
-        prepare(op, table, of_rows, count, chunk, kv_head, scratch)
         partials, partial_stride = load_i64(op + WORDS.partials), load_i64(op + WORDS.partial_stride)
         slot = slots_before(ranges, row)
         done = 0
@@ -280,7 +291,8 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
     @called_function
     def all_chunks(op: Any, query0: Any, table: Any, ranges: Any, row: Any, count: Any, tile: Any, scratch: Any) -> Any:
         kv_head, head, first_own = place_of(tile)
-        queries, stride = queries_of_rows(op, query0, row, count, head, scratch)
+        prepare_queries(op, query0, row, count, tile, scratch)
+        queries, stride = queries_of_rows(op, query0, row, head, scratch)
         of_rows, merged = ranges + 8 * row, scratch + merged_at
         first_of_all, end_of_all = first_chunk(of_rows, 0), end_chunk(of_rows, 0)
         for of_row in range(count):
@@ -289,7 +301,6 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
             for index in range(of_row * heads, hidden((of_row + 1) * heads)):
                 begin(merged + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
         for chunk in range(first_of_all, end_of_all):
-            prepare(op, table, of_rows, count, chunk, kv_head, scratch)
             after = first_block(op, table, min(chunk + 1, end_of_all - 1), kv_head)
             done = 0
             while done < count:
@@ -307,7 +318,7 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
             for own in range(max(first_own - head, 0), hidden(heads)):
                 finish(merged + (of_row * heads + own) * state_bytes, out + 4 * value_size * own)
 
-    return one_chunk, all_chunks
+    return prepare_queries, one_chunk, all_chunks
 
 
 @kernel_family

@@ -1,7 +1,7 @@
 """Attention of a tile of queries to a chunk of 128 positions: scores, weights, and the weighted sum of the values.
 
 A row attends to a range of positions, which usually ends with its own. Blocks that are not visible to any row of the
-tile are never read, and neither are their entries in the block table. integers.py and floats.py have the two products,
+tile are never read, although one of them may be prefetched. integers.py and floats.py have the two products,
 which depend on the type of the cache. Keys and values may have different types.
 """
 
@@ -24,9 +24,8 @@ from llmrun.model.plan.ops.attention import AttentionWords
 
 WORDS = records.offsets(AttentionWords)
 
-# Loops over queries and features have a `hidden` bound to keep LLVM from unrolling them. With unrolled loops, the
-# kernel was 88 KB and took 4.6 s to compile. Now it is 30 KB and takes 2.8 s. Both run at about the same speed: 256
-# rows at position 1,024 of a 1.24B model take 124 to 150 ms now, compared with 132 to 143 ms with unrolled loops.
+# Loops over queries and features have a `hidden` bound to keep LLVM from unrolling them. With unrolled loops, kernels were
+# three times as large and took nearly twice as long to compile, but ran at about the same speed.
 
 
 def prepare_chunk(level: str, layout: HeadLayout) -> Any:
@@ -51,12 +50,13 @@ def prepare_chunk(level: str, layout: HeadLayout) -> Any:
     return prepare if layout.values is Q8_0 else prepare_nothing
 
 
-def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
+def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, prepare: Any, *, capped: bool) -> Any:
     """Return a function that computes the states of `heads` x `rows` queries for one chunk.
 
     The function's `ranges` is the address of the positions that the tile's rows attend to (partials.py). `table` is a
     block table that is right for all of these rows. `query` is the address of the first query. `after` is the address
-    of the block that will probably be read after the chunk, or 0 if the chunk is in the CPU's cache already.
+    of the block that will probably be read after the chunk, or 0 if another tile of `count` rows, which begin with the
+    first tile's, has read and prepared the chunk already. `prepare` comes from `prepare_chunk`.
     """
     queries = heads * rows
     at = Scratch(layout.head_size, layout.value_size)
@@ -73,27 +73,31 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
     soften = _soften(level, capped=capped, fills=layout.values is Q8_0)
 
     @called_function
-    def run(op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, scratch: Any, after: Any) -> Any:
+    def run(
+        op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, scratch: Any, after: Any, count: Any
+    ) -> Any:
         cache = load_i64(op + WORDS.cache) + kv_head * head_bytes
         block_bytes = load_i64(op + WORDS.block_bytes)
         weights, states = scratch + weights_at, scratch + states_at
-        table += 4 * chunk * (CHUNK // BLOCK)
+        of_chunk = table + 4 * chunk * (CHUNK // BLOCK)
         first_of_any, end_of_any = seen_by_any(ranges, rows, chunk)
         first_block, end_block = first_of_any // BLOCK, (end_of_any + BLOCK - 1) // BLOCK
         # Blocks lie anywhere in memory, so the processor cannot prefetch across them. With 16 sequences at depth 1,024,
         # these prefetches took the attention of SmolLM2 from 32 to 24 ms, and that of a 1.24B model from 53 to 41 ms.
         for block in range(first_block, end_block):
-            of_block = cache + load_i32(table + 4 * block) * block_bytes
+            of_block = cache + load_i32(of_chunk + 4 * block) * block_bytes
             following = after
             if after != 0 and block + 1 < end_block:
-                following = cache + load_i32(table + 4 * (block + 1)) * block_bytes
+                following = cache + load_i32(of_chunk + 4 * (block + 1)) * block_bytes
             block_scores(op, of_block, following, query, weights + 4 * BLOCK * block)
+        if after != 0:
+            prepare(op, table, ranges, count, chunk, kv_head, scratch)
         for index in range(hidden(queries)):
             first, end = seen_of_chunk(ranges, index // heads, chunk)
             cap = load_f32(op + WORDS.soft_cap)
             soften(weights + 4 * CHUNK * index, first, end, cap, states + index * state_bytes + 4 * value_size)
         of_values, scales = cache + values_at, scratch + scales_at
-        weighted_sums(of_values, table, block_bytes, ranges, chunk, first_block, end_block, scales, weights, states)
+        weighted_sums(of_values, of_chunk, block_bytes, ranges, chunk, first_block, end_block, scales, weights, states)
 
     return run
 

@@ -249,17 +249,17 @@ def block_scores(level: str, layout: HeadLayout, heads: int, rows: int) -> Any:
 
     @inline_function
     def scores(op: Any, keys: Any, following: Any, query: Any, out: Any) -> Any:
-        next_keys = following if following != 0 else keys
+        fetches = 1 if following != 0 else 0
         scale, query_stride = load_f32(op + _WORDS.scale), load_i64(op + _WORDS.q_stride)
         for group in range(groups):
             for part in range(hidden(parts)):
                 of_part = keys + part_bytes * part
                 fetched, fetched_bytes = keys + values_at, value_row_bytes
                 if part == 0:
-                    fetched, fetched_bytes = next_keys, row_bytes
+                    fetched, fetched_bytes = following, row_bytes
                 tile = zero()
                 for row in range(group * group_rows, hidden(min((group + 1) * group_rows, rows_of_keys))):
-                    for line in range(0, max(row_bytes, value_row_bytes), records.CACHE_LINE):
+                    for line in range(0, fetches * max(row_bytes, value_row_bytes), records.CACHE_LINE):
                         simd.prefetch_line(fetched + fetched_bytes * row + line)
                         if parts == 1:
                             simd.prefetch_line(keys + values_at + value_row_bytes * row + line)

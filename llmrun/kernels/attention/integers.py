@@ -2,7 +2,8 @@
 
 A query is rounded to int8, with a scale per group of 32 features, so scores are integer dot products. The weights of a
 chunk are multiplied by the scales of the values and rounded to integers of 14 bits, one set for each group of features,
-so weighted sums are integers, too. Only the scales are applied in float32, in an order that depends on nothing but the
+so weighted sums are integers, too. All sets of a query and chunk share a unit, so groups with small scales get fewer
+bits. Only the scales are applied in float32, in an order that depends on nothing but the
 row. model/plan/ops/attention.py has the NumPy twin.
 
 This is the idea of SageAttention (arXiv:2410.02367, 2411.10958), with weights of 14 bits because 8 bits made a model
@@ -38,12 +39,11 @@ from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, store_f32
 from llmrun.kernels.compiler import inline_function
 from llmrun.model.plan.ops.attention import LARGEST_WEIGHT, LEAST_BOUND
 
-_HALF_BITS = 7
+_HALF_BITS = LARGEST_WEIGHT.bit_length() // 2
 _HALF = (1 << _HALF_BITS) - 1
 _WEIGHT_BYTES = 4 * CHUNK  # room for the integers of one query's weights
 _LOW_AT = CHUNK  # the low halves of the weights follow the high halves
 _STEP_QUADS = 4  # quads of features or positions that are multiplied at a time
-_ROUNDING = 12582912.0  # 1.5 * 2**23: once it is added, the low bits contain the rounded integer
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
@@ -250,7 +250,8 @@ def _if_finite(typingctx: Any, scales: Any) -> Any:
     """Return scales, with 0 in place of NaN and infinity."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        is_finite = builder.fcmp_ordered("<", args[0], simd.constant(simd.F32X16, float("inf")))
+        absolute = simd.emit_absolute(builder, args[0])
+        is_finite = builder.fcmp_ordered("<", absolute, simd.constant(simd.F32X16, float("inf")))
         return builder.select(is_finite, args[0], simd.constant(simd.F32X16, 0.0))
 
     return simd.f32x16(simd.f32x16), codegen
@@ -359,7 +360,7 @@ def _quantize_weights(level: str) -> Any:
     def quantize(typingctx: Any, weights: Any, scales: Any, factor: Any, integers: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             weights, scales, factor, integers = args
-            factor, rounding = simd.emit_splat(builder, factor), simd.constant(simd.F32X16, _ROUNDING)
+            factor, rounding = simd.emit_splat(builder, factor), simd.constant(simd.F32X16, simd.ROUNDING)
             vectors = []
             for weight, scale in zip(_emit_chunk(builder, weights), _emit_chunk(builder, scales), strict=True):
                 rounded = simd.emit_fma(builder, level, builder.fmul(weight, factor), scale, rounding)
@@ -412,11 +413,16 @@ def _constant(value: int) -> Any:
 
 def _step_place(level: str) -> Any:
     """Return a function of (block, quad): the offset of the weights of a step in the integers of a query."""
+    quad_bytes = _quad_bytes(level)
     if level == "avx512vnni":
         # Packing works on 128-bit parts of 4 vectors, which are 2 blocks: word 4l + j has quad 4j + l.
         return inline_function(lambda block, quad: block // 2 * 64 + block % 2 * 8 + quad)
-    quad_bytes = 16 if dots.multiplies_words(level) else 4
     return inline_function(lambda block, quad: (block * (BLOCK // QUAD) + quad) * quad_bytes)
+
+
+def _quad_bytes(level: str) -> int:
+    """Return the distance in bytes between the weights of consecutive quads of a step."""
+    return 16 if level == "avx512vnni" or dots.multiplies_words(level) else 4
 
 
 def _sums_of_features(level: str, queries: int, vectors: int, value_size: int) -> Any:
@@ -459,7 +465,7 @@ def _sums_tile(level: str, queries: int, vectors: int, value_size: int) -> tuple
     tile, word = simd.integer_tile_type(n_sums), types.int64
     state_bytes, step_at = 4 * state_floats(value_size), step_offset(value_size)
     n_words = 2 if dots.multiplies_words(level) else 1  # of 32 bits, for the weights of 4 positions
-    quad_bytes = 4 if level in (*simd.NEON, "avxvnni", "portable") else 16
+    quad_bytes = _quad_bytes(level)
 
     @intrinsic
     def zero(typingctx: Any) -> Any:

@@ -1,6 +1,7 @@
 """Operations on the running state of a query's softmax, which merge the states of several chunks.
 
-A state consists of the weighted sum of the values [value size], the maximum score, and the sum of the weights.
+A state consists of the weighted sum of the values [value size], the maximum score, and the sum of the weights. The
+state of a single chunk also has the unit of integer weights, which is not needed here.
 """
 
 from __future__ import annotations

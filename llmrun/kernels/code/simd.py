@@ -230,11 +230,13 @@ def emit_larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
+ROUNDING = 12582912.0  # 1.5 * 2**23: once it is added, the low bits contain the rounded integer
+
+
 def emit_rounded(builder: Any, x: Any) -> Any:
     """Round to nearest even and convert to <16 x i32>. |x| must be below 2^22, and NaN becomes 0."""
     x = builder.select(builder.fcmp_ordered("ord", x, x), x, constant(F32X16, 0.0))
-    # After 1.5 * 2^23 is added, the low bits contain the rounded integer.
-    shifted = builder.bitcast(builder.fadd(x, constant(F32X16, 12582912.0)), I32X16)
+    shifted = builder.bitcast(builder.fadd(x, constant(F32X16, ROUNDING)), I32X16)
     return builder.sub(shifted, constant(I32X16, 0x4B400000))
 
 
@@ -244,7 +246,7 @@ def emit_exp(builder: Any, level: str, x: Any) -> Any:
     It uses Cody-Waite range reduction and a polynomial of degree 7. The error is at most 2 ulp.
     """
     x = builder.select(builder.fcmp_ordered("<", x, constant(F32X16, -87.0)), constant(F32X16, -87.0), x)
-    magic = constant(F32X16, 12582912.0)  # 1.5 * 2**23; once it is added, the low bits contain the rounded integer
+    magic = constant(F32X16, ROUNDING)
     shifted = emit_fma(builder, level, x, constant(F32X16, 1.4426950216293335), magic)
     n = builder.fsub(shifted, magic)
     r = emit_fma(builder, level, n, constant(F32X16, -0.693145751953125), x)

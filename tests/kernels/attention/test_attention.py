@@ -31,7 +31,7 @@ from llmrun.formats.layouts.kv import (
 )
 from llmrun.formats.quants.table_quants import IQ4_VALUES as IQ4_NL
 from llmrun.model.plan.elementary import Pairing, Rope, rotations_of
-from llmrun.model.plan.ops.attention import LARGEST_WEIGHT, AttentionWords, MergeWords, stored_attention_reference
+from llmrun.model.plan.ops.attention import LARGEST_WEIGHT, AttentionWords, MergeWords, attention_reference
 from llmrun.model.plan.ops.rope import RopeWords, rope_reference
 from llmrun.model.plan.shapes import AttentionShape, Reach, seen_ranges
 from llmrun.model.plan.stored_kv import (
@@ -126,7 +126,7 @@ class Cache:
         read = rotated_back_reference(values.read(), self.values)
         types, scale = KeysValues(self.keys, self.values), self.shape.head_size**-0.5
         expected = [
-            stored_attention_reference(query, keys, values, types, part, scale, **more)
+            attention_reference(query, keys, values, types, part, scale, **more)
             for query, part in zip(q, seen, strict=True)
         ]
         largest = np.array([np.abs(read[part]).max() for part in seen])[:, None, None]
@@ -307,6 +307,7 @@ SHAPES = [
     (NINE, "q8_0:q4_0"),
     (AttentionShape(4, 2, 48, value_size=32), "q4_0:f16"),
     (AttentionShape(4, 2, 48, value_size=32), "f16:q8_0"),
+    (AttentionShape(4, 2, 48, value_size=32), "q8_0:f16"),
 ]
 
 

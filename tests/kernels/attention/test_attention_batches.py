@@ -19,6 +19,7 @@ from llmrun.formats.layouts.kv import (
     F16,
     KV_TYPES,
     Q8_0,
+    SHARING_ROWS,
     SPLIT_ROWS,
     HeadLayout,
     KVType,
@@ -156,11 +157,12 @@ def test_sequences_with_a_shared_prefix_are_near_the_twin(level: str, kv_type: s
 
 @pytest.mark.push
 @EVERY_LEVEL
-def test_capped_sequences_equal_the_rows_alone(level: str) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_capped_sequences_equal_the_rows_alone(level: str, kv_type: str) -> None:
     tables = tables_of([0, 12, 9, 13, 4], 5)
     sequences, positions = ragged([(0, 400, 3), (0, 390, 1), (0, 410, 4), (0, 416, 1), (0, 140, 2)])
     q = 3 * np.random.default_rng(1).standard_normal((len(positions), 6, 48)).astype(np.float32)
-    cache_ = Sequences(filled_once(SIX, "f16"), tables)
+    cache_ = Sequences(filled_once(SIX, kv_type), tables)
     together = cache_.attend_rows(q, sequences, positions, level=level, threads=3, window=300, soft_cap=2.0)
     for row in range(len(positions)):
         part = slice(row, row + 1)
@@ -204,4 +206,5 @@ def test_tiles_cover_all_heads_of_a_group(level: str, kind: KVType, most: int) -
     for group in range(1, 130):
         heads, rows, tiles = tile_shape(level, HeadLayout(kind, kind, 64, 64), group)
         assert 1 <= rows * heads <= most
+        assert rows <= SHARING_ROWS
         assert heads <= group <= heads * tiles < group + heads

@@ -95,9 +95,9 @@ def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: st
 
 @EVERY_LEVEL
 @pytest.mark.parametrize("window", [0, 40])
-@pytest.mark.parametrize("cap", [0.5, 30.0])
-def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) -> None:
-    cache = filled(SIX, 300, "f16", level=level)
+@pytest.mark.parametrize(("cap", "kv_type"), [(0.5, "f16"), (30.0, "f16"), (0.5, "q8_0"), (30.0, "q8_0")])
+def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float, kv_type: str) -> None:
+    cache = filled(SIX, 300, kv_type, level=level)
     q = random_rows(len(LENGTHS), 6, 48)
     sinks = np.linspace(-4, 4, 6, dtype=np.float32)
     for heads_sinks in (None, sinks):
@@ -107,8 +107,9 @@ def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) 
 
 
 @EVERY_LEVEL
-def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
-    cache = filled(SIX, 300, "f16", level=level)
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str, kv_type: str) -> None:
+    cache = filled(SIX, 300, kv_type, level=level)
     q = random_rows(len(FAR), 6, 48)
     together = cache.attend(q, FAR, level=level, threads=3, window=90, soft_cap=2.0)
     for row in range(len(FAR)):

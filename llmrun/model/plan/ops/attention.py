@@ -56,9 +56,7 @@ class Attention(Op):
         rows = []
         for position, query in enumerate(run.heads(self.q, shape.head_size)):
             seen = shape.reach.seen_from(position, len(keys.numbers))
-            rows.append(
-                stored_attention_reference(query, keys, values, types, seen, self.scale, self.soft_cap, self.sinks)
-            )
+            rows.append(attention_reference(query, keys, values, types, seen, self.scale, self.soft_cap, self.sinks))
         run.put_parts(self.out, np.stack(rows))
 
 
@@ -108,34 +106,6 @@ class MergeWords(NamedTuple):
 
 
 def attention_reference(
-    q: NDArray[np.float32],
-    keys: NDArray[np.float32],
-    values: NDArray[np.float32],
-    scale: float,
-    soft_cap: float = 0.0,
-    sinks: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
-    """Compute attention for one row.
-
-    q is float32[heads, head size], keys float32[length, KV heads, head size] and values float32[length, KV heads, value
-    size]. Returns float32[heads, value size]. This is a plain softmax over all
-    positions, while the kernel computes a running softmax in blocks. `soft_cap` and `sinks` are as in Attention.
-    """
-    group = len(q) // keys.shape[1]
-    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
-    scores = np.einsum("hd,lhd->hl", q, keys, dtype=np.float32) * np.float32(scale)
-    if soft_cap:
-        scores = soft_cap_reference(scores, soft_cap)
-    if sinks is not None:
-        scores = np.concatenate([scores, sinks[:, None]], axis=1)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    weights = weights[:, : len(values)]
-    result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values, dtype=np.float32)
-    return result
-
-
-def stored_attention_reference(
     q: NDArray[np.float32],
     keys: Stored,
     values: Stored,
