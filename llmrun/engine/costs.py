@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS: Final = 256  # prompt rows in a step: enough to keep the kernels busy
 LEAST_ROWS: Final = 8  # prompt rows in any step with prompts, so that prompts always progress
-# While no answer is in progress, a step with this many rows may take twice as long as it should. In smaller steps, rows
-# take longer: attention over up to 32 rows stores its partial results (SPLIT_ROWS in layouts/kv.py), and fewer rows
+# While no answer is in progress, a step with this many rows may take twice its intended time. In smaller steps, each
+# row takes longer: the attention of up to 32 rows stores partial results (SPLIT_ROWS in layouts/kv.py), and fewer rows
 # share the time to read the weights and the cache.
 EFFICIENT_ROWS: Final = 48
 # The initial limits on draft tokens in a step, on prompt rows beside running answers, and on the product of rows and
@@ -205,7 +205,7 @@ class StepCosts:
         return self.of_step(EMPTY.with_chunk(MOST_ROWS, 0), MOST_ROWS) / MOST_ROWS
 
     def rows_within(self, seconds: float, size: StepSize, depth: int, least: int = LEAST_ROWS) -> int:
-        """Return how many rows of a prompt fit in a step that should take at most `seconds`, while answers wait.
+        """Return how many rows of a prompt fit in a step of at most `seconds` while answers are in progress.
 
         size     the rest of the step
         depth    tokens in the cache before the rows
@@ -215,10 +215,10 @@ class StepCosts:
         return max(int(min(self._rows_in(seconds, size, depth), known)), least)
 
     def rows_alone(self, seconds: float, size: StepSize, depth: int, least: int) -> int:
-        """Return how many rows of a prompt run in a step that should take `seconds`, while no answer waits.
+        """Return how many rows of a prompt fit in a step of `seconds` while no answer is in progress.
 
-        Such a step may have a new size, whose time is unknown. If `least` is not 0, up to EFFICIENT_ROWS rows may take
-        twice as long. The parameters are those of `rows_within`.
+        The step may be larger than all earlier steps, although its duration is then unknown. If `least` is not 0, up to
+        EFFICIENT_ROWS rows may take twice as long. The parameters are the same as in `rows_within`.
         """
         rows = self._rows_in(seconds, size, depth)
         if rows < EFFICIENT_ROWS and least:

@@ -107,7 +107,7 @@ class Engine:
         self._cancel_numbers = itertools.count(1)
         self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
-        self._in_progress: tuple[list[Work], float] | None = None  # the work of a running pass, and when it began
+        self._in_progress: tuple[list[Work], float] | None = None  # the work and start time of the running pass
         self.load_s = load_s
         self._best_decode = self._best_prefill = 0.0  # tokens per second of one request
         self._prompts = PromptReader(

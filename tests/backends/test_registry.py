@@ -365,7 +365,7 @@ def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, bac
     [("Q4_1", "q8_0"), ("Q8_0", "q8_0"), ("Q4_0", "q8_0"), ("F16", "f16"), ("BF16", "f16"), ("F32", "f16")],
 )
 def test_quantized_weights_choose_a_q8_0_cache(tmp_path: Path, weight_type: str, expected: str) -> None:
-    """The choice is that of our engine. llama.cpp's default stays f16."""
+    """Only our engine's default depends on the weights. llama.cpp's default is always f16."""
     with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type)) as file:
         chosen, asked = (
             [entry.kind().footprint(file, options).kv_type for entry in BACKENDS]

@@ -216,7 +216,7 @@ def test_nothing_is_known_before_the_first_step() -> None:
 
 
 def test_the_first_prompt_is_assumed_to_take_longer_than_a_token() -> None:
-    """Otherwise, its progress would seem to be complete at once."""
+    """Otherwise, the progress line would show the prompt as complete at once."""
     assert StepCosts().of_step(size_of(MOST_ROWS, 0), MOST_ROWS) > 5 * StepCosts().of_step(size_of(1, 0))
 
 

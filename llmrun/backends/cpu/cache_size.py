@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 def kv_type_of(file: GGUFFile, options: OpenOptions) -> str:
     """Return the type of the KV cache: the requested type, or else the default for the model.
 
-    Quantized weights change the predictions of a model far more than q8_0 does (docs/kv-cache.md). Models that are made
-    for embeddings or scores keep f16, because their vectors are stored and compared with vectors of other programs.
+    Quantized weights change the predictions of a model far more than q8_0 does (docs/kv-cache.md). Embedding models and
+    rerankers keep f16, because embeddings are stored and compared with embeddings of other programs.
     """
     if options.kv_type is not None:
         return options.kv_type
@@ -154,7 +154,7 @@ def cache_size(
             plan,
             head,
             max_sequences=max_sequences,
-            context_size=BLOCK,  # the context is not known yet, and partial results take little memory
+            context_size=BLOCK,  # the context is not known yet, and partial results of attention take little memory
             kv_type=kv_type,
             max_rows=max_rows,
             n_threads=n_threads,

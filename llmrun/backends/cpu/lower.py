@@ -145,9 +145,9 @@ def lower(
     )
 
 
-# Larger caches count as caches of this size. In larger caches, the partial results of attention for a single row can
-# take more memory than the limit in ops/attention.py, but never more than 0.2 % of the cache, or 2 % with latent
-# attention.
+# The largest number of blocks that `scratch_needed` assumes. In larger caches, the partial results of attention for a
+# single row can take more memory than the limit in ops/attention.py, but never more than 0.2 % of the cache, or 2 %
+# with latent attention.
 _MOST_BLOCKS = 131_072 // BLOCK
 
 

@@ -41,8 +41,8 @@ class Needs:
     kv_bytes          bytes that ops read from or write to the KV cache, once per step
     activation_bytes  bytes of activations read and written; they stay in the CPU caches, so memory bandwidth does not
                       limit them
-    products          number of int8 multiply-adds
-    float_products    number of float32 multiply-adds, from float weights and attention, except with a cache of 8 bits
+    products          number of int8 multiply-adds, from quantized weights, and from keys and values in q8_0
+    float_products    number of float32 multiply-adds, from float weights, and from keys and values of other types
     """
 
     weight_bytes: int = 0

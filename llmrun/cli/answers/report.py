@@ -208,7 +208,7 @@ def explain_length(done: AnsweredRequest, *, thinking: str, limit: str, context:
 
 
 def prompt_reporter(engine: Answering) -> LiveReporter:
-    """Return a reporter that shows the progress of prompts. Call its method `end` when an answer begins."""
+    """Return a reporter that shows the progress of prompts. Call the reporter's `end` when an answer begins."""
     reporter = LiveReporter()
     reporter.watch(lambda: (next(map(_waiting_words, engine.prefill_progress()), ""), None))
     return reporter

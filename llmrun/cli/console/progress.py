@@ -92,7 +92,10 @@ _REDRAW_S = 0.2
 
 
 class LiveReporter:
-    """A BenchReporter for any job. Nothing else may write to the terminal inside the `with` block before `end`."""
+    """A BenchReporter for any job.
+
+    Nothing else may write to the terminal until `end` is called or the `with` block ends.
+    """
 
     def __init__(self) -> None:
         self._words: Callable[[], str] = str

@@ -275,7 +275,7 @@ class RemoteEngine:
                 return [*self.prefill_progress()]
 
     def prefill_progress(self) -> list[PrefillProgress]:
-        """Return the requests that have no answer yet. Thread-safe."""
+        """Return progress with an unknown total for each request that has no answer yet. Thread-safe."""
         return [PrefillProgress(one.request_id, 0, 0) for one in [*self._running.values()] if not one.moments]
 
     def generate(self, request: Request) -> Iterator[Event]:

@@ -437,12 +437,13 @@ class Room:
 # Longer steps make those answers stutter; shorter steps delay the first tokens of other answers.
 _SECONDS_BESIDE_ANSWERS: Final = 0.1
 _STEPS_BESIDE_ANSWERS: Final = 2.5
-# The longest step without answers in progress, for a single request and while others wait. Requests that arrive during
-# a step wait for its end. At a depth of 30,000 tokens, MOST_ROWS rows of a 1.5B model take 4 to 10 s on two cores.
+# The longest steps without answers in progress: for a single request, and with several requests. Requests that arrive
+# during a step wait until the step ends. At a depth of 30,000 tokens, MOST_ROWS rows of a 1.5B model take 4 to 10 s on
+# two cores.
 _SECONDS_ALONE: Final = 2.0
 _SECONDS_WITHOUT_ANSWERS: Final = 1.0
 # Large chunks of a single prompt have a multiple of this number of rows, so that the tiles of kernels are full. With
-# several prompts, the next prompt would get the few rows that are left, and would have to wait for its next turn.
+# several prompts, this rounding would leave a few rows for the next prompt, which would then wait for its next turn.
 _TILE_ROWS: Final = 16
 # The maximum number of rows in a step that are needed for log-probabilities of prompts. With a vocabulary of 151,936
 # tokens, their logits take 39 MB. llama.cpp returns at most this many rows from a forward pass.

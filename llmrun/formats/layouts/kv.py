@@ -23,7 +23,7 @@ Elements are float16, int8 or 4-bit indices, and float16 elements have no scales
 byte [i, p] holds features 2i (low half) and 2i + 1 (high half) of position p, so that rows of different positions never
 write to the same byte. In values, 8 bytes hold 16 consecutive features: byte j holds features j and j + 8.
 
-Elements of 8 bits are multiplied as integers, four at a time, so the four lie together:
+Elements of 8 bits are multiplied as integers, four at a time, so four of them are adjacent:
 
     keys    int8[head size / 4, 32, 4]: 4 features of each position
     values  for each group of features, int8[8, features of the group, 4]: 4 positions of each feature
@@ -155,7 +155,7 @@ def n_groups(size: int) -> int:
 
 
 BLOCK: Final = 32  # positions in a block
-QUAD: Final = 4  # int8 elements that an integer dot product adds up
+QUAD: Final = 4  # int8 products that an integer dot-product instruction adds up
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ SPLIT_ROWS: Final = 32  # steps of at most this many rows are split over chunks
 SHARING_ROWS: Final = 8
 
 # Queries per tile. With AVX-512, 8 queries of two vectors each take up 16 of the 32 registers. With AVX2, a vector
-# takes up two of the 16 registers, and 6 queries of one vector each take up 12 of them. Integer products need fewer
-# other registers with AVX-512, and more with AVX2.
+# takes up two of the 16 registers, and 6 queries of one vector each take up 12 of them. Besides accumulators, integer
+# products need fewer registers than float products with AVX-512, and more with AVX2.
 _TILE_QUERIES: Final = {"avx512vnni": 8}
 _NARROW_TILE_QUERIES: Final = 6
 _INTEGER_TILE_QUERIES: Final = {"avx512vnni": 12, "avx2": 4}
@@ -252,7 +252,7 @@ def state_floats(value_size: int) -> int:
 
 
 def step_offset(value_size: int) -> int:
-    """Return the offset in a state of the float32 that one unit of the integer weights stands for."""
+    """Return the offset in a state of a float32: the value of one unit of the integer weights."""
     return 4 * value_size + 8
 
 
@@ -265,13 +265,14 @@ class Scratch:
 
     queries   for each query of a span, its integers (see `query_bytes`)
     merged    for each query of a span, the state of all chunks so far
-    weights   float32[2, queries of a tile, CHUNK]: the weights of a chunk, and the weights as the products with the
-              values need them
+    weights   float32[2, queries of a tile, CHUNK]: the weights of a chunk, then the same weights times the scales of
+              the values, as integers if the values are int8
     later     for each query of a tile, the state of a chunk
     scales    float32[groups of a value + 2, CHUNK]: the scales of a chunk's values, the largest scale of each position,
-              and NaN for positions with a scale that is not finite, 0 for others; then the sum of these, float32
+              and NaN for positions with a scale that is not finite, 0 for others; then the sum of these flags,
+              float32
 
-    While keys are stored, the scratch memory holds one rotated key or value instead.
+    While keys and values are stored, the scratch memory holds one rotated key or value instead.
     """
 
     head_size: int

@@ -63,7 +63,7 @@ from llmrun.model.plan.ops.attention import MergeWords
 
 _MERGE = records.offsets(MergeWords)
 
-_SPANS_PER_THREAD = 8  # spans of rows and tiles of heads
+_SPANS_PER_THREAD = 8  # work items, each for a span of rows and a tile of heads
 _MERGED_HEADS = 4  # heads that a thread merges at a time
 
 
@@ -161,7 +161,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
         else:
             # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The last
             # rows of a head are processed first, because they take the longest in a long prompt. Spans are shorter if
-            # there would be too few of them for the threads.
+            # there would otherwise be too few spans for the threads.
             spans = _SPANS_PER_THREAD * n_threads // head_tiles + 1
             span_rows = min(-(-rows // spans // tile_rows) * tile_rows, most_rows)
             n_spans = (rows + span_rows - 1) // span_rows
@@ -190,10 +190,11 @@ def _first_block(layout: HeadLayout) -> Any:
 
 
 def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> tuple[Any, Any, Any]:
-    """Return (prepare queries, one chunk, all chunks), functions for `count` rows and a tile of heads.
+    """Return (prepare_queries, one_chunk, all_chunks), functions for `count` rows and a tile of heads.
 
-    The second stores the states of one chunk in the slots of its rows, whose queries must have been prepared, and the
-    third prepares queries and writes the results. `tile` counts the tiles of all heads. The rows share the block table.
+    `one_chunk` stores the states of one chunk in the slots of the rows, whose queries must have been prepared.
+    `all_chunks` prepares the queries and writes the results. `tile` is an index into the tiles of all heads. The rows
+    share the block table.
     """
     heads, tile_rows, tiles = tile_shape(level, layout, group)
     at, head_size, value_size = Scratch(layout.head_size, layout.value_size), layout.head_size, layout.value_size
@@ -208,7 +209,7 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
 
     @inline_function
     def place_of(tile: Any) -> Any:
-        """Return (KV head, first head of the tile, first head that no tile before this one has)."""
+        """Return (KV head, first head of the tile, first head that is not in an earlier tile)."""
         kv_head, of_group = tile // tiles, tile % tiles * heads
         return kv_head, kv_head * group + min(of_group, group - heads), kv_head * group + of_group
 
@@ -245,10 +246,10 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         scratch: Any,
         after: Any,
     ) -> Any:
-        """Compute the states of the next tile of rows after `done` rows. Return its first row.
+        """Compute the states of the next tile of rows after `done` rows. Return the tile's first row.
 
-        The last tile begins early enough to be full. It computes some rows again. The first tile reads the chunk from
-        memory.
+        The last tile begins early enough to be full, so it may compute some rows again. Only the first tile prefetches
+        `after`, because later tiles find the chunk in the CPU's cache.
         """
         first, fetched = done, after if done == 0 else 0
         if tile_rows > 1 and count >= tile_rows:

@@ -1,8 +1,8 @@
 """Attention of a tile of queries to a chunk of 128 positions: scores, weights, and the weighted sum of the values.
 
-A row attends to a range of positions, which usually ends with its own. Blocks that are not visible to any row of the
-tile are never read, although one of them may be prefetched. integers.py and floats.py have the two products,
-which depend on the type of the cache. Keys and values may have different types.
+A row attends to a range of positions, which usually ends with the row's own position. Blocks that are not visible to
+any row of the tile are never read, although one of them may be prefetched. integers.py and floats.py contain the
+products with keys and with values, which depend on the type of the cache. Keys and values may have different types.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from llmrun.model.plan.ops.attention import AttentionWords
 
 WORDS = records.offsets(AttentionWords)
 
-# Loops over queries and features have a `hidden` bound to keep LLVM from unrolling them. With unrolled loops, kernels were
-# three times as large and took nearly twice as long to compile, but ran at about the same speed.
+# Loops over queries and features have a `hidden` bound to keep LLVM from unrolling them. With unrolled loops, kernels
+# were three times as large and took nearly twice as long to compile, but ran at about the same speed.
 
 
 def prepare_chunk(level: str, layout: HeadLayout) -> Any:
@@ -54,9 +54,9 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, prepare
     """Return a function that computes the states of `heads` x `rows` queries for one chunk.
 
     The function's `ranges` is the address of the positions that the tile's rows attend to (partials.py). `table` is a
-    block table that is right for all of these rows. `query` is the address of the first query. `after` is the address
-    of the block that will probably be read after the chunk, or 0 if another tile of `count` rows, which begin with the
-    first tile's, has read and prepared the chunk already. `prepare` comes from `prepare_chunk`.
+    block table that is valid for all of these rows. `query` is the address of the first query. `after` is the address
+    of the block that will probably be read after the chunk, or 0 if another tile has read the chunk already. The first
+    tile prepares the chunk for `count` rows, which begin with its own. `prepare` comes from `prepare_chunk`.
     """
     queries = heads * rows
     at = Scratch(layout.head_size, layout.value_size)
@@ -105,7 +105,7 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, prepare
 def _soften(level: str, *, capped: bool, fills: bool) -> Any:
     """Return a function that converts scores to weights, which are exponentials relative to the maximum score.
 
-    If `fills` is true, the weights of all other positions of the chunk become 0.
+    If `fills` is true, the weights of positions outside `first` to `end` become 0.
     """
     exp = simd.Operations(level).exp
     tanh = curves.tanh(level)
@@ -146,7 +146,7 @@ def _soften(level: str, *, capped: bool, fills: bool) -> Any:
 
 
 def _soften_all(level: str) -> Any:
-    """Return a function that converts the scores of all positions of a chunk, with the same results, but faster."""
+    """Return a faster version of `soften` for chunks in which all positions are visible, with the same results."""
 
     @intrinsic
     def soften(typingctx: Any, scores: Any, largest_and_sum: Any) -> Any:

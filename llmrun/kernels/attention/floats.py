@@ -48,8 +48,8 @@ def _zero(level: str, vectors: int) -> Any:
 def _emit_elements(builder: Any, level: str, kind: KVType, address: Any) -> Any:
     """Load 16 elements of the cache as floats, without applying their scales.
 
-    The elements are features of a value, or positions of a key's feature in a type without nibbles. Elements of 8 bits
-    are multiplied as integers instead.
+    The elements are features of one value, or one feature of the keys at 16 positions. Keys in nibbles and elements of
+    8 bits are loaded elsewhere.
     """
     if kind.bits == 16:
         return simd.emit_f16_to_f32(builder, level, simd.emit_load(builder, address, simd.F16X16, 2))
@@ -233,8 +233,8 @@ def _weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int)
 def block_scores(level: str, layout: HeadLayout, heads: int, rows: int) -> Any:
     """Return a function that computes the scores of a block of positions for the queries of a tile.
 
-    It takes an op record, and the addresses of a head's part of the block, of the block to prefetch or 0, of the first
-    query, and of the block's scores in float32[queries, CHUNK].
+    The function takes an op record, and the addresses of a head's part of the block, of the block to prefetch or 0, of
+    the first query, and of the block's scores in float32[queries, CHUNK].
     """
     vectors = tile_vectors(level, heads * rows)
     head_size, scales_at, values_at = layout.head_size, layout.key_scales, layout.values_at
@@ -274,9 +274,10 @@ def block_scores(level: str, layout: HeadLayout, heads: int, rows: int) -> Any:
 def weighted_sums(level: str, layout: HeadLayout, heads: int, rows: int) -> Any:
     """Return a function that writes the weighted sums of a chunk's values to the state of each query.
 
-    It takes the address of a head's values in block 0, the chunk's part of a block table, the size of a block, the
-    ranges of the tile's rows, the chunk, and its range of blocks and prepared scales, which are not needed here. Then
-    follow the addresses of float32[2, queries, CHUNK], whose first half has the weights, and of the states.
+    The function takes the address of a head's values in block 0, the chunk's part of a block table, the size of a
+    block, the ranges of the tile's rows, the chunk, the chunk's range of blocks, the prepared scales, the address of
+    float32[2, queries, CHUNK], whose first half holds the weights, and the address of the states. This version does not
+    need the range of blocks or the scales.
     """
     queries, value_size = heads * rows, layout.value_size
     state_bytes = 4 * state_floats(value_size)

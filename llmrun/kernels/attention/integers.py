@@ -3,13 +3,14 @@
 A query is rounded to int8, with a scale per group of 32 features, so scores are integer dot products. The weights of a
 chunk are multiplied by the scales of the values and rounded to integers of 14 bits, one set for each group of features,
 so weighted sums are integers, too. All sets of a query and chunk share a unit, so groups with small scales get fewer
-bits. Only the scales are applied in float32, in an order that depends on nothing but the
-row. model/plan/ops/attention.py has the NumPy twin.
+bits. Only the scales are applied in float32, in an order that depends on nothing but the row.
+model/plan/ops/attention.py has the NumPy twin.
 
-This is the idea of SageAttention (arXiv:2410.02367, 2411.10958), with weights of 14 bits because 8 bits made a model
-diverge 12 to 14 % more. The weights are two halves of 7 bits, which are valid as signed and as unsigned bytes and
-cannot overflow the 16-bit sums of any instruction. The products with the high halves are added first, the sums are
-shifted by 7 bits, and the products with the low halves are added to them.
+The method follows SageAttention (arXiv:2410.02367, 2411.10958), but with weights of 14 bits, because the divergence of
+a model was 12 to 14 % larger with 8 bits. Except on AVX2 (`dots.multiplies_words`), each weight is split into two
+halves of 7 bits. The halves are valid as signed and as unsigned bytes, and their products cannot overflow the 16-bit
+sums of any instruction. The products with the high halves are added first. Then the sums are shifted by 7 bits, and the
+products with the low halves are added.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _scores_tile(level: str, layout: HeadLayout, queries: int, vectors: int) -> 
 
     @intrinsic
     def store(typingctx: Any, sums: Any, key_scales: Any, query_scale: Any, scores: Any, group: Any) -> Any:
-        """Add what the group contributes to the scores, or write it if the group is the first."""
+        """Add the contribution of a group to the scores, or overwrite them if the group is the first."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             sums, key_scales, query_scale, scores, group = args
@@ -214,8 +215,8 @@ def _emit_word(builder: Any, address: Any, offset: int) -> Any:
 def prepare_values(level: str, layout: HeadLayout) -> Any:
     """Return a function that prepares the scales of a chunk's values for `weighted_sums` (`Scratch` describes them).
 
-    It takes the address of a head's values in block 0, the chunk's part of a block table, the size of a block, the
-    range of blocks, which are the only ones that it reads, and the address of the result.
+    The function takes the address of a head's values in block 0, the chunk's part of a block table, the size of a
+    block, the range of blocks to read, and the address of the result.
     """
     groups, scales_at = n_groups(layout.value_size), layout.value_scales - layout.values_at
     load_f16x16 = simd.Operations(level).load_f16x16
@@ -260,8 +261,9 @@ def _if_finite(typingctx: Any, scales: Any) -> Any:
 def weighted_sums(level: str, layout: HeadLayout, queries: int) -> Any:
     """Return a function that writes the weighted sums of a chunk's values to the state of each query.
 
-    It takes the same arguments as `floats.weighted_sums`. The weights must be 0 for all positions that a query does not
-    attend to, and `prepare_values` must have prepared the scales. It does not need the ranges of the tile's rows.
+    The function takes the same arguments as the one from `floats.weighted_sums`. The weights must be 0 for all
+    positions that a query does not attend to, and `prepare_values` must have prepared the scales. This version does not
+    need the ranges of the tile's rows.
     """
     value_size, vectors = layout.value_size, tile_vectors(level, queries)
     groups = n_groups(value_size)
@@ -327,7 +329,7 @@ def _largest_product(typingctx: Any, weights: Any, scales: Any) -> Any:
 
 @intrinsic
 def _damage(typingctx: Any, weights: Any, unusable: Any) -> Any:
-    """Return NaN if a position with a weight has a scale that is not finite, and otherwise 0."""
+    """Return NaN if a position with a nonzero weight has a scale that is not finite, and otherwise 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         zeros = simd.constant(simd.F32X16, 0.0)
@@ -349,8 +351,8 @@ def _emit_chunk(builder: Any, address: Any) -> list[Any]:
 def _quantize_weights(level: str) -> Any:
     """Return a function that multiplies the weights of a chunk by scales and a factor, and rounds them to integers.
 
-    It takes the addresses of the weights and of the scales, the factor, and the address of the integers. `_step_place`
-    says where the integers of a step are. NaN becomes some integer.
+    The function takes the addresses of the weights and of the scales, the factor, and the address of the integers.
+    `_step_place` describes the order of the integers. NaN becomes an arbitrary integer.
     """
     store = _emit_store_words if dots.multiplies_words(level) else _emit_store_halves
     if level == "avx512vnni":
@@ -399,7 +401,7 @@ def _emit_store_packed(builder: Any, integers: Any, vectors: list[Any]) -> None:
 
 
 def _emit_store_words(builder: Any, integers: Any, vectors: list[Any]) -> None:
-    """Store four int32 for every 4 positions: weights 0 and 2 as int16, weights 1 and 3, and two that are not used."""
+    """Store four int32 for every 4 positions: weights 0 and 2 as int16, weights 1 and 3 as int16, and two unused."""
     second = ir.Constant(simd.I32X16, [lane | 2 for lane in range(simd.LANES)])
     for index, vector in enumerate(vectors):
         partners = builder.shuffle_vector(vector, vector, second)
@@ -415,7 +417,8 @@ def _step_place(level: str) -> Any:
     """Return a function of (block, quad): the offset of the weights of a step in the integers of a query."""
     quad_bytes = _quad_bytes(level)
     if level == "avx512vnni":
-        # Packing works on 128-bit parts of 4 vectors, which are 2 blocks: word 4l + j has quad 4j + l.
+        # Packing 4 vectors, the weights of 2 blocks, interleaves their 128-bit parts: 32-bit word 4 * part + vector holds
+        # the quad that would be word 4 * vector + part in order.
         return inline_function(lambda block, quad: block // 2 * 64 + block % 2 * 8 + quad)
     return inline_function(lambda block, quad: (block * (BLOCK // QUAD) + quad) * quad_bytes)
 
@@ -451,7 +454,7 @@ def _sums_of_features(level: str, queries: int, vectors: int, value_size: int) -
                 for block in range(first_block, end_block):
                     of_block = values + QUAD * feature + load_i32(table + 4 * block) * block_bytes
                     for quad in range(0, hidden(BLOCK // QUAD), _STEP_QUADS):
-                        # LLVM would keep the address of each query's weights in memory, and increment all of them.
+                        # Without `hidden`, LLVM would keep an address per query on the stack, and increment them all.
                         of_weights = hidden(integers + half * _LOW_AT + place(block, quad))
                         tile = add(tile, of_block + QUAD * features * quad, QUAD * features, of_weights)
             store(tile, states, 4 * (first + feature))
@@ -464,7 +467,7 @@ def _sums_tile(level: str, queries: int, vectors: int, value_size: int) -> tuple
     n_sums = vectors * queries
     tile, word = simd.integer_tile_type(n_sums), types.int64
     state_bytes, step_at = 4 * state_floats(value_size), step_offset(value_size)
-    n_words = 2 if dots.multiplies_words(level) else 1  # of 32 bits, for the weights of 4 positions
+    n_words = 2 if dots.multiplies_words(level) else 1  # words of 32 bits that hold the weights of 4 positions
     quad_bytes = _quad_bytes(level)
 
     @intrinsic

@@ -220,7 +220,7 @@ def write_bytes(spacing: int) -> Any:
 def _write_quads(level: str, stride: int) -> Any:
     @intrinsic
     def write(typingctx: Any, address: Any, vector: Any) -> Any:
-        """Write 16 floats as int8 in groups of 4, as `write_bytes` rounds them. Groups are `stride` groups apart."""
+        """Write 16 floats as int8, rounded as by `write_bytes`, in groups of 4 that are 4 * `stride` bytes apart."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             quads = builder.bitcast(_emit_bytes(builder, args[1]), ir.VectorType(simd.I32, simd.LANES // QUAD))

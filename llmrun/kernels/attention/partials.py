@@ -40,14 +40,14 @@ def end_chunk(ranges: Any, row: Any) -> Any:
 
 @inline_function
 def seen_of_chunk(ranges: Any, row: Any, chunk: Any) -> Any:
-    """Return the range of a chunk's positions that a row attends to, which may be empty."""
+    """Return the range of a chunk's positions that a row attends to. The range may be empty."""
     start = chunk * CHUNK
     return max(first_seen(ranges, row) - start, 0), min(end_seen(ranges, row) - start, CHUNK)
 
 
 @inline_function
 def seen_by_any(ranges: Any, rows: Any, chunk: Any) -> Any:
-    """Return the smallest range of a chunk's positions that contains everything that some rows attend to."""
+    """Return the smallest range of a chunk's positions that contains the ranges of all `rows` rows."""
     first, end = seen_of_chunk(ranges, 0, chunk)
     for row in range(1, rows):
         row_first, row_end = seen_of_chunk(ranges, row, chunk)

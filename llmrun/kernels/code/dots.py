@@ -149,7 +149,7 @@ def emit_total(builder: Any, chains: list[Sum]) -> Any:
 def multiplies_words(level: str) -> bool:
     """Return whether weighted sums of bytes use weights of 16 bits, which `emit_weighted` takes as pairs.
 
-    AVX2's products of bytes would saturate, and two products of 7 bits take longer than one of 16 bits.
+    With AVX2, two products of 7 bits take longer than one of 16 bits.
     """
     return level == "avx2"
 
@@ -159,8 +159,8 @@ def emit_weighted(builder: Any, level: str, total: Any, values: Any, weights: li
 
     total    <16 x i32>
     values   <64 x i8>, signed
-    weights  an i32 with 4 weights of 7 bits; or, if the level multiplies words, the i32 with weights 0 and 2 of up to
-             15 bits, and the one with weights 1 and 3
+    weights  one i32 with 4 weights of 7 bits; or, if `multiplies_words`, two i32 with weights of up to 15 bits: weights
+             0 and 2, then weights 1 and 3
     """
     if multiplies_words(level):
         return _emit_weighted_words(builder, total, values, weights)
@@ -169,7 +169,7 @@ def emit_weighted(builder: Any, level: str, total: Any, values: Any, weights: li
         chain = new_sum(builder, level, total)
         chain.add(values, repeated)
         return chain.total()
-    # The instruction takes unsigned bytes first. Weights of 7 bits are both.
+    # The instruction's first factor is unsigned. Weights of 7 bits have the same value signed and unsigned.
     kind, parts = _SUMS[level], _SUMS[level].parts
     assert issubclass(kind, _OneInstruction)
     sums = [

@@ -80,11 +80,11 @@ class Stored(NamedTuple):
         return result
 
     def at(self, positions: slice) -> Stored:
-        """Return the keys or values of some positions, the first axis."""
+        """Return the keys or values at some positions, which are the first axis."""
         return Stored(self.numbers[positions], None if self.scales is None else self.scales[positions])
 
     def of_heads(self, heads: NDArray[np.int64]) -> Stored:
-        """Return the keys or values of some heads, the second axis."""
+        """Return the keys or values of some heads, which are the second axis."""
         return Stored(self.numbers[:, heads], None if self.scales is None else self.scales[:, heads])
 
 
@@ -110,7 +110,7 @@ def entered_reference(
 
 
 def rotated_back_reference(values: NDArray[np.float32], kind: KVType) -> NDArray[np.float32]:
-    """Rotate values, or weighted sums of values, float32[..., value size], back if their type is rotated."""
+    """Rotate back values or weighted sums of values, float32[..., value size], if their type has scales."""
     return hadamard_reference(values, value_parts(values.shape[-1]), read_factor) if kind.has_scales else values
 
 

@@ -78,7 +78,7 @@ def test_the_peak_of_a_real_process_is_within_5_percent(tmp_path: Path, backend:
 @pytest.mark.night
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a peak that begins with the program")
 def test_a_context_of_131072_tokens_has_one_cache(tmp_path: Path) -> None:
-    """A second copy of the cache would take 16.8 MB. The last step of the prompt needs most partial results."""
+    """A second copy of the cache would take 16.8 MB. The last step of the prompt needs the most partial results."""
     path = tiny_llama(tmp_path / "long.gguf", layers=1, heads=1, kv_heads=1, head_size=32, context=LONG_CONTEXT)
     n_tokens = LONG_CONTEXT - MAX_ROWS + SPLIT_ROWS
     words = random.Random(0).choices("bcdfjkmpqvxyz", k=n_tokens // 2)  # no letter is part of a longer token

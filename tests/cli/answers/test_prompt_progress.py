@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
         return True
 
     def shown(self) -> list[int]:
-        """Return how many tokens were shown as done, without repetitions."""
+        """Return the numbers of processed tokens that were shown, without repetitions."""
         return list(dict.fromkeys(int(done) for done in re.findall(r"prefill (\d+)/", self.getvalue())))
 
 
@@ -53,7 +53,7 @@ def slow_engine() -> Engine:
 
 
 def teach(engine: Answering) -> None:
-    """Let an engine know that its steps take STEP_S."""
+    """Teach an engine that its steps take STEP_S."""
     assert isinstance(engine, Engine)
     for rows in (1, 256) * 20:
         engine._scheduler.costs.observe(EMPTY.with_chunk(rows, 0), rows, STEP_S)

@@ -97,7 +97,7 @@ def test_a_deep_prompt_leaves_gaps_for_short_ones(prompts: int, most_seconds: fl
 class Laptop(StepCosts):
     """A predictor that learns what steps of a 1.5B model would take on two cores.
 
-    attended  the seconds of a row for each token before it; 1.4 times as many in a step of at most 32 rows
+    attended  seconds that a row takes for each token before the row; in steps of 2 to 32 rows, 1.4 times as long
     """
 
     def __init__(self, attended: float) -> None:

@@ -69,11 +69,11 @@ class Cache:
         return keys.read(), rotated_back_reference(values.read(), self.values)
 
     def stored(self, length: int) -> tuple[Stored, Stored]:
-        """Return (keys, values), read by the documented layout.
+        """Return (keys, values), read according to the documented layout.
 
-        Each block and head holds keys [head size, 32], then values [32, value size]. If they have scales [groups, 32],
-        these follow. Keys of 8 bits are [head size / 4, 32, 4], and each group of 32 features of values of 8 bits is
-        [8, features, 4].
+        Each block and head holds keys [head size, 32], then values [32, value size]. Scales [groups, 32], if any,
+        follow the keys or values. Keys of 8 bits are [head size / 4, 32, 4], and each group of 32 features of values of
+        8 bits is [8, features, 4].
         """
         blocks = [self._block(block) for block in self.table]
         keys, key_scales, values, value_scales = (np.concatenate(part)[:length] for part in zip(*blocks, strict=True))
@@ -116,11 +116,11 @@ class Cache:
         tolerance: float = 2e-6,
         **more: Any,
     ) -> None:
-        """Compare the results of rows with their twin's. `seen` are the positions that each row attends to.
+        """Compare the results of rows with those of the NumPy twin. `seen` has the positions that each row attends to.
 
-        Errors may be `tolerance` of the largest value. With values of 8 bits, the error of a score may round a weight
-        to another integer, which changes the sums of a group of features a little; a tenth of the results may be like
-        that.
+        Errors may be up to `tolerance` times the largest value. With values of 8 bits, a small error in a score may
+        round a weight to another integer, which changes the sums of a group of features slightly. Fewer than a tenth of
+        the results may have such an error.
         """
         keys, values = self.stored(max(part.stop for part in seen))
         read = rotated_back_reference(values.read(), self.values)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Run
 
 
-LARGEST_WEIGHT = (1 << 14) - 1  # of a weight that is rounded to an integer
-LEAST_BOUND = 1e-30  # products of weights and scales below this bound become 0
+LARGEST_WEIGHT = (1 << 14) - 1  # the largest integer that a softmax weight is rounded to
+LEAST_BOUND = 1e-30  # lower bound of the largest product of a weight and a scale, so that its unit is not 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def attention_reference(
     soft_cap: float = 0.0,
     sinks: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """Compute attention for one row to the positions `seen` of keys and values as the cache holds them.
+    """Compute the attention of one row to the positions `seen`, with keys and values as the cache holds them.
 
     q is float32[heads, head size], rotated like the keys. Returns float32[heads, value size], rotated back. Keys and
     values of 8 bits are multiplied as integers, in chunks of CHUNK positions (kernels/attention/integers.py).
