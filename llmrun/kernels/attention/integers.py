@@ -417,8 +417,8 @@ def _step_place(level: str) -> Any:
     """Return a function of (block, quad): the offset of the weights of a step in the integers of a query."""
     quad_bytes = _quad_bytes(level)
     if level == "avx512vnni":
-        # Packing 4 vectors, the weights of 2 blocks, interleaves their 128-bit parts: 32-bit word 4 * part + vector holds
-        # the quad that would be word 4 * vector + part in order.
+        # Packing 4 vectors, the weights of 2 blocks, interleaves their 128-bit parts: word 4 * part + vector of 32 bits
+        # holds what would be word 4 * vector + part in order.
         return inline_function(lambda block, quad: block // 2 * 64 + block % 2 * 8 + quad)
     return inline_function(lambda block, quad: (block * (BLOCK // QUAD) + quad) * quad_bytes)
 
