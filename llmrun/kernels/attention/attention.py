@@ -42,10 +42,12 @@ from llmrun.kernels.attention.partials import (
     first_chunk,
     first_seen,
     row_of_slot,
+    seen_of_chunk,
     slots_before,
     slots_of_step,
 )
 from llmrun.kernels.attention.states import copy_state, states
+from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import (
     PRIVATE_INPUT,
@@ -121,7 +123,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     """
     heads, tile_rows, tiles = tile_shape(level, layout, group)
     prepare_queries, one_chunk, all_chunks = _work_items(level, layout, group, capped=capped)
-    first_block = _first_block(layout)
+    fetch = _fetch(layout)
     most_rows = SPAN_QUERIES // heads // tile_rows * tile_rows
 
     @kernel
@@ -135,9 +137,10 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
         slots = slots_of_step(ranges, rows, load_i64(op + WORDS.slots))
         item = claim(op)
         if slots > 0:
-            prepared = -1  # the item's tile and first row, whose queries are in the scratch memory
+            prepared = -1  # the tile, first row and number of rows whose queries are in the scratch memory
+            expected = -1  # the item whose chunk has been prefetched
             while item < head_tiles * slots:
-                tile, slot = item // slots, item % slots
+                tile, slot = item % head_tiles, item // head_tiles
                 row = row_of_slot(ranges, slot)
                 chunk = first_chunk(ranges, row) + slot - slots_before(ranges, row)
                 if row % SHARING_ROWS == 0 or not _share(tables, ranges, row - 1, chunk):
@@ -149,14 +152,18 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
                     ):
                         count += 1
                     table = load_i64(tables + 8 * row)
+                    if item != expected:
+                        fetch(op, table, ranges + 8 * row, chunk, tile // tiles)
                     # The other threads take the next items, so this thread's next item is probably n_threads later.
-                    later = min(chunk + n_threads, end_chunk(ranges, row) - 1)
-                    after = first_block(op, table, later, tile // tiles)
+                    later = item + n_threads
+                    ahead = whole_chunk(table, ranges + 8 * row, chunk + later // head_tiles - slot)
+                    expected = later if ahead != 0 else -1
+                    ahead_head = later % head_tiles // tiles
                     queries = (tile * rows + row) * SHARING_ROWS + count
                     if queries != prepared:
                         prepare_queries(op, query0, row, count, tile, scratch)
                     prepared = queries
-                    one_chunk(op, query0, table, ranges, row, count, tile, chunk, scratch, after)
+                    one_chunk(op, query0, table, ranges, row, count, tile, chunk, scratch, ahead, ahead_head)
                 item = claim(op)
         else:
             # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The last
@@ -177,16 +184,31 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     return run
 
 
-def _first_block(layout: HeadLayout) -> Any:
-    head_bytes = layout.n_bytes
+@inline_function
+def whole_chunk(table: Any, ranges: Any, chunk: Any) -> Any:
+    """Return the address of a chunk's part of a block table, or 0 if a row does not attend to the end of the chunk."""
+    return table + 4 * chunk * (CHUNK // BLOCK) if (chunk + 1) * CHUNK <= end_seen(ranges, 0) else 0
 
-    @inline_function
-    def first_block(op: Any, table: Any, chunk: Any, kv_head: Any) -> Any:
-        """Return the address of a KV head's part of the first block of a chunk."""
-        block = load_i32(table + 4 * chunk * (CHUNK // BLOCK))
-        return load_i64(op + WORDS.cache) + block * load_i64(op + WORDS.block_bytes) + kv_head * head_bytes
 
-    return first_block
+def _fetch(layout: HeadLayout) -> Any:
+    """Return a function that prefetches a chunk that a row attends to, or only its first block if keys are floats.
+
+    Blocks lie anywhere in memory, so the processor cannot prefetch across them.
+    """
+    head_bytes, whole = layout.n_bytes, layout.keys is Q8_0
+
+    @called_function
+    def fetch(op: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any) -> Any:
+        first, end = seen_of_chunk(ranges, 0, chunk)
+        cache, block_bytes = load_i64(op + WORDS.cache) + kv_head * head_bytes, load_i64(op + WORDS.block_bytes)
+        of_chunk = table + 4 * chunk * (CHUNK // BLOCK)
+        first_block, end_block = first // BLOCK, (end + BLOCK - 1) // BLOCK
+        for block in range(first_block, end_block if whole else min(first_block + 1, end_block)):
+            start = cache + load_i32(of_chunk + 4 * block) * block_bytes
+            for line in range(0, head_bytes, records.CACHE_LINE):
+                simd.prefetch_line(start + line)
+
+    return fetch
 
 
 def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> tuple[Any, Any, Any]:
@@ -205,7 +227,7 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
     prepare_query = integers.prepare_query(level, head_size)
     has_integers = layout.keys is Q8_0
     begin, add, finish = states(level, layout.values, value_size)
-    copy, first_block = copy_state(value_size), _first_block(layout)
+    copy, fetch = copy_state(value_size), _fetch(layout)
 
     @inline_function
     def place_of(tile: Any) -> Any:
@@ -244,19 +266,43 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         chunk: Any,
         kv_head: Any,
         scratch: Any,
-        after: Any,
+        ahead: Any,
+        ahead_head: Any,
     ) -> Any:
         """Compute the states of the next tile of rows after `done` rows. Return the tile's first row.
 
-        The last tile begins early enough to be full, so it may compute some rows again. Only the first tile prefetches
-        `after`, because later tiles find the chunk in the CPU's cache.
+        The last tile begins early enough to be full, so it computes some rows again. Only the first tile prefetches and
+        prepares, because later tiles find the chunk in the CPU's cache.
         """
-        first, fetched = done, after if done == 0 else 0
+        first = done
+        ahead, prepared = (ahead, count) if done == 0 else (0, 0)
         if tile_rows > 1 and count >= tile_rows:
             first = min(done, count - tile_rows)
-            together(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched, count)
+            together(
+                op,
+                queries + first * stride,
+                table,
+                ranges + 8 * first,
+                chunk,
+                kv_head,
+                scratch,
+                ahead,
+                ahead_head,
+                prepared,
+            )
         else:
-            alone(op, queries + first * stride, table, ranges + 8 * first, chunk, kv_head, scratch, fetched, count)
+            alone(
+                op,
+                queries + first * stride,
+                table,
+                ranges + 8 * first,
+                chunk,
+                kv_head,
+                scratch,
+                ahead,
+                ahead_head,
+                prepared,
+            )
         return first
 
     @called_function
@@ -270,7 +316,8 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         tile: Any,
         chunk: Any,
         scratch: Any,
-        after: Any,
+        ahead: Any,
+        ahead_head: Any,
     ) -> Any:
         kv_head, head, first_own = place_of(tile)
         queries, stride = queries_of_rows(op, query0, row, head, scratch)
@@ -279,7 +326,9 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         slot = slots_before(ranges, row)
         done = 0
         while done < count:
-            first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch, after)
+            first = compute(
+                op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch, ahead, ahead_head
+            )
             end = first + tile_rows if count >= tile_rows else first + 1
             for of_row in range(done, end):
                 place = partials + (slot + chunk - first_chunk(of_rows, of_row)) * partial_stride
@@ -302,10 +351,14 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
             for index in range(of_row * heads, hidden((of_row + 1) * heads)):
                 begin(merged + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
         for chunk in range(first_of_all, end_of_all):
-            after = first_block(op, table, min(chunk + 1, end_of_all - 1), kv_head)
+            if chunk == first_of_all:
+                fetch(op, table, of_rows, chunk, kv_head)
+            ahead = whole_chunk(table, of_rows, chunk + 1)
             done = 0
             while done < count:
-                first = compute(op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch, after)
+                first = compute(
+                    op, queries, stride, table, of_rows, count, done, chunk, kv_head, scratch, ahead, kv_head
+                )
                 end = first + tile_rows if count >= tile_rows else first + 1
                 for of_row in range(done, end):
                     if first_chunk(of_rows, of_row) <= chunk < end_chunk(of_rows, of_row):

@@ -54,15 +54,19 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, prepare
     """Return a function that computes the states of `heads` x `rows` queries for one chunk.
 
     The function's `ranges` is the address of the positions that the tile's rows attend to (partials.py). `table` is a
-    block table that is valid for all of these rows. `query` is the address of the first query. `after` is the address
-    of the block that will probably be read after the chunk, or 0 if another tile has read the chunk already. The first
-    tile prepares the chunk for `count` rows, which begin with its own. `prepare` comes from `prepare_chunk`.
+    block table that is valid for all of these rows. `query` is the address of the first query. `ahead` is the address
+    of the part of the block table for the chunk to prefetch meanwhile, or 0, and `ahead_head` is the KV head to
+    prefetch. If `count` is not 0, the tile is the first of `count` rows, and prepares the chunk for all of them with
+    `prepare`, which comes from `prepare_chunk`.
     """
     queries = heads * rows
     at = Scratch(layout.head_size, layout.value_size)
     weights_at, states_at, state_bytes, scales_at = at.weights, at.later, at.state_bytes, at.scales
     value_size, head_bytes, values_at = layout.value_size, layout.n_bytes, layout.values_at
-    if layout.keys is Q8_0:
+    # Integers are multiplied faster than memory is read, so the whole next chunk is prefetched during a chunk. With
+    # floats, prefetching the next block is enough.
+    looks_ahead = layout.keys is Q8_0
+    if looks_ahead:
         block_scores = integers.block_scores(level, layout, queries)
     else:
         block_scores = floats.block_scores(level, layout, heads, rows)
@@ -74,30 +78,53 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, prepare
 
     @called_function
     def run(
-        op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, scratch: Any, after: Any, count: Any
+        op: Any,
+        query: Any,
+        table: Any,
+        ranges: Any,
+        chunk: Any,
+        kv_head: Any,
+        scratch: Any,
+        ahead: Any,
+        ahead_head: Any,
+        count: Any,
     ) -> Any:
         cache = load_i64(op + WORDS.cache) + kv_head * head_bytes
+        ahead_cache = load_i64(op + WORDS.cache) + ahead_head * head_bytes
         block_bytes = load_i64(op + WORDS.block_bytes)
         weights, states = scratch + weights_at, scratch + states_at
         of_chunk = table + 4 * chunk * (CHUNK // BLOCK)
         first_of_any, end_of_any = seen_by_any(ranges, rows, chunk)
         first_block, end_block = first_of_any // BLOCK, (end_of_any + BLOCK - 1) // BLOCK
-        # Blocks lie anywhere in memory, so the processor cannot prefetch across them. With 16 sequences at depth 1,024,
-        # these prefetches took the attention of SmolLM2 from 32 to 24 ms, and that of a 1.24B model from 53 to 41 ms.
         for block in range(first_block, end_block):
             of_block = cache + load_i32(of_chunk + 4 * block) * block_bytes
-            following = after
-            if after != 0 and block + 1 < end_block:
-                following = cache + load_i32(of_chunk + 4 * (block + 1)) * block_bytes
+            following = 0
+            if looks_ahead and ahead != 0:
+                following = ahead_cache + load_i32(ahead + 4 * block) * block_bytes
+            elif not looks_ahead and count > 0:
+                following = cache + load_i32(of_chunk + 4 * min(block + 1, end_block - 1)) * block_bytes
             block_scores(op, of_block, following, query, weights + 4 * BLOCK * block)
-        if after != 0:
+        if count > 0:
             prepare(op, table, ranges, count, chunk, kv_head, scratch)
         for index in range(hidden(queries)):
             first, end = seen_of_chunk(ranges, index // heads, chunk)
             cap = load_f32(op + WORDS.soft_cap)
             soften(weights + 4 * CHUNK * index, first, end, cap, states + index * state_bytes + 4 * value_size)
-        of_values, scales = cache + values_at, scratch + scales_at
-        weighted_sums(of_values, of_chunk, block_bytes, ranges, chunk, first_block, end_block, scales, weights, states)
+        of_values, ahead_values, scales = cache + values_at, ahead_cache + values_at, scratch + scales_at
+        weighted_sums(
+            of_values,
+            of_chunk,
+            block_bytes,
+            ranges,
+            chunk,
+            first_block,
+            end_block,
+            scales,
+            weights,
+            states,
+            ahead,
+            ahead_values,
+        )
 
     return run
 

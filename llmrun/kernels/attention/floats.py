@@ -296,6 +296,8 @@ def weighted_sums(level: str, layout: HeadLayout, heads: int, rows: int) -> Any:
         scales: Any,
         weights: Any,
         states: Any,
+        ahead: Any,
+        ahead_values: Any,
     ) -> Any:
         # The positions that all rows of the tile attend to
         first_of_all, end_of_all = seen_of_chunk(ranges, 0, chunk)

@@ -96,21 +96,21 @@ def block_scores(level: str, layout: HeadLayout, queries: int) -> Any:
     It takes an op record, which is not needed here, and the addresses of a head's part of the block, of the block to
     prefetch or 0, of the queries from `prepare_query`, and of the block's scores in float32[queries, CHUNK].
     """
-    head_size, head_bytes, row_bytes, scales_at = (
+    head_size, row_bytes, scales_at, values_at = (
         layout.head_size,
-        layout.n_bytes,
         layout.key_row_bytes,
         layout.key_scales,
+        layout.values_at,
     )
     groups, vectors = n_groups(head_size), tile_vectors(level, queries)
     begin, add, store = _scores_tile(level, layout, queries, vectors)
-    share = -(-head_bytes // (groups * records.CACHE_LINE)) * records.CACHE_LINE
+    share = -(-values_at // (groups * records.CACHE_LINE)) * records.CACHE_LINE
 
     @inline_function
     def scores(op: Any, block: Any, following: Any, query: Any, out: Any) -> Any:
         for group in range(hidden(groups)):
             if following != 0:
-                for line in range(share * group, min(share * (group + 1), head_bytes), records.CACHE_LINE):
+                for line in range(share * group, min(share * (group + 1), values_at), records.CACHE_LINE):
                     simd.prefetch_line(following + line)
             bias, of_group = query + head_size + 4 * group, query + GROUP * group
             keys = block + row_bytes * (GROUP // QUAD) * group
@@ -269,6 +269,8 @@ def weighted_sums(level: str, layout: HeadLayout, queries: int) -> Any:
     groups = n_groups(value_size)
     state_bytes = Scratch(layout.head_size, value_size).state_bytes
     row, integers_at, step_at = 4 * CHUNK, 4 * queries * CHUNK, step_offset(value_size)
+    value_bytes = layout.n_bytes - layout.values_at  # of one block
+    share = -(-value_bytes // (groups * records.CACHE_LINE)) * records.CACHE_LINE
     quantize = _quantize_weights(level)
     sums_of_features = _sums_of_features(level, queries, vectors, value_size)
     narrow = value_size % GROUP != 0 and vectors > 1
@@ -286,6 +288,8 @@ def weighted_sums(level: str, layout: HeadLayout, queries: int) -> Any:
         scales: Any,
         weights: Any,
         states: Any,
+        ahead: Any,
+        ahead_values: Any,
     ) -> Any:
         is_damaged = load_f32(scales + row * (groups + 2)) != types.float32(0)
         for index in range(hidden(queries)):
@@ -295,6 +299,11 @@ def weighted_sums(level: str, layout: HeadLayout, queries: int) -> Any:
             store_f32(states + state_bytes * index + step_at, step)
         integers = weights + integers_at
         for group in range(hidden(groups)):
+            if ahead != 0:
+                for block in range(CHUNK // BLOCK):
+                    following = ahead_values + load_i32(ahead + 4 * block) * block_bytes
+                    for line in range(share * group, min(share * (group + 1), value_bytes), records.CACHE_LINE):
+                        simd.prefetch_line(following + line)
             for index in range(hidden(queries)):
                 factor = types.float32(1) / load_f32(states + state_bytes * index + step_at)
                 quantize(weights + row * index, scales + row * group, factor, integers + _WEIGHT_BYTES * index)
