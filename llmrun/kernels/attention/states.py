@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
+from numba.extending import intrinsic
 
 from llmrun.formats.layouts.kv import KVType, state_floats
 from llmrun.kernels.attention.hadamard import value_rotations
@@ -45,13 +46,14 @@ def states(level: str, kind: KVType, value_size: int) -> tuple[Any, Any, Any]:
     def add(state: Any, later: Any) -> Any:
         """Merge the state of later positions into the state of earlier positions."""
         largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
-        faded = exp(simd.splat(load_f32(state + largest_at) - largest))
-        weight = exp(simd.splat(load_f32(later + largest_at) - largest))
+        # A vector holds both exponents, because exp takes as long as merging 64 features.
+        factors = exp(_pair(load_f32(state + largest_at) - largest, load_f32(later + largest_at) - largest))
+        faded, weight = simd.splat(simd.first_lane(factors)), simd.splat(_second_lane(factors))
         for at in range(0, 4 * value_size, 64):
             before = simd.multiply(simd.load_f32x16(state + at), faded)
             simd.store_f32x16(state + at, fma(simd.load_f32x16(later + at), weight, before))
-        total = load_f32(state + sum_at) * simd.first_lane(faded)
-        store_f32(state + sum_at, total + load_f32(later + sum_at) * simd.first_lane(weight))
+        total = load_f32(state + sum_at) * simd.first_lane(factors)
+        store_f32(state + sum_at, total + load_f32(later + sum_at) * _second_lane(factors))
         store_f32(state + largest_at, largest)
 
     @inline_function
@@ -63,6 +65,24 @@ def states(level: str, kind: KVType, value_size: int) -> tuple[Any, Any, Any]:
         rotate_back(out, out)
 
     return begin, add, finish
+
+
+@intrinsic
+def _pair(typingctx: Any, first: Any, second: Any) -> Any:
+    """Return a vector that begins with two floats. The others equal the second."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.insert_element(simd.emit_splat(builder, args[1]), args[0], simd.I32(0))
+
+    return simd.f32x16(types.float32, types.float32), codegen
+
+
+@intrinsic
+def _second_lane(typingctx: Any, vector: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], simd.I32(1))
+
+    return types.float32(simd.f32x16), codegen
 
 
 def copy_state(value_size: int) -> Any:
