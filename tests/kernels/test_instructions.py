@@ -190,10 +190,10 @@ def test_sums_of_a_tile_of_attention_stay_in_registers(level: str, registers: in
 
 
 @pytest.mark.parametrize(
-    ("level", "dot", "tile", "most"), [("avx512vnni", "vpdpbusd", 96, 0), ("avx2", "vpmaddwd", 24, 2)]
+    ("level", "dot", "tile", "most"), [("avx512vnni", "vpdpbusd", 64, 0), ("avx2", "vpmaddwd", 32, 12)]
 )
 def test_integer_sums_of_attention_stay_in_registers(level: str, dot: str, tile: int, most: int) -> None:
-    """Checks full tiles of 12 queries (AVX-512) and 4 queries (AVX2), with _STEP_QUADS dot products for each sum.
+    """Checks full tiles of 8 queries (AVX-512) and 4 queries (AVX2), where a few operands are on the stack.
 
     LLVM once kept the address of each query's weights on the stack and incremented all of them in each step.
     """

@@ -123,6 +123,10 @@ def attention_reference(
     group = len(q) // keys.numbers.shape[1]
     heads = np.arange(len(q)) // group
     keys, values = keys.of_heads(heads), values.of_heads(heads)
+    if Q8_0 not in types:
+        scores = _scores_reference(q, keys.at(seen), np.float32(scale))
+        weights = _softmax_reference(scores, soft_cap, sinks)
+        return rotated_back_reference(_sums_reference(weights, values.at(seen)), types.values)
     largest = np.full(len(q), -np.inf, np.float32) if sinks is None else sinks.astype(np.float32)
     total = np.zeros(len(q), np.float32) if sinks is None else np.ones(len(q), np.float32)
     sums = np.zeros((len(q), values.numbers.shape[2]), np.float32)
@@ -142,6 +146,21 @@ def attention_reference(
         sums = sums * faded[:, None] + sums_of(weights, values.at(part)) * weight[:, None]
         total, largest = total * faded + weights.sum(-1) * weight, later
     return rotated_back_reference(sums / total[:, None], types.values)
+
+
+def _softmax_reference(
+    scores: NDArray[np.float32], soft_cap: float, sinks: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Return the weights float32[heads, length] of all positions, without the weights of sinks."""
+    n_positions = scores.shape[1]
+    if soft_cap:
+        scores = soft_cap_reference(scores, soft_cap)
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks[:, None]], axis=1)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    result: NDArray[np.float32] = weights[:, :n_positions]
+    return result
 
 
 def _scores_reference(q: NDArray[np.float32], keys: Stored, scale: np.float32) -> NDArray[np.float32]:
