@@ -122,8 +122,8 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     it processes all chunks for a span of rows and a tile of heads.
     """
     heads, tile_rows, tiles = tile_shape(level, layout, group)
-    prepare_queries, one_chunk, all_chunks = _work_items(level, layout, group, capped=capped)
     fetch = _fetch(layout)
+    prepare_queries, one_chunk, all_chunks = _work_items(level, layout, group, fetch, capped=capped)
     most_rows = SPAN_QUERIES // heads // tile_rows * tile_rows
 
     @kernel
@@ -156,7 +156,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
                         fetch(op, table, ranges + 8 * row, chunk, tile // tiles)
                     # The other threads take the next items, so this thread's next item is probably n_threads later.
                     later = item + n_threads
-                    ahead = whole_chunk(table, ranges + 8 * row, chunk + later // head_tiles - slot)
+                    ahead = _whole_chunk(table, ranges + 8 * row, chunk + later // head_tiles - slot)
                     expected = later if ahead != 0 else -1
                     ahead_head = later % head_tiles // tiles
                     queries = (tile * rows + row) * SHARING_ROWS + count
@@ -185,7 +185,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
 
 
 @inline_function
-def whole_chunk(table: Any, ranges: Any, chunk: Any) -> Any:
+def _whole_chunk(table: Any, ranges: Any, chunk: Any) -> Any:
     """Return the address of a chunk's part of a block table, or 0 if a row does not attend to the end of the chunk."""
     return table + 4 * chunk * (CHUNK // BLOCK) if (chunk + 1) * CHUNK <= end_seen(ranges, 0) else 0
 
@@ -211,7 +211,7 @@ def _fetch(layout: HeadLayout) -> Any:
     return fetch
 
 
-def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> tuple[Any, Any, Any]:
+def _work_items(level: str, layout: HeadLayout, group: int, fetch: Any, *, capped: bool) -> tuple[Any, Any, Any]:
     """Return (prepare_queries, one_chunk, all_chunks), functions for `count` rows and a tile of heads.
 
     `one_chunk` stores the states of one chunk in the slots of the rows, whose queries must have been prepared.
@@ -227,7 +227,7 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
     prepare_query = integers.prepare_query(level, head_size)
     has_integers = layout.keys is Q8_0
     begin, add, finish = states(level, layout.values, value_size)
-    copy, fetch = copy_state(value_size), _fetch(layout)
+    copy = copy_state(value_size)
 
     @inline_function
     def place_of(tile: Any) -> Any:
@@ -353,7 +353,7 @@ def _work_items(level: str, layout: HeadLayout, group: int, *, capped: bool) -> 
         for chunk in range(first_of_all, end_of_all):
             if chunk == first_of_all:
                 fetch(op, table, of_rows, chunk, kv_head)
-            ahead = whole_chunk(table, of_rows, chunk + 1)
+            ahead = _whole_chunk(table, of_rows, chunk + 1)
             done = 0
             while done < count:
                 first = compute(

@@ -101,14 +101,6 @@ def enter_reference(
     return queries, store_reference(keys, types.keys), store_reference(values, types.values)
 
 
-def entered_reference(
-    queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return (queries, keys, values) read back from the cache, with values rotated back, float32[..., size]."""
-    queries, stored_keys, stored_values = enter_reference(queries, keys, values, kv_type)
-    return queries, stored_keys.read(), rotated_back_reference(stored_values.read(), parse_kv_type(kv_type).values)
-
-
 def rotated_back_reference(values: NDArray[np.float32], kind: KVType) -> NDArray[np.float32]:
     """Rotate back values or weighted sums of values, float32[..., value size], if their type has scales."""
     return hadamard_reference(values, value_parts(values.shape[-1]), read_factor) if kind.has_scales else values

@@ -36,7 +36,7 @@ from llmrun.model.plan.ops.rope import RopeWords, rope_reference
 from llmrun.model.plan.shapes import AttentionShape, Reach, seen_ranges
 from llmrun.model.plan.stored_kv import (
     Stored,
-    entered_reference,
+    enter_reference,
     hadamard_reference,
     key_parts,
     read_factor,
@@ -294,6 +294,14 @@ def _elements(part: NDArray[np.uint8], kind: KVType, size: int) -> tuple[NDArray
 
 def _numbers(elements: NDArray[Any], kind: KVType) -> NDArray[np.float32]:
     return (IQ4_NL[elements] if kind.bits == 4 else elements).astype(np.float32)
+
+
+def entered_reference(
+    queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Return (queries, keys, values) read back from the cache, with values rotated back, float32[..., size]."""
+    queries, stored_keys, stored_values = enter_reference(queries, keys, values, kv_type)
+    return queries, stored_keys.read(), rotated_back_reference(stored_values.read(), parse_kv_type(kv_type).values)
 
 
 NINE, SIX, MANY = AttentionShape(9, 3, 64), AttentionShape(6, 6, 48), AttentionShape(22, 2, 16)
