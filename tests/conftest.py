@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     forking.is_enabled &= tier is not Tier.NIGHT
     if tier is Tier.EDIT:
         os.environ["LLMRUN_CACHE_DIR"] = str(CACHE / "quick")
-        from llmrun.base.compiled.store import load_kernel
+        from llmrun.base.compiled.host import load_kernel
         from llmrun.formats.layouts.tokens import SAMPLING_KERNEL
 
         load_kernel(*SAMPLING_KERNEL)  # compiling it takes a few seconds, once

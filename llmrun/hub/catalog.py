@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import llmrun
 from llmrun.base.errors import ModelNotFound, UsageError, shown, warn_of_broken_entry
@@ -78,6 +78,19 @@ class Quant:
         return round(float(match["number"]) * _UNITS[match["unit"]])
 
 
+class Heads(NamedTuple):
+    """The head counts and sizes of attention layers, as in AttentionShape.
+
+    capped  True if the scores have a soft cap
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    capped: bool
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
     """A model in the catalogue, with its quantizations.
@@ -90,6 +103,7 @@ class CatalogEntry:
     sampling     recommended sampling parameters, keyed by the names in SamplingParams
     end_of_turn  text of the tokens that end an answer; () if only the GGUF file defines them
     thinking     the tags around the model's thinking; () if the model does not think; None if unknown
+    attention    the different heads of the model's attention layers; () if unknown
     seen         where and when the metadata of the files was looked up
     active       the number of weights that each token uses, in mixtures of experts; None for all of them
     recommended  True for the general models from which `llmrun fit` chooses those that suit a machine
@@ -106,6 +120,7 @@ class CatalogEntry:
     end_of_turn: tuple[str, ...] = ()
     thinking: tuple[str, str] | tuple[()] | None = None
     aliases: tuple[str, ...] = ()
+    attention: tuple[Heads, ...] = ()
     seen: str = ""
     active: int | None = None
     recommended: bool = False
@@ -156,6 +171,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
 _URL = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/[!-~]*?(?P<file>[^/]+\.gguf)")
+_COUNT = "([1-9][0-9]{0,3})"
+_HEADS = re.compile(rf"{_COUNT}/{_COUNT}x{_COUNT}(?::{_COUNT})?( capped)?")  # 128/1x576:512
 _LONGEST_TEXT = 500  # characters
 
 T = TypeVar("T")
@@ -339,6 +356,8 @@ def _shared_facts(keys: TableKeys) -> dict[str, Any]:
         if len(tags) not in (0, 2):
             raise keys.wrong("thinking", tags, rule)
         facts["thinking"] = (tags[0], tags[1]) if tags else ()
+    if "heads" in keys.left:
+        facts["attention"] = _attention(keys)
     return facts
 
 
@@ -352,6 +371,19 @@ def _sampling(keys: TableKeys) -> Mapping[str, float | str]:
         except ValueError:
             raise keys.wrong(f"sampling.{key}", value, RULES[key].words) from None
     return values
+
+
+def _attention(keys: TableKeys) -> tuple[Heads, ...]:
+    rule = "of the form 32/8x128, where 8 KV heads divide 32 query heads"
+    text = keys.take("heads", str, rule)
+    found: list[Heads] = []
+    for part in text.split(", "):
+        match = _HEADS.fullmatch(part)
+        if match is None or int(match[1]) % int(match[2]):
+            raise keys.wrong("heads", text, rule)
+        heads, kv_heads, size, value_size, capped = match.groups()
+        found.append(Heads(int(heads), int(kv_heads), int(size), int(value_size or size), capped is not None))
+    return tuple(found)
 
 
 def _aliases(keys: TableKeys) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
     python -m llmrun.kernels.compiler
 
-A request is a frame with the arguments of `compile_kernel`. The answer is a frame with [error, object file], of which
-one is empty. The parent is base/compiled/store.py.
+A request is a frame with the arguments of `compile_kernel`. The answer is a frame with [error, object files], of which
+one is empty. The parent is base/compiled/compiling.py.
 
 Compiling in child processes keeps Numba (0.7 s, 100 MB) out of the main process, uses every core, and lets the user
 interrupt the parent process.
@@ -59,12 +59,15 @@ def compile_kernel(
     name: str,
     parameters: dict[str, Any],
     level_name: str,
-    triple: str,
+    triples: list[str],
     cpu: str,
     features: str,
     symbol: str,
-) -> bytes:
-    """Compile one kernel and return its object file, which has `symbol` as its only global name."""
+) -> list[bytes]:
+    """Compile one kernel and return its object file for each triple, with `symbol` as its only global name.
+
+    A triple with an operating system other than Linux yields COFF or Mach-O, unless it ends with "-elf".
+    """
     found = getattr(importlib.import_module(f"llmrun.kernels.{module}"), name)
     function = _build(found, level_name, parameters) if getattr(found, "is_kernel_family", False) else found
     compiled = numba.njit(
@@ -78,7 +81,7 @@ def compile_kernel(
     overload = compiled.overloads[compiled.signatures[0]]
     _optimize_library(overload.library)
     text = overload.library.get_llvm_str().replace(overload.fndesc.llvm_func_name, symbol)
-    return _emit(text, symbol, triple, cpu, features)
+    return [_emit(text, symbol, triple, cpu, features) for triple in triples]
 
 
 def _build(
@@ -115,7 +118,8 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
     for number, variable in enumerate(llvm_module.global_variables):
         variable.name = f"constant.{number}"
     emitted: bytes = machine.emit_object(llvm_module)
-    object_file.check_symbols(emitted, symbol)
+    if emitted.startswith(object_file.MAGIC):  # the linker checks the symbols of COFF and Mach-O
+        object_file.check_symbols(emitted, symbol)
     return emitted
 
 
@@ -163,14 +167,15 @@ def serve() -> None:
     _make_no_code_for_this_process()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()  # for the instructions in kernels/processor.py
     requests: Codec[dict[str, Any]] = Codec(dict[str, Any])
-    answers: Codec[tuple[str, bytes]] = Codec(tuple[str, bytes])
+    answers: Codec[tuple[str, list[bytes]]] = Codec(tuple[str, list[bytes]])
 
     def answer(request: bytes) -> bytes:
         try:
             return answers.encode(("", compile_kernel(**requests.decode(request))))
         except Exception:  # noqa: BLE001 - the parent process reports every error with its traceback
-            return answers.encode((traceback.format_exc(), b""))
+            return answers.encode((traceback.format_exc(), []))
 
     worker.serve(answer)
 

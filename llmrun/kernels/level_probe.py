@@ -1,98 +1,54 @@
-"""A probe that checks whether an instruction-set level works on this processor.
+"""A kernel that runs the building blocks of all kernels, to find out whether an instruction-set level works.
 
-    python -m llmrun.kernels.level_probe LEVEL TRIPLE CPU FEATURES
-
-It exits with 0 if the level works. compiled/levels.py runs it in a child process, because an illegal instruction kills
-the process. The probe compiles the building blocks of the kernels for this level, and checks that they compute the same
-bits as their twins in NumPy.
+base/compiled/level_check.py runs the kernel in a child process, because an illegal instruction kills the process.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
+from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
-import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
+from numba import types
+from numba.extending import intrinsic
 
-from llmrun.base.compiled.levels import LEVELS, Target
-from llmrun.base.compiled.store import create_linker
 from llmrun.formats.layouts.linear import PACKED_TYPES
 from llmrun.kernels.code import dots, simd, unpack
-from llmrun.kernels.code.simd import F16X16, F32X16, I8X64, I32, I32X16, I64
+from llmrun.kernels.code.load_store import load_i64
+from llmrun.kernels.code.simd import F16X16, F32X16, I8X64, I32, I32X16
+from llmrun.kernels.compiler import kernel, kernel_family
 
 _LINE = 64
-_INPUTS = 4  # one cache line each: bytes below 16, any bytes, float16, and negative floats
-_RESULTS = 11
-_SYMBOL = "trial"
-_PAIR = (0, 16)  # the offsets of two rows of activations in the second line
-_ENTRIES = np.arange(-40, 40, 5, dtype=np.int8)  # of the table
+PAIR = (0, 16)  # the offsets of two rows of activations in the second line
+ENTRIES = tuple(range(-40, 40, 5))  # of the table
 
 
-def results(target: Target) -> NDArray[np.uint8]:
-    """Run the building blocks for this target on the inputs, and return their results as uint8[11, 64]."""
-    memory = np.concatenate([_inputs(), np.zeros((_RESULTS, _LINE), np.uint8)])
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=2, jit=True
-    )
-    builder = llvm.JITLibraryBuilder().add_ir(str(_module(target))).export_symbol(_SYMBOL)
-    library = builder.link(create_linker(machine), _SYMBOL)
-    ctypes.CFUNCTYPE(None, ctypes.c_int64)(library[_SYMBOL])(memory.ctypes.data)
-    return memory[_INPUTS:]
+@kernel_family
+def trial(level: str) -> Callable[..., None]:
+    """Build the kernel, whose record has two words: the addresses of the inputs and of the results.
+
+    The inputs are lines of bytes below 16, any bytes, float16, and negative floats. Each result is a line.
+    """
+    compute = _computing(level)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        compute(load_i64(op), load_i64(op + 8))
+
+    return run
 
 
-def _inputs() -> NDArray[np.uint8]:
-    random = np.random.default_rng(1)
-    lines = np.zeros((_INPUTS, _LINE), np.uint8)
-    lines[0] = random.integers(0, 16, _LINE)
-    lines[1] = random.integers(0, 256, _LINE)
-    lines[2, :32] = random.standard_normal(16).astype(np.float16).view(np.uint8)
-    lines[3] = (-random.uniform(1, 16, 16)).astype(np.float32).view(np.uint8)
-    return lines
+def _computing(level: str) -> Any:
+    @intrinsic
+    def compute(typingctx: Any, inputs: Any, results: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            for index, value in enumerate(_emit_values(builder, level, args[0])):
+                simd.emit_store(builder, simd.emit_offset(builder, args[1], _LINE * index), value)
+            return context.get_dummy_value()
 
+        return types.void(types.int64, types.int64), codegen
 
-def twin() -> NDArray[np.uint8]:
-    """Return the results that the building blocks must have."""
-    lines = _inputs()
-    small, any_bytes, floats = lines[0], lines[1], lines[3].view(np.float32)
-    halves = lines[2, :32].view(np.float16)
-    activation = any_bytes[:4].view(np.int8).astype(np.int32)
-    eights = np.concatenate([any_bytes.reshape(16, 4), small.reshape(16, 4)], 1).view(np.int8).astype(np.int32)
-    wide = halves.astype(np.float32)
-    larger = np.where(wide > floats, wide, floats)
-    # In float64, the square is exact, and so is the sum for these inputs. So it is rounded once, as it must be.
-    fused = (floats.astype(np.float64) ** 2 + floats).astype(np.float32)
-    found = [
-        small.reshape(16, 4).astype(np.int32) @ activation,
-        any_bytes.view(np.int8).reshape(16, 4).astype(np.int32) @ activation,
-        _ENTRIES[small],
-        any_bytes >> 3 & 15,
-        wide,
-        halves.view(np.uint16).astype(np.int32),
-        fused,
-        floats.astype(np.int32),
-        np.ascontiguousarray(np.concatenate([wide, larger])[1::2]),
-        *(eights @ any_bytes[first : first + 8].view(np.int8).astype(np.int32) for first in _PAIR),
-    ]
-    return np.stack([line.view(np.uint8) for line in found])
-
-
-def _module(target: Target) -> ir.Module:
-    """Build the module with the function `void trial(int64 memory)`."""
-    module = ir.Module(_SYMBOL)
-    module.triple = target.triple
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64]), _SYMBOL)
-    builder = ir.IRBuilder(function.append_basic_block())
-    base = function.args[0]
-    for index, value in enumerate(_emit_values(builder, target.level.name, base)):
-        simd.emit_store(builder, simd.emit_offset(builder, base, _LINE * (_INPUTS + index)), value)
-    builder.ret_void()
-    return module
+    return compute
 
 
 def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
@@ -114,7 +70,7 @@ def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
         weights = builder.xor(any_bytes, simd.constant(I8X64, -128))
         ones = dots.emit_dots(builder, "portable", signed, [simd.constant(I8X64, 1)], [activation], [zero])[0]
         bias = builder.mul(ones, simd.constant(I32X16, -128))
-    entries = ir.Constant(ir.VectorType(simd.I8, 16), _ENTRIES.tolist())
+    entries = ir.Constant(ir.VectorType(simd.I8, 16), list(ENTRIES))
     wide = simd.emit_f16_to_f32(builder, level, halves)
     narrow = builder.bitcast(simd.emit_f32_to_f16(builder, level, wide), ir.VectorType(simd.I16, 16))
     larger = simd.emit_larger(builder, wide, floats)
@@ -134,19 +90,10 @@ def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
 
 def _emit_pair(builder: Any, level: str, base: Any, weights: list[Any]) -> list[Any]:
     """Emit the products of signed weights, for 8 columns, and two rows of activations."""
-    zero, rows = simd.constant(I32X16, 0), [simd.emit_offset(builder, base, _LINE + first) for first in _PAIR]
+    zero, rows = simd.constant(I32X16, 0), [simd.emit_offset(builder, base, _LINE + first) for first in PAIR]
     if dots.multiplies_pairs(level):
         activations = [[simd.emit_load(builder, row, simd.I8X16)] for row in rows]
         return dots.emit_pair_dots(builder, dots.emit_paired(builder, weights), activations, [zero, zero])
     signed = PACKED_TYPES["q8_0"]
     fours = [[simd.emit_load(builder, simd.emit_offset(builder, row, first), I32) for first in (0, 4)] for row in rows]
     return [dots.emit_dots(builder, "portable", signed, weights, activations, [zero])[0] for activations in fours]
-
-
-def main(level_name: str, triple: str, cpu: str, features: str) -> int:
-    level = next(level for level in LEVELS if level.name == level_name)
-    return 0 if np.array_equal(results(Target(level, triple, cpu, features)), twin()) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -10,6 +10,7 @@ import struct
 # AVX-512, about 20 kernels do. Every Windows process has that function in ntdll.dll.
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_", "__chkstk"})
 
+MAGIC = b"\x7fELF\x02\x01"  # 64-bit, little-endian
 _SYMBOL_TABLE = 2  # SHT_SYMTAB, a value of sh_type
 _UNDEFINED = 0  # SHN_UNDEF, a value of st_shndx
 
@@ -20,7 +21,7 @@ class ForeignSymbolError(Exception):
 
 def symbols(image: bytes) -> tuple[set[str], set[str]]:
     """Return (defined global names, undefined names) of a 64-bit little-endian ELF object."""
-    if image[:6] != b"\x7fELF\x02\x01":
+    if not image.startswith(MAGIC):
         raise ForeignSymbolError("a kernel's object file is not 64-bit little-endian ELF")
     section_offset = struct.unpack_from("<Q", image, 0x28)[0]
     entry_size, n_sections = struct.unpack_from("<HH", image, 0x3A)

@@ -21,9 +21,9 @@ QUESTION = ("generate", "--temp", "0", "-n", "8", "Say hello in French.")
 _RUN_AND_LIST_KERNELS = """
 import pickle, sys
 from llmrun.cli.app import main
-from llmrun.base.compiled import store
+from llmrun.base.compiled import loading
 assert main(sys.argv[2:]) == 0
-open(sys.argv[1], "wb").write(pickle.dumps([name for name, _ in store._loaded]))
+open(sys.argv[1], "wb").write(pickle.dumps([name for name, _ in loading._loaded]))
 """
 
 _REPORTS_MORE = """

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 import llmrun
 from llmrun.base.errors import BrokenEntry, ModelNotFound, UsageError
 from llmrun.formats.gguf.quantization import quantization_of
+from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.catalog import (
     Catalog,
     CatalogEntry,
+    Heads,
     load_catalog,
     read_file,
     read_sections,
@@ -26,6 +28,8 @@ from llmrun.hub.names import Expected, HubSource, PypiSource, UrlSource, without
 from llmrun.hub.resolve.model_file import understand
 from llmrun.options.sampling_params import SAMPLING
 from llmrun.options.settings import Settings
+from tests.support.models.attention_heads import heads_in
+from tests.support.models.downloads import smollm2
 
 GOOD = {"description": '"a model"', "license": '"MIT"', "repository": '"owner/repo"'}
 SHA256 = "0" * 64
@@ -92,6 +96,15 @@ def test_no_two_of_our_names_are_one_file() -> None:
         for quant in entry.quants.values():
             name = entry.name_with(quant.name)
             assert seen.setdefault(str(quant.sources[0]), name) == name
+
+
+def test_each_of_our_models_names_its_heads(ours: Catalog) -> None:
+    assert [entry.name for entry in ours.entries() if not entry.attention] == []
+
+
+def test_heads_of_smollm2_are_those_of_its_file(ours: Catalog) -> None:
+    with open_gguf(smollm2()) as file:
+        assert heads_in(file) == set(ours.entry("smollm2:135m").attention)
 
 
 # The names of the models whose architecture has recurrent layers.
@@ -344,6 +357,15 @@ def test_an_entry_can_say_that_its_family_thinks_but_it_does_not(own: Path) -> N
     assert entry_of(written(own, "qwen3:mine", thinking="[]")).thinking == ()
 
 
+def test_heads_are_optional_and_may_differ_between_layers(own: Path) -> None:
+    assert entry_of(written(own)).attention == ()
+    assert entry_of(written(own, heads='"8/4x256, 128/1x576:512, 16/8x64 capped"')).attention == (
+        Heads(8, 4, 256, 256, capped=False),
+        Heads(128, 1, 576, 512, capped=False),
+        Heads(16, 8, 64, 64, capped=True),
+    )
+
+
 def test_every_sampling_parameter_can_be_recommended(own: Path) -> None:
     recommended = {name: parameter.default for name, parameter in SAMPLING.items()}
     texts = {name: f"'{value}'" if isinstance(value, str) else value for name, value in recommended.items()}
@@ -413,6 +435,32 @@ def test_a_wrong_value_is_named_with_file_entry_and_key(own: Path, key: str, val
     message = str(caught.value)
     assert message.startswith(f"catalogue: {path}: line 1: tiny: {key}")
     assert message.isprintable()
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        "3",
+        "['32/8x128']",
+        "''",
+        "'32/8'",
+        "'32/5x128'",
+        "'32/0x128'",
+        "'32/08x128'",
+        "'32/8x128:'",
+        "'32/8x128 '",
+        "'32/8x128 hot'",
+        "'32/8x128,32/8x64'",
+        "'32/8x128, '",
+        "'99999/1x128'",
+    ],
+)
+def test_malformed_heads_get_an_example(own: Path, heads: str) -> None:
+    path = written(own, heads=heads)
+    with pytest.raises(UsageError) as caught:
+        load_catalog(raised)
+    rule = "of the form 32/8x128, where 8 KV heads divide 32 query heads"
+    assert str(caught.value) == f"catalogue: {path}: line 1: tiny: heads: {heads} is not {rule}"
 
 
 @pytest.mark.parametrize(

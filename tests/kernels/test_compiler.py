@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from llmrun.base.compiled.levels import host_target
+from llmrun.base.compiled.host import host_target
 from llmrun.kernels import object_file
 from llmrun.kernels.code.load_store import load_i64, store_i64
 from llmrun.kernels.compiler import compile_kernel, kernel, kernel_family
@@ -36,9 +36,8 @@ def compiled(function: Callable[..., Any], **parameters: Any) -> bytes:
     module.made = function  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
     target = host_target()
-    return compile_kernel(
-        "made_here", "made", parameters, target.level.name, target.triple, target.cpu, target.features, "the_symbol"
-    )
+    machine = (target.level.name, [target.triple], target.cpu, target.features)
+    return compile_kernel("made_here", "made", parameters, *machine, "the_symbol")[0]
 
 
 @pytest.mark.push

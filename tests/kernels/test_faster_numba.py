@@ -8,7 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from llmrun.base.compiled.store import KernelName, _Child
+from llmrun.base.compiled.compiling import _Child
+from llmrun.base.compiled.kernel import KernelName
 from tests.support.cli.commands import ROOT
 from tests.support.kernels.runs import TARGETS
 
@@ -57,6 +58,6 @@ def test_an_object_does_not_depend_on_the_kernels_compiled_before() -> None:
         "attention.attention", "attention", group=2, head_size=16, value_size=16, keys="f16", values="f16"
     )
     target = TARGETS["avx512vnni"]
-    with closing(_Child(target)) as fresh, closing(_Child(target)) as used:
-        used.compile(merge, "before")
-        assert used.compile(attention, "symbol") == fresh.compile(attention, "symbol")
+    with closing(_Child([target])) as fresh, closing(_Child([target])) as used:
+        used.compile(merge)
+        assert used.compile(attention) == fresh.compile(attention)

@@ -13,10 +13,11 @@ import capstone
 import pytest
 
 from llmrun import kernels
-from llmrun.base.compiled.store import KernelName, object_images
+from llmrun.base.compiled.compiling import object_images
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.kernels import object_file
 from llmrun.kernels.code.simd import NEON
-from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, PLAIN_TARGETS, TARGETS, own_kernels, stand_in
+from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, own_kernels, stand_in
 
 # Machine code depends only on the sources of kernels and the versions of Numba and LLVM.
 pytestmark = pytest.mark.night
@@ -200,7 +201,7 @@ def test_integer_sums_of_attention_stay_in_registers(level: str, dot: str, tile:
     name = KernelName.of(
         "attention.attention", "attention", head_size=48, value_size=48, group=1, keys="q8_0", values="q8_0"
     )
-    instructions = disassembled(level, object_images([name], PLAIN_TARGETS[level])[name])
+    instructions = disassembled(level, object_images([name], TARGETS[level])[name])
     tiles = [loop for loop in loops(instructions) if sum(one.mnemonic == dot for one in loop) >= tile]
     assert len(tiles) >= 2  # one for scores and one for weighted sums
     for loop in tiles:
@@ -215,7 +216,7 @@ def test_sums_of_few_rows_stay_in_registers(level: str, dots: int, most: int) ->
     8 vectors of float sums are stored once per block. LLVM once stored 30 vectors, the weights among them.
     """
     name = KernelName.of("linear.int8", "linear", weight="q4_0")
-    instructions = disassembled(level, object_images([name], PLAIN_TARGETS[level])[name])
+    instructions = disassembled(level, object_images([name], TARGETS[level])[name])
     multiplies = ("vpdpbusd",) if level == "avx512vnni" else ("vpmaddubsw", "vpmaddwd")
     tiles = [loop for loop in loops(instructions) if sum(i.mnemonic in multiplies for i in loop) == dots]
     assert tiles
@@ -247,7 +248,7 @@ def test_vectors_on_the_stack_are_aligned(level: str) -> None:
     ]
     moves = Counter(
         instruction.mnemonic
-        for name, image in object_images(names, PLAIN_TARGETS[level]).items()
+        for name, image in object_images(names, TARGETS[level]).items()
         for instruction in disassembled(level, image)
         if re.search(r"[yz]mmword ptr \[rsp", instruction.op_str) and instruction.mnemonic.startswith("vmov")
     )
@@ -259,7 +260,7 @@ def test_vectors_on_the_stack_are_aligned(level: str) -> None:
 def test_matrix_products_of_panels_stay_in_registers(weight: str) -> None:
     """A tile of 2 rows has one loop over its blocks, with 32 `smmla` and nothing on the stack."""
     name = KernelName.of("linear.int8", "linear", weight=weight)
-    instructions = disassembled("neoni8mm", object_images([name], PLAIN_TARGETS["neoni8mm"])[name])
+    instructions = disassembled("neoni8mm", object_images([name], TARGETS["neoni8mm"])[name])
     [tile] = [loop for loop in loops(instructions) if any(one.mnemonic == "smmla" for one in loop)]
     found = Counter(one.mnemonic for one in tile)
     assert (found["smmla"], found["sdot"]) == (32, 0)
@@ -302,7 +303,7 @@ def test_avx_vnni_is_avx2_without_dot_products() -> None:
         KernelName.of("rows.rowwise", "add"),
     ]
     assert all(stand_in(name, "avxvnni") == "avx2" for name in names if LEVELS_HERE[0] != "avxvnni")
-    with_vnni, without = (object_images(names, PLAIN_TARGETS[level]) for level in ("avxvnni", "avx2"))
+    with_vnni, without = (object_images(names, TARGETS[level]) for level in ("avxvnni", "avx2"))
     for name in names:
         assert list(code_sections(with_vnni[name])) == list(code_sections(without[name]))
 

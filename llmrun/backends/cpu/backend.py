@@ -27,8 +27,8 @@ from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.backends.describe import describe
 from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.base.amounts import counted
-from llmrun.base.compiled.levels import host_target
-from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.base.compiled.host import host_target, load_kernels
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.machine.cpu_count import default_threads, most_threads
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.formats.layouts.arena import allocate

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrun.backends.cpu.weights import PackedMatrix
-from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.base.compiled.host import load_kernels
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.kv import BLOCK

@@ -27,7 +27,7 @@ from statistics import median
 from typing import Final
 
 from llmrun.backends.cpu.speeds.measured import keep_speeds, kept_speeds
-from llmrun.base.compiled.levels import host_target
+from llmrun.base.compiled.host import host_target
 from llmrun.formats.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
 
 WAYS: Final = {"none": PREFETCH_NONE, "linear": PREFETCH_LINEAR, "streams": PREFETCH_STREAMS}

@@ -28,7 +28,8 @@ from llmrun.backends.cpu.lowering import FLOAT, STEP_COUNTS
 from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.steps import NO_RUNS, StepRuns
-from llmrun.base.compiled.store import Kernel, KernelName, load_kernels
+from llmrun.base.compiled.host import load_kernels
+from llmrun.base.compiled.kernel import Kernel, KernelName
 from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, floats_at

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.cpu.team import Team, function_address
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.base.compiled.store import Kernel, KernelName, load_kernels
+from llmrun.base.compiled.host import load_kernels
+from llmrun.base.compiled.kernel import Kernel, KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate_huge, round_up
 from llmrun.formats.layouts.linear import FLOAT_BYTES, MOST_GROUPS, PACKED_TYPES, WIDE_BYTES, WIDENED_TYPES, packed_name

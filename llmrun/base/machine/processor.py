@@ -5,7 +5,7 @@ Every command runs `missing_instructions` first, to check for the instructions t
 
 A `root` argument is the directory that contains Linux's system files. Other systems are queried through their own
 interfaces. Linux reports the cores of Arm processors only as numbers, so this module lists the names of Arm's own
-cores. On Linux and macOS, LLVM 22 never reports dot or matrix products of Arm processors, so this module detects them.
+cores.
 """
 
 from __future__ import annotations
@@ -215,17 +215,22 @@ def _number(text: str | None) -> float | None:
 
 # Each value is an entry of Linux's auxiliary vector (AT_HWCAP or AT_HWCAP2) and the number of a bit in the entry.
 _LINUX = {"neon": (16, 1), "dotprod": (16, 20), "i8mm": (26, 13)}
+_WINDOWS_DOT = 43  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
 _MACOS = {"neon": "hw.optional.neon", "dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
 
 
 @functools.cache  # on macOS, this function starts child processes
 def arm_features() -> dict[str, bool]:
-    """Return whether the processor has each feature, or {} on systems where LLVM detects the features, such as Windows.
+    """Return whether the processor has each feature, or {} on systems that report none.
 
-    If a processor has several kinds of cores, Linux reports only the features that all of them have.
+    If a processor has several kinds of cores, Linux reports only the features that all of them have. Windows reports
+    no matrix products.
     """
     if sys.platform == "darwin":
         return {name: sysctl(key) == "1" for name, key in _MACOS.items()}
+    if sys.platform == "win32":
+        has_feature = ctypes.windll.kernel32.IsProcessorFeaturePresent
+        return {"neon": True, "dotprod": bool(has_feature(_WINDOWS_DOT)), "i8mm": False}
     if sys.platform != "linux":
         return {}
     read = ctypes.CDLL(None).getauxval

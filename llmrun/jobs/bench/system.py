@@ -23,7 +23,7 @@ def system_state(root: Path = Path("/")) -> dict[str, Any]:
 
     Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does not support.
     """
-    from llmrun.base.compiled.levels import host_target
+    from llmrun.base.compiled.host import host_target
 
     return {**system_facts(root), "cpu_level": host_target().level.name}
 

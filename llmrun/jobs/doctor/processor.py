@@ -49,7 +49,8 @@ def look_at_prefetching(machine: Machine) -> Iterator[Finding]:
 def look_at_level(machine: Machine) -> Iterator[Finding]:
     """Check the instruction-set level in use. llmrun tests each level before use, and warns if a test fails."""
     del machine
-    from llmrun.base.compiled.levels import PORTABLE, host_levels, host_target
+    from llmrun.base.compiled.host import host_levels, host_target
+    from llmrun.base.compiled.levels import PORTABLE
 
     named = [one.name for one in host_levels()]
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")

@@ -24,7 +24,8 @@ from unicodedata import normalize
 
 import numpy as np
 
-from llmrun.base.compiled.store import KernelName, load_kernel, load_kernels
+from llmrun.base.compiled.host import load_kernel, load_kernels
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.formats.layouts.tokens import (
     GROUPS_OF_THREE,

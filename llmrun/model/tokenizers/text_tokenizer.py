@@ -13,7 +13,7 @@ from llmrun.model.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, U
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.base.compiled.store import Kernel
+    from llmrun.base.compiled.kernel import Kernel
     from llmrun.model.tokenizers.vocabulary import FillTokens, Vocabulary
 
 

@@ -257,7 +257,7 @@ class SpecialTokens:
     """The special tokens of a vocabulary. As in llama.cpp, longer tokens match first."""
 
     def __init__(self, tokens: Sequence[SpecialToken]) -> None:
-        from llmrun.base.compiled.store import load_kernel  # imports llvmlite, which servers do not need
+        from llmrun.base.compiled.host import load_kernel  # imports llvmlite, which servers do not need
 
         ordered = sorted(tokens, key=lambda token: -len(token.text.encode()))
         self._long = [token for token in ordered if len(token.text.encode()) > _LONGEST_IN_TREE]
@@ -479,7 +479,7 @@ class TokenTables:
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
         """Build the tables. Each text in `required` receives an id even if the text is not a token."""
-        from llmrun.base.compiled.store import load_kernel
+        from llmrun.base.compiled.host import load_kernel
 
         self._build_kernel = load_kernel("tokens.token_table", "build")
         self.vocabulary_size = len(tokens)

@@ -20,7 +20,7 @@ from llmrun.backends.cpu import backend as cpu_backend
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.registry import open_backend
-from llmrun.base.compiled import store
+from llmrun.base.compiled import compiling, loading
 from llmrun.base.errors import Cancelled, KVFull, UnsupportedModel
 from llmrun.base.types import Batch
 from llmrun.formats.gguf.reader import open_gguf
@@ -248,16 +248,16 @@ def test_progress_ends_with_all_weights_loaded(path: Path) -> None:
 def test_a_first_run_tells_that_kernels_are_compiled(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = store._images
-    monkeypatch.setattr(store, "_loaded", {})
+    link = compiling.compile_and_link
+    monkeypatch.setattr(loading, "_loaded", {})
 
-    def slow_images(names: object, target: object, progress: Callable[[int, int], None]) -> object:
+    def slow(names: object, target: object, progress: Callable[[int, int], None]) -> object:
         progress(1, 2)
         progress(2, 2)
-        return images(names, target, None)  # type: ignore[arg-type]
+        return link(names, target, None)  # type: ignore[arg-type]
 
     reports: list[tuple[str, float]] = []
-    monkeypatch.setattr(store, "_images", slow_images)
+    monkeypatch.setattr(compiling, "compile_and_link", slow)
     with open_gguf(path) as file:
         CpuBackend(file, OpenOptions(context_size=32, progress=lambda *report: reports.append(report))).close()
     assert reports[:2] == [

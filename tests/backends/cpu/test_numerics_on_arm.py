@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llmrun.base.compiled import store
+from llmrun.base.compiled import loading
 from tests.support.arm.machines import PROCESSORS, run_on
 from tests.support.models.numeric_models import NUMERIC_MODELS, opened, read_digests, write_numeric_model
 
@@ -24,7 +24,7 @@ def models_and_kernels(tmp_path_factory: pytest.TempPathFactory) -> str:
         models[name] = (str(path), model.kv_type)
         with opened(path, model.kv_type, 1):
             pass
-    names = dict.fromkeys(name for name, _ in store._loaded)
+    names = dict.fromkeys(name for name, _ in loading._loaded)
     kernels = [(name.module, name.function, dict(name.parameters)) for name in names]
     return json.dumps({"models": models, "kernels": kernels})
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.base.compiled import store
+from llmrun.base.compiled import loading
 from tests.support.kernels.emulated_x86 import compile_for, run_on, target_on
 from tests.support.models.numeric_models import NUMERIC_MODELS, opened, read_digests, write_numeric_model
 
@@ -38,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def test_old_processors_compute_the_same_bits(models: Models, processor: str, level: str) -> None:
     target = target_on(processor)
     assert target.level.name == level
-    compile_for(target, {name for name, _ in store._loaded})
+    compile_for(target, {name for name, _ in loading._loaded})
     done = run_on(processor, "-W", "error", "-m", "tests.support.kernels.x86_digests", text=json.dumps(models))
     assert done.returncode == 0, done.stderr
     found = dict(json.loads(line) for line in done.stdout.splitlines())

@@ -10,20 +10,19 @@ import sys
 import warnings
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from llmrun.base.compiled import levels
-from llmrun.base.compiled.levels import LEVELS, PORTABLE, Target, host_levels, host_target
+from llmrun.base.compiled import host, level_check
+from llmrun.base.compiled.host import host_features, host_levels, host_target, level_works
+from llmrun.base.compiled.levels import LEVELS, PORTABLE
 from llmrun.base.errors import KernelWarning, UsageError
 from llmrun.base.processes import commands
 from llmrun.kernels import level_probe
-from llmrun.kernels.code import simd
-from tests.support.kernels.runs import LEVELS_HERE, target_of
+from tests.support.kernels.runs import LEVEL_NAMES, LEVELS_HERE
 
 
 @pytest.fixture
@@ -32,52 +31,49 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "levels"
 
 
-def arguments_of(target: Target) -> tuple[str, str, str, str]:
-    return target.level.name, target.triple, target.cpu, target.features
-
-
-def works(target: Target) -> bool:
-    return levels.level_works(*arguments_of(target))
+BEST = host_levels()[0]
 
 
 def dying(code: str) -> mock._patch[mock.Mock]:
-    """Replace trials by the given Python program."""
+    """Replace checks by the given Python program. The kernels of the check must be in the cache or in memory."""
+    level_check.results(BEST)
+    level_check.results(PORTABLE)
     return mock.patch.object(commands, "command", return_value=[sys.executable, "-c", code])
 
 
 @pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_a_level_of_this_processor_works(cache: Path, level: str) -> None:
-    assert works(target_of(level))
+    assert level_works(LEVEL_NAMES[level])
 
 
 @pytest.mark.push
 def test_what_worked_is_not_tried_again(cache: Path) -> None:
-    assert works(target_of(LEVELS_HERE[0]))
+    assert level_works(BEST)
     assert len(list(cache.iterdir())) == 1
     with mock.patch.object(subprocess, "run", side_effect=AssertionError("tried again")):
-        assert works(target_of(LEVELS_HERE[0]))
+        assert level_works(BEST)
 
 
 @pytest.mark.push
 def test_a_damaged_memory_of_a_trial_is_no_memory(cache: Path) -> None:
-    assert works(target_of(LEVELS_HERE[0]))
+    assert level_works(BEST)
     next(cache.iterdir()).write_bytes(b"work")
     with dying("raise SystemExit(1)"):
-        assert not works(target_of(LEVELS_HERE[0]))
+        assert not level_works(BEST)
 
 
 @pytest.mark.push
 def test_a_cache_that_cannot_be_written_costs_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "file"))
-    assert works(target_of(LEVELS_HERE[0]))
+    assert level_works(BEST)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 def test_an_instruction_that_is_refused_ends_the_trial_alone(cache: Path) -> None:
     with dying(f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"):
-        assert not works(target_of(LEVELS_HERE[0]))
+        assert not level_works(BEST)
     assert not cache.exists()
 
 
@@ -85,7 +81,7 @@ def test_a_probe_that_does_not_end_proves_nothing(cache: Path) -> None:
     """The processor may just be busy, so it is not blamed."""
     with (
         dying("import time; time.sleep(60)"),
-        mock.patch.object(levels, "_TIMEOUT_SECONDS", 0.2),
+        mock.patch.object(host, "_TIMEOUT_SECONDS", 0.2),
         pytest.warns(KernelWarning, match="instructions cannot be tested: no result after 0.2 s: "),
     ):
         assert host_target.__wrapped__().level is PORTABLE
@@ -103,39 +99,59 @@ def test_without_child_processes_only_portable_code_is_used(cache: Path) -> None
     assert not cache.exists()
 
 
+@pytest.mark.push
 def test_a_level_that_computes_something_else_does_not_work() -> None:
-    target = target_of(LEVELS_HERE[0])
-    right = level_probe.results(target)
-    for line in range(len(right)):
-        wrong = right.copy()
-        wrong[line, 3] ^= 1
-        with mock.patch.object(level_probe, "results", return_value=wrong):
-            assert level_probe.main(*arguments_of(target)) == 1
-    assert level_probe.main(*arguments_of(target)) == 0
+    right = level_check.results(BEST)
+    for line in range(0, len(right), 64):
+        wrong = bytearray(right)
+        wrong[line + 3] ^= 1
+        with mock.patch.object(level_check, "results", side_effect=[bytes(wrong), right]):
+            assert level_check.main(BEST.name) == 1
+    assert level_check.main(BEST.name) == 0
 
 
-def rounded_twice(builder: Any, level: str, a: Any, b: Any, c: Any) -> Any:
-    return builder.fadd(builder.fmul(a, b), c)
+def twin() -> NDArray[np.uint8]:
+    """Return the results that the building blocks must have."""
+    lines = np.frombuffer(level_check.inputs(), np.uint8).reshape(-1, 64)
+    small, any_bytes, floats = lines[0], lines[1], lines[3].view(np.float32)
+    halves = lines[2, :32].view(np.float16)
+    activation = any_bytes[:4].view(np.int8).astype(np.int32)
+    eights = np.concatenate([any_bytes.reshape(16, 4), small.reshape(16, 4)], 1).view(np.int8).astype(np.int32)
+    wide = halves.astype(np.float32)
+    larger = np.where(wide > floats, wide, floats)
+    # In float64, the square is exact, and so is the sum for these inputs. So it is rounded once, as it must be.
+    fused = (floats.astype(np.float64) ** 2 + floats).astype(np.float32)
+    found = [
+        small.reshape(16, 4).astype(np.int32) @ activation,
+        any_bytes.view(np.int8).reshape(16, 4).astype(np.int32) @ activation,
+        np.array(level_probe.ENTRIES, np.int8)[small],
+        any_bytes >> 3 & 15,
+        wide,
+        halves.view(np.uint16).astype(np.int32),
+        fused,
+        floats.astype(np.int32),
+        np.ascontiguousarray(np.concatenate([wide, larger])[1::2]),
+        *(eights @ any_bytes[first : first + 8].view(np.int8).astype(np.int32) for first in level_probe.PAIR),
+    ]
+    return np.stack([line.view(np.uint8) for line in found])
 
 
-def without_conversion(builder: Any, level: str, halves: Any) -> Any:
-    return builder.sitofp(builder.bitcast(halves, simd.I16X16), simd.F32X16)
-
-
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("emit_fma", rounded_twice), ("emit_f16_to_f32", without_conversion)],
-)
-def test_machine_code_with_wrong_results_fails_the_probe(level: str, name: str, wrong: Any) -> None:
-    with mock.patch.object(simd, name, wrong):
-        assert level_probe.main(*arguments_of(target_of(level))) == 1
+def test_the_building_blocks_compute_what_numpy_computes(level: str) -> None:
+    found = np.frombuffer(level_check.results(LEVEL_NAMES[level]), np.uint8).reshape(-1, 64)
+    np.testing.assert_array_equal(found, twin())
+
+
+def test_multiply_add_rounded_twice_would_be_seen() -> None:
+    floats = np.frombuffer(level_check.inputs(), np.uint8).reshape(-1, 64)[3].view(np.float32)
+    assert np.any((floats * floats + floats).view(np.int32) != twin()[6].view(np.int32))
 
 
 def test_the_twin_of_multiply_add_is_exact() -> None:
     """It uses float64, whose result could be rounded twice for other inputs."""
-    floats = level_probe._inputs()[3].view(np.float32)
-    for value, found in zip(floats, level_probe.twin()[6].view(np.float32), strict=True):
+    floats = np.frombuffer(level_check.inputs(), np.uint8).reshape(-1, 64)[3].view(np.float32)
+    for value, found in zip(floats, twin()[6].view(np.float32), strict=True):
         exact = Fraction(float(value)) ** 2 + Fraction(float(value))
         neighbours = [np.nextafter(found, np.float32(side)) for side in (-np.inf, np.inf)]
         assert abs(Fraction(float(found)) - exact) < min(abs(Fraction(float(other)) - exact) for other in neighbours)
@@ -143,14 +159,14 @@ def test_the_twin_of_multiply_add_is_exact() -> None:
 
 def test_a_trial_says_something_about_every_part() -> None:
     """A result of all zeros would match any other such result."""
-    assert np.count_nonzero(level_probe.results(target_of("portable")), axis=1).min() > 8
+    assert np.count_nonzero(twin(), axis=1).min() > 8
 
 
 def test_the_next_level_takes_the_place_of_one_that_does_not_work() -> None:
     best, *others = host_levels()
     expected = others[0] if others else PORTABLE
     with (
-        mock.patch.object(levels, "level_works", side_effect=lambda level, *_: level != best.name),
+        mock.patch.object(host, "level_works", side_effect=lambda level: level is not best),
         pytest.warns(KernelWarning, match=f"reports instructions that do not work: {best.name} ") as told,
     ):
         target = host_target.__wrapped__()
@@ -159,7 +175,7 @@ def test_the_next_level_takes_the_place_of_one_that_does_not_work() -> None:
 
 
 def test_the_portable_level_needs_no_trial() -> None:
-    with mock.patch.object(levels, "level_works", return_value=False), warnings.catch_warnings():
+    with mock.patch.object(host, "level_works", return_value=False), warnings.catch_warnings():
         warnings.simplefilter("ignore", KernelWarning)
         assert host_target.__wrapped__().level is PORTABLE
 
@@ -174,9 +190,8 @@ LACKING = [level for level in LEVELS if platform.machine() in level.machines and
 def test_instructions_that_are_reported_but_missing_are_not_used(cache: Path) -> None:
     """The processor really refuses the instructions, so the probe dies of SIGILL."""
     level = LACKING[0]
-    present = llvm.get_host_cpu_features()
-    present.update({name: False for name in present if name.startswith("avx512")} | dict.fromkeys(level.features, True))
-    with mock.patch.object(llvm, "get_host_cpu_features", return_value=present):
+    other = {name for name in host_features() if not name.startswith("avx512")}
+    with mock.patch.object(host, "host_features", return_value=frozenset({*other, *level.features})):
         reported = host_levels()
         with pytest.warns(KernelWarning, match=f"reports instructions that do not work: {level.name} ") as told:
             target = host_target.__wrapped__()
@@ -188,7 +203,7 @@ def test_a_forced_level_that_does_not_work_is_an_error(monkeypatch: pytest.Monke
     best = host_levels()[0]
     monkeypatch.setenv("LLMRUN_CPU_LEVEL", best.name)
     with (
-        mock.patch.object(levels, "level_works", return_value=best is PORTABLE),
+        mock.patch.object(host, "level_works", return_value=best is PORTABLE),
         pytest.raises(UsageError, match=f"LLMRUN_CPU_LEVEL: '{best.name}' cannot be used: this processor reports"),
     ):
         host_target.__wrapped__()

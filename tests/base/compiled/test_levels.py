@@ -1,4 +1,4 @@
-"""Tests of which instruction level is chosen, and of the features passed to LLVM."""
+"""Tests of which instruction level is chosen, and of the targets of levels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from unittest import mock
 import llvmlite.binding as llvm
 import pytest
 
-from llmrun.base.compiled import levels
+from llmrun.base.compiled import host
+from llmrun.base.compiled.host import features_in, host_features, host_levels, host_target
 from llmrun.base.compiled.levels import (
     AVX2,
     AVX512_VNNI,
@@ -19,9 +20,10 @@ from llmrun.base.compiled.levels import (
     NEON_DOT,
     NEON_I8MM,
     PORTABLE,
-    host_levels,
-    host_target,
-    target_for,
+    X86,
+    Level,
+    elf_triple,
+    target_of,
 )
 from llmrun.base.errors import UsageError
 from llmrun.base.machine import processor
@@ -39,6 +41,7 @@ def test_portable_runs_everywhere_and_is_the_last_choice() -> None:
         ("x86_64", set(AVX2.features), [AVX2, PORTABLE]),
         ("AMD64", set(AVX2.features), [AVX2, PORTABLE]),
         ("x86_64", set(AVX2.features) - {"f16c"}, [PORTABLE]),
+        ("x86_64", set(AVX2.features) - {"bmi2"}, [PORTABLE]),
         ("x86_64", {"sse2"}, [PORTABLE]),
         ("aarch64", {"neon", "dotprod"}, [NEON_DOT, PORTABLE]),
         ("arm64", {"neon", "dotprod"}, [NEON_DOT, PORTABLE]),
@@ -50,68 +53,74 @@ def test_portable_runs_everywhere_and_is_the_last_choice() -> None:
     ],
 )
 def test_a_level_needs_its_machine_and_all_its_features(
-    machine: str, features: set[str], expected: list[levels.Level]
+    machine: str, features: set[str], expected: list[Level]
 ) -> None:
-    present = dict.fromkeys(features, True) | {"sse4a": False}
     with (
         mock.patch.object(platform, "machine", return_value=machine),
-        mock.patch.object(llvm, "get_host_cpu_features", return_value=present),
-        mock.patch.object(processor, "arm_features", return_value={}),
+        mock.patch.object(host, "host_features", return_value=frozenset(features)),
     ):
         assert host_levels() == expected
 
 
-def test_arm_features_that_llvm_does_not_report_count() -> None:
-    """LLVM 22 reports no dot products on Linux. For unknown processors, it compiles them only if they are named."""
+def test_arm_processors_report_their_features_to_the_system() -> None:
     with (
         mock.patch.object(platform, "machine", return_value="aarch64"),
-        mock.patch.object(llvm, "get_host_cpu_name", return_value="generic"),
-        mock.patch.object(
-            llvm, "get_host_cpu_features", side_effect=lambda: llvm.FeatureMap(aes=True, neon=True, sve=False)
-        ),
         mock.patch.object(processor, "arm_features", return_value={"neon": True, "dotprod": True, "i8mm": False}),
     ):
         assert host_levels() == [NEON_DOT, PORTABLE]
-        target = target_for(NEON_DOT, NEON_DOT)
-    assert (target.cpu, target.features) == ("generic", "+aes,+dotprod,-i8mm,+neon,-sve")
 
 
-def test_a_feature_that_is_switched_off_does_not_count() -> None:
-    """An example is AVX-512 on a system that does not save its registers."""
-    off = dict.fromkeys(AVX2.features, True) | {"f16c": False}
-    with mock.patch.object(llvm, "get_host_cpu_features", return_value=off):
-        assert host_levels() == [PORTABLE]
+ALL_BITS = -1
 
 
-def test_a_lower_level_is_compiled_for_a_plain_processor() -> None:
-    target = target_for(AVX2, AVX512_VNNI)
-    assert (target.cpu, target.features) == ("haswell", "")
+def test_a_feature_without_its_registers_does_not_count() -> None:
+    """The system may not save the registers of AVX-512, or of AVX."""
+    everything = features_in([ALL_BITS] * 6)
+    assert everything.issuperset(AVX512_VNNI.features)
+    only_avx = features_in([ALL_BITS] * 5 + [0x7])
+    assert only_avx.issuperset(AVX2.features)
+    assert not any(name.startswith("avx512") for name in only_avx)
+    assert not features_in([ALL_BITS] * 5 + [0x1]) & {"avx2", "fma", "f16c", "avxvnni"}
+    assert features_in([0] * 5 + [0xE7]) == frozenset()
+
+
+@pytest.mark.push
+@pytest.mark.skipif(platform.machine() not in X86, reason="a kernel for x86 processors")
+def test_the_processor_reports_what_llvm_finds() -> None:
+    found = llvm.get_host_cpu_features()
+    assert host_features() == {name for name in host._FEATURES if found.get(name, False)}
+
+
+def test_all_machines_of_a_level_have_the_same_target() -> None:
+    assert (target_of(AVX2).cpu, target_of(AVX2).features) == ("haswell", "")
+    assert target_of(NEON_I8MM).features == "+i8mm"
 
 
 @pytest.mark.parametrize(("machine", "cpu"), [("x86_64", "x86-64"), ("AMD64", "x86-64"), ("aarch64", "generic")])
-def test_portable_is_compiled_for_the_oldest_processor_even_where_it_is_the_best(machine: str, cpu: str) -> None:
+def test_portable_is_compiled_for_the_oldest_processor(machine: str, cpu: str) -> None:
     with mock.patch.object(platform, "machine", return_value=machine):
-        assert target_for(PORTABLE, PORTABLE).cpu == cpu
+        assert target_of(PORTABLE).cpu == cpu
 
 
 @pytest.mark.parametrize(
-    ("default", "triple"),
+    ("system", "machine", "triple"),
     [
-        ("x86_64-unknown-linux-gnu", "x86_64-unknown-linux-gnu"),
-        ("arm64-apple-darwin24.1.0", "arm64-apple-darwin24.1.0-elf"),
-        ("x86_64-pc-windows-msvc", "x86_64-pc-windows-msvc-elf"),
-        ("x86_64-pc-windows-msvc-elf", "x86_64-pc-windows-msvc-elf"),
+        ("linux", "x86_64", "x86_64-unknown-linux-gnu"),
+        ("linux", "aarch64", "aarch64-unknown-linux-gnu"),
+        ("darwin", "arm64", "aarch64-apple-macosx-elf"),
+        ("win32", "AMD64", "x86_64-pc-windows-msvc-elf"),
     ],
 )
-def test_objects_are_elf_on_every_system(default: str, triple: str) -> None:
-    with mock.patch.object(llvm, "get_default_triple", return_value=default):
-        assert target_for(PORTABLE, PORTABLE).triple == triple
+def test_objects_are_elf_on_every_system(system: str, machine: str, triple: str) -> None:
+    with mock.patch.object(sys, "platform", system), mock.patch.object(platform, "machine", return_value=machine):
+        assert elf_triple() == triple
+        assert target_of(PORTABLE).triple == triple
 
 
 @pytest.mark.push
 @pytest.mark.parametrize("level", host_levels(), ids=lambda level: level.name)
-def test_the_environment_forces_a_level(level: levels.Level) -> None:
-    code = "from llmrun.base.compiled.levels import host_target; print(host_target().level.name)"
+def test_the_environment_forces_a_level(level: Level) -> None:
+    code = "from llmrun.base.compiled.host import host_target; print(host_target().level.name)"
     environment = os.environ | {"LLMRUN_CPU_LEVEL": level.name}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == level.name

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from llmrun.base.compiled import store
-from llmrun.base.compiled.levels import host_target
-from llmrun.base.compiled.store import KernelCompileError, KernelName, object_images
+from llmrun.base.compiled import compiling
+from llmrun.base.compiled.compiling import object_images
+from llmrun.base.compiled.host import host_target
+from llmrun.base.compiled.kernel import KernelCompileError, KernelName
 from llmrun.base.processes import commands
 
 pytestmark = pytest.mark.push
@@ -20,8 +21,10 @@ SAMPLE = KernelName.of("sampling.chain", "sample")
 # the page, but its code does not.
 _BESIDE_A_LARGE_MODEL = """
 import ctypes
-from llmrun.base.compiled.store import KernelName, load_kernels, object_images, _linker
-from llmrun.base.compiled.levels import host_target
+from llmrun.base.compiled.compiling import _linker, object_images
+from llmrun.base.compiled.host import load_kernels
+from llmrun.base.compiled.kernel import KernelName
+from llmrun.base.compiled.host import host_target
 
 libc, page = ctypes.CDLL(None), 4096
 libc.mmap.restype = ctypes.c_void_p
@@ -62,4 +65,4 @@ def test_kernels_load_beside_a_large_model() -> None:
 def test_objects_that_cannot_be_loaded_are_an_error() -> None:
     image = object_images([SAMPLE], host_target())[SAMPLE]
     with pytest.raises(KernelCompileError, match="cannot load compiled kernels: "):
-        store._link({SAMPLE: image[:1000]}, host_target())
+        compiling._link({SAMPLE: image[:1000]})

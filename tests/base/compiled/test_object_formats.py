@@ -1,4 +1,5 @@
-"""Tests of kernels that are compiled for Windows and macOS: as ELF, which llmrun loads there, and in their own formats.
+"""Tests of kernels that are compiled for Windows and macOS: as ELF, which llmrun loads there if it compiles a
+kernel, and in their own formats, which wheels are linked from.
 
 The objects for Windows also run, in Wine: `scripts/test_windows`.
 """
@@ -16,15 +17,15 @@ from dataclasses import replace
 import capstone
 import pytest
 
-from llmrun.base.compiled import store
+from llmrun.base.compiled.compiling import object_images
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.levels import AVX2, AVX512_VNNI, NEON_DOT, PORTABLE, Level, Target
-from llmrun.base.compiled.store import KernelName, object_images
 from llmrun.kernels.object_file import ALLOWED_UNDEFINED, symbols
 from tests.support.cli.commands import ROOT
-from tests.support.kernels.runs import PLAIN_TARGETS
+from tests.support.kernels.runs import TARGETS
 
 WINDOWS, MAC, INTEL_MAC = "x86_64-pc-windows-msvc", "arm64-apple-macosx", "x86_64-apple-macosx"
-TARGETS = {
+FORMATS = {
     (WINDOWS, AVX512_VNNI.name): AVX512_VNNI,
     (WINDOWS, PORTABLE.name): PORTABLE,
     (MAC, NEON_DOT.name): NEON_DOT,
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.push
 
 
 def target_of(triple: str, level: Level) -> Target:
-    return replace(PLAIN_TARGETS[level.name], triple=triple)
+    return replace(TARGETS[level.name], triple=triple)
 
 
 def elf_images(triple: str, level: Level) -> dict[KernelName, bytes]:
@@ -54,12 +55,11 @@ def elf_images(triple: str, level: Level) -> dict[KernelName, bytes]:
 
 
 @pytest.mark.night
-@pytest.mark.parametrize(("triple", "level"), TARGETS)
+@pytest.mark.parametrize(("triple", "level"), FORMATS)
 def test_elf_objects_for_every_system_have_one_symbol(triple: str, level: str) -> None:
-    target = target_of(f"{triple}-elf", TARGETS[triple, level])
-    for name, image in elf_images(triple, TARGETS[triple, level]).items():
+    for name, image in elf_images(triple, FORMATS[triple, level]).items():
         defined, undefined = symbols(image)
-        assert defined == {store._symbol(name, target)}
+        assert defined == {name.symbol}
         probes = triple == WINDOWS and level == PORTABLE.name and name.function in LARGE_FRAMES
         assert ("__chkstk" in undefined) == probes
         assert undefined <= ALLOWED_UNDEFINED
@@ -74,12 +74,12 @@ def test_coff_and_mach_o_objects_need_nothing_else() -> None:
             "name": name.function,
             "parameters": dict(name.parameters),
             "level_name": level.name,
-            "triple": triple,
-            "cpu": PLAIN_TARGETS[level.name].cpu,
-            "features": PLAIN_TARGETS[level.name].features,
+            "triples": [triple],
+            "cpu": TARGETS[level.name].cpu,
+            "features": TARGETS[level.name].features,
             "symbol": "llmrun_kernel",
         }
-        for (triple, _), level in TARGETS.items()
+        for (triple, _), level in FORMATS.items()
         for name in KERNELS
     ]
     done = subprocess.run(
@@ -96,7 +96,7 @@ def test_coff_and_mach_o_objects_need_nothing_else() -> None:
     for request, line in zip(requests, done.stdout.splitlines(), strict=True):
         defined, undefined = json.loads(line)
         assert [name for name in defined if not name.startswith(CONSTANTS)] == ["llmrun_kernel"]
-        extra = {"_fltused"} if request["triple"] == WINDOWS else set()
+        extra = {"_fltused"} if request["triples"] == [WINDOWS] else set()
         assert set(undefined) <= ALLOWED_UNDEFINED | extra
 
 

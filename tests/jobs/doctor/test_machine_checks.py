@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from llmrun.backends.cpu.speeds.measured import keep_speeds
-from llmrun.base.compiled import levels
-from llmrun.base.compiled.store import KernelCompileError
+from llmrun.base.compiled import host, levels
+from llmrun.base.compiled.kernel import KernelCompileError
 from llmrun.base.errors import KernelWarning
 from llmrun.jobs.doctor import processor
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Machine
@@ -92,12 +92,12 @@ def test_cores_threads_and_a_containers_share_are_told() -> None:
 
 @pytest.fixture
 def any_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels.host_target.cache_clear()
-    monkeypatch.setattr(levels, "host_levels", lambda: [levels.AVX2, levels.PORTABLE])
+    host.host_target.cache_clear()
+    monkeypatch.setattr(host, "host_levels", lambda: [levels.AVX2, levels.PORTABLE])
 
 
 def trial_says(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
-    monkeypatch.setattr(levels, "level_works", lambda *target: works)
+    monkeypatch.setattr(host, "level_works", lambda *target: works)
 
 
 @pytest.mark.usefixtures("any_level")
@@ -105,7 +105,7 @@ def test_the_level_that_worked_when_it_was_tried_is_right(monkeypatch: pytest.Mo
     trial_says(monkeypatch, True)
     (found,) = look_at_level(Machine())
     assert (found.status, found.words) == (OK, "kernels use AVX2; tested on this machine")
-    levels.host_target.cache_clear()
+    host.host_target.cache_clear()
 
 
 @pytest.mark.usefixtures("any_level")
@@ -117,15 +117,15 @@ def test_a_level_that_failed_its_trial_is_a_note(monkeypatch: pytest.MonkeyPatch
     assert found.status == NOTE
     assert "instructions that do not work: avx2" in found.words
     assert found.facts["level"] == "portable"
-    levels.host_target.cache_clear()
+    host.host_target.cache_clear()
 
 
 @pytest.mark.usefixtures("any_level")
 def test_a_processor_with_no_level_of_ours_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "host_levels", lambda: [levels.PORTABLE])
+    monkeypatch.setattr(host, "host_levels", lambda: [levels.PORTABLE])
     (found,) = look_at_level(Machine())
     assert (found.status, found.facts["tried"]) == (NOTE, False)
-    levels.host_target.cache_clear()
+    host.host_target.cache_clear()
 
 
 @pytest.mark.usefixtures("any_level")
@@ -136,7 +136,7 @@ def test_a_level_that_a_variable_forces_is_told(forced: str, status: str, monkey
     assert found.status == status
     assert "LLMRUN_CPU_LEVEL" in found.words
     assert found.command == ("" if status == OK else "unset LLMRUN_CPU_LEVEL")
-    levels.host_target.cache_clear()
+    host.host_target.cache_clear()
 
 
 @pytest.mark.push
@@ -199,7 +199,7 @@ def test_a_kernel_that_does_not_compile_is_a_problem(monkeypatch: pytest.MonkeyP
 
 
 def test_without_a_level_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels.host_target.cache_clear()
+    host.host_target.cache_clear()
     monkeypatch.setenv("LLMRUN_CPU_LEVEL", "avx3")
     (found,) = measure_speed(machine(memory_free=None))
     assert (found.status, found.words) == (NOTE, "not measured: no valid instruction level is selected")

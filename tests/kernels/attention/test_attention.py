@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering import float_word
 from llmrun.backends.cpu.ops.rope import rotation_words
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.formats.layouts.kv import (

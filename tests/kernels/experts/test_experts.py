@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering import float_word
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.experts import HEAD_ACTIVE, HEAD_EXPERTS, Tables, tables_bytes

@@ -14,10 +14,10 @@ from llmrun.model.plan.matrix import Matrix
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.reference import quantizing
 from llmrun.model.plan.twin import Value, dequantized
+from scripts.kernel_list import FLOAT_TYPES
 from tests.support.kernels.runs import (
     EPSILON,
     EXPERT_TYPES,
-    FLOAT_TYPES,
     LEVELS_HERE,
     matrix_of,
     random_matrix,

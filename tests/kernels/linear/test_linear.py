@@ -13,8 +13,8 @@ from llmrun.model.plan.ops.linear import float_linear_reference, integer_linear_
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.reference import integers_of
 from llmrun.model.plan.twin import Value, dequantized
+from scripts.kernel_list import FLOAT_TYPES
 from tests.support.kernels.runs import (
-    FLOAT_TYPES,
     INTEGER_TYPES,
     LEVELS_HERE,
     WEIGHT_TYPES,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import linear, records
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.model.plan.ops.linear import QuantizeWords, quantize_reference

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering import float_word
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of
 from llmrun.model.plan.ops.norms import CutOffWords, MatchLengthWords, cut_off_reference, match_length_reference

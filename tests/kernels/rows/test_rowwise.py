@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering import float_word
 from llmrun.backends.cpu.weights import reserve
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, round_up
 from llmrun.kernels.rows.rowwise import CAP_CHUNK
@@ -27,9 +27,9 @@ from llmrun.model.plan.ops.activations import (
 from llmrun.model.plan.ops.embedding import EmbedWords
 from llmrun.model.plan.ops.rows import AddWords, SoftCapWords
 from llmrun.model.plan.twin import dequantized
+from scripts.kernel_list import FLOAT_TYPES
 from tests.support.backends.filled_weights import fill
 from tests.support.kernels.runs import (
-    FLOAT_TYPES,
     LEVELS_HERE,
     WEIGHT_TYPES,
     padded_rows,

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from llmrun.backends.cpu.cache_size import footprint_on_cpu
+from llmrun.hub.catalog import load_catalog
 from llmrun.model.archs.parts.architecture import draft_plan_of_header, plan_of_header
 from llmrun.model.archs.parts.tensors import parameter_count
 from tests.support.engine.runs import logits_in_steps
+from tests.support.models.attention_heads import heads_in
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.published_models import PUBLISHED_MODELS
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
@@ -29,6 +31,13 @@ def test_published_models_can_be_planned(tmp_path: Path, name: str) -> None:
             file, plan, head, max_sequences=1, context_size=4096, kv_type="f16", max_rows=256, n_threads=2
         )
     assert footprint.weights >= 2e9 * model.parameters * 0.98
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(("name", "entry"), [("DeepSeek-V3", "deepseek-r1:671b"), ("Gemma-3n-E4B", "gemma3n:e4b")])
+def test_heads_in_the_catalogue_are_those_of_the_plan(tmp_path: Path, name: str, entry: str) -> None:
+    with PUBLISHED_MODELS[name].header(tmp_path / "header.gguf") as file:
+        assert heads_in(file) == set(load_catalog().entry(entry).attention)
 
 
 @pytest.mark.night

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.errors import UnsupportedModel
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.tokenizers.kinds import PRE_TOKENIZERS, load_tokenizer, tokenizer_kernels

@@ -11,7 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.base.compiled.host import load_kernels
+from llmrun.base.compiled.kernel import KernelName
 from tests.support.arm.host_compiler import compile_outside
 from tests.support.models.numeric_models import digest_of_results
 

@@ -1,6 +1,6 @@
 """Compiles the kernels of an emulated machine outside the emulator, which takes a tenth of the time.
 
-It also gives the probe of the instruction-set level more time. For tests that run on an emulated machine, this is a
+It also gives the check of the instruction-set level more time. For tests that run on an emulated machine, this is a
 pytest plugin, too.
 """
 
@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from llmrun.base.compiled import levels
+from llmrun.base.compiled import host
 from llmrun.base.processes import commands
 from tests.support.arm.machines import HOST_PYTHON, ROOT
 
@@ -33,7 +33,7 @@ def compile_outside() -> None:
         return command(module, *arguments)
 
     commands.command = outside
-    levels._TIMEOUT_SECONDS = 600.0
+    host._TIMEOUT_SECONDS = 600.0
 
 
 def pytest_configure(config: pytest.Config) -> None:

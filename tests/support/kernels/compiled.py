@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from llmrun.base.compiled.store import KernelName, object_images
+from llmrun.base.compiled.compiling import object_images
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.kv import parse_kv_type
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, own_kernels, target_of
 

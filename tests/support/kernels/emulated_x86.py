@@ -8,14 +8,15 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmrun.base.compiled.compiling import object_images
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.levels import LEVELS, Target
-from llmrun.base.compiled.store import KernelName, object_images
 
 ROOT = Path(__file__).resolve().parents[3]
 
 _PRINT_TARGET = """
 import json
-from llmrun.base.compiled.levels import host_target
+from llmrun.base.compiled.host import host_target
 target = host_target()
 print(json.dumps([target.level.name, target.triple, target.cpu, target.features]))
 """

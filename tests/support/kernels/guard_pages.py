@@ -27,7 +27,7 @@ from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.lowering import Lowered
 from llmrun.backends.cpu.speeds import measured
 from llmrun.backends.cpu.weights import PackedMatrix
-from llmrun.base.compiled.store import load_kernels
+from llmrun.base.compiled.host import load_kernels
 from llmrun.engine.sampler import Sampler, SequenceRows
 from llmrun.formats.layouts import arena, records
 from llmrun.formats.layouts.arena import address_of

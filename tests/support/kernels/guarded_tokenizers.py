@@ -14,8 +14,9 @@ from unittest import mock
 
 import numpy as np
 
-from llmrun.base.compiled import store
-from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.base.compiled import host
+from llmrun.base.compiled.host import load_kernels
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.layouts.tokens import (
     KNOWN_WORD_BYTES,
@@ -159,7 +160,7 @@ def run_tokenizers(memory: GuardedMemory, say: Callable[[str], None]) -> bytes:
     checksum = hashlib.sha256()
     kernels = _GuardedKernels(memory, say)
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        for module in (store, kinds):  # vocabulary.py imports the function when it needs the function
+        for module in (host, kinds):  # vocabulary.py imports the function when it needs the function
             stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
         by_line = replace(tiny_vocabulary(), pre="gemma4")
         afmoe = replace(tiny_vocabulary(), pre="afmoe")

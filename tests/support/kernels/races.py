@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrun.backends.cpu.lowering import Lowered
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of
 from llmrun.formats.quants.weight_type import GROUP_ROWS

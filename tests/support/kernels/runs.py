@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,35 +20,28 @@ from llmrun import kernels
 from llmrun.backends.cpu.lower import lower
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights import reserve
-from llmrun.base.compiled import store
-from llmrun.base.compiled.levels import (
-    AVX2,
-    AVX512_VNNI,
-    AVX_VNNI,
-    NEON_DOT,
-    NEON_I8MM,
-    PORTABLE,
-    Target,
-    host_levels,
-    target_for,
-)
-from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.base.compiled import host, levels, loading
+from llmrun.base.compiled.host import IDENTIFY, host_levels
+from llmrun.base.compiled.kernel import Kernel, KernelName, Progress
+from llmrun.base.compiled.levels import AVX512_VNNI, AVX_VNNI, LEVELS, Target
+from llmrun.base.compiled.library import EXTENDS
+from llmrun.base.compiled.loading import load_for
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.kv import KV_TYPES
 from llmrun.formats.layouts.linear import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.formats.quants.registry import BY_NAME
 from llmrun.formats.quants.weight_type import WeightType
+from llmrun.kernels.code.simd import NEON
 from llmrun.model.plan.matrix import Matrix
-from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.plan import Plan
 from llmrun.model.plan.twin import Value
+from scripts.kernel_list import FLOAT_TYPES, SHAPELESS, takes_dots
 from tests.support.backends.filled_weights import fill
 from tests.support.kernels.blocks import put_halves, put_spread_half
 
 PACKED_NAMES = tuple(PACKED_TYPES)
 INTEGER_TYPES = (*(name for name in PACKED_NAMES if name != WIDE), *sorted(WIDENED_TYPES))
-FLOAT_TYPES = ("f32", "f16", "bf16")
 WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
 
 # Expert types to test: one scale per block, two levels with minimums, two sub-blocks, a lookup table.
@@ -57,6 +49,7 @@ EXPERT_TYPES = ("q8_0", "q4_k", "q6_k", "mxfp4")
 
 _HEAD = {"head_size": 48, "value_size": 48}
 
+LEVEL_NAMES = {level.name: level for level in LEVELS}
 LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
 
 # AVX-VNNI's only instruction also exists in AVX-512 VNNI, in another encoding, so processors with that can run the
@@ -67,85 +60,34 @@ EXECUTABLE_LEVELS = (
     *([AVX_VNNI.name] if AVX512_VNNI.name in LEVELS_HERE and AVX_VNNI.name not in LEVELS_HERE else []),
 )
 
-# Every kernel. test_instructions.py compares this list with the sources.
+# Every kernel, attention in a few shapes. test_instructions.py compares this list with the sources.
 ALL_KERNELS = (
-    *(KernelName.of("linear.int8", "linear", weight=kind) for kind in PACKED_NAMES),
-    *(KernelName.of("linear.floats", "linear", weight=kind) for kind in FLOAT_TYPES),
-    *(KernelName.of("linear.adapters", name) for name in ("reduce", "look_up", "expand")),
-    *(KernelName.of("packing.pack", "pack_integers", weight=kind) for kind in PACKED_NAMES),
-    *(KernelName.of("packing.pack", "pack_floats", element_bytes=size) for size in (2, 4)),
-    *(KernelName.of("linear.embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
+    IDENTIFY,
+    *SHAPELESS,
     *(KernelName.of("attention.rope", "rope_store", **_HEAD, keys=kind, values=kind) for kind in KV_TYPES),
     *(KernelName.of("attention.rope", "rotate", head_size=64, keys=kind) for kind in KV_TYPES),
     *(KernelName.of("attention.attention", "attention", **_HEAD, group=1, keys=kind, values=kind) for kind in KV_TYPES),
     KernelName.of("attention.attention", "attention", head_size=64, value_size=64, group=3, keys="f16", values="f16"),
     KernelName.of("attention.attention", "capped_attention", **_HEAD, group=1, keys="f16", values="f16"),
     *(KernelName.of("attention.attention", "merge", value_size=48, values=kind) for kind in KV_TYPES),
-    *(KernelName.of("rows.norms", name) for name in ("rmsnorm", "layernorm")),
-    *(KernelName.of("rows.rowwise", "gated", activation=activation.value) for activation in Activation),
-    *(KernelName.of("rows.rowwise", name) for name in ("xielu", "add", "soft_cap")),
-    *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
-    *(KernelName.of("rows.lengths", name) for name in ("match_length", "cut_off")),
-    KernelName.of("rows.rowwise", "concat"),
-    KernelName.of("recurrent.convolution", "causal_convolution"),
-    *(
-        KernelName.of("recurrent.recurrences", name, vectors=vectors)
-        for name in ("delta_rule", "ssd")
-        for vectors in (1, 2, 4)
-    ),
-    KernelName.of("recurrent.recurrences", "selective_scan"),
-    KernelName.of("linear.quantize", "quantize"),
-    *(KernelName.of("experts.int8", "experts", weight=kind) for kind in EXPERT_TYPES),
-    KernelName.of("experts.floats", "experts", weight="f32"),
-    *(KernelName.of("experts.routing", name) for name in ("route", "group")),
-    *(KernelName.of("experts.rows", name) for name in ("bias", "combine")),
-    *(KernelName.of("team", name) for name in ("work", "work_timed", "start", "wait", "spin")),
-    *(KernelName.of(f"tokens.{model}_merge", "merge") for model in ("bpe", "spm")),
-    KernelName.of("tokens.spm_merge", "find_joined"),
-    KernelName.of("tokens.word_pieces", "encode"),
-    *(KernelName.of("tokens.unigram", name) for name in ("normalize", "measure", "encode")),
-    KernelName.of("tokens.token_table", "build"),
-    *(KernelName.of("tokens.special_tokens", name) for name in ("build", "find")),
-    KernelName.of("tokens.split", "split"),
-    KernelName.of("sampling.chain", "sample"),
-    *(KernelName.of("limits", name) for name in ("read", "multiply")),
 )
 
 EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the largest relative error of one float32 rounding
 
 
 def target_of(level_name: str) -> Target:
-    """Return the target that `LLMRUN_CPU_LEVEL=level_name` selects on this processor."""
-    levels = host_levels()
-    if level_name == AVX_VNNI.name and AVX_VNNI not in levels:
-        return replace(target_for(AVX2, levels[0]), level=AVX_VNNI, features=AVX512_VNNI_ON_YMM)
-    return target_for(next(level for level in levels if level.name == level_name), levels[0])
+    """Return the target of a level. For AVX-VNNI, it is one that this processor can run."""
+    level = LEVEL_NAMES[level_name]
+    target = levels.target_of(level)
+    if level is AVX_VNNI and level_name not in LEVELS_HERE:
+        return replace(target, features=AVX512_VNNI_ON_YMM)
+    return target
 
 
-# A generic processor for every level.
+# A target for every level, on this machine or another one.
 X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
-PLAIN_TARGETS = {
-    "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
-    "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
-    "avxvnni": Target(AVX_VNNI, X86_LINUX, AVX_VNNI.baseline, AVX_VNNI.baseline_features),
-    "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
-    "neoni8mm": Target(NEON_I8MM, ARM_LINUX, NEON_I8MM.baseline, NEON_I8MM.baseline_features),
-    "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
-}
-
-
-def without_float16(target: Target) -> Target:
-    """Return a target without AVX512-FP16, whose instructions Capstone 5 cannot decode. No level requires them."""
-    return replace(target, features=target.features.replace("+avx512fp16", "-avx512fp16"))
-
-
-# The targets to disassemble: this processor where it supports the level (other tests run the same objects), and generic
-# processors otherwise.
 TARGETS = {
-    name: without_float16(target_of(name))
-    if name in LEVELS_HERE and platform.machine() in ("x86_64", "AMD64")
-    else plain
-    for name, plain in PLAIN_TARGETS.items()
+    level.name: levels.target_of(level, ARM_LINUX if level.name in NEON else X86_LINUX) for level in reversed(LEVELS)
 }
 
 
@@ -166,15 +108,15 @@ def stand_in(name: KernelName, level: str) -> str:
     """Return the level to compile instead of `level`, where compiling both would prove nothing more.
 
     A kernel that never asks for its level is compiled for the best level here, the lowest and another architecture.
-    AVX-VNNI adds one instruction to AVX2, and I8MM one to NEON. Kernels use them only through dots.py.
+    A level that extends another one differs only in kernels with integer products.
     """
+    if name == IDENTIFY:
+        return "portable"
     if level in (LEVELS_HERE[0], "portable", "neondot"):
         return level
     if not _takes_level(name.module, name.function):
         return LEVELS_HERE[0]
-    if "kernels.code.dots" not in store.sources(name.module):
-        return {"avxvnni": "avx2", "neoni8mm": "neondot"}.get(level, level)
-    return level
+    return level if takes_dots(name) else EXTENDS.get(level, level)
 
 
 def own_kernels(names: Iterable[KernelName], level: str) -> list[KernelName]:
@@ -185,26 +127,22 @@ def own_kernels(names: Iterable[KernelName], level: str) -> list[KernelName]:
 @contextmanager
 def at_level(level_name: str) -> Iterator[None]:
     """Load kernels for another level that this processor supports, or for its stand-in, inside the block."""
-    target, images, link = target_of(level_name), store._images, store._link
+    load = loading.load_for
 
-    def groups(names: Iterable[KernelName]) -> Iterator[tuple[list[KernelName], Target]]:
+    def load_stand_ins(
+        target: Target, names: Sequence[KernelName], progress: Progress | None = None, shipped: str = ""
+    ) -> dict[KernelName, Kernel]:
+        found: dict[KernelName, Kernel] = {}
         for level, group in groupby(sorted(names, key=by_stand_in), by_stand_in):
-            yield list(group), target_of(level)
+            found |= load(target_of(level), list(group), progress)
+        return found
 
     def by_stand_in(name: KernelName) -> str:
         return stand_in(name, level_name)
 
-    def images_of(names: Sequence[KernelName], _: Target, progress: store.Progress | None) -> dict[KernelName, bytes]:
-        return {name: image for group, of in groups(names) for name, image in images(group, of, progress).items()}
-
-    def link_all(found: dict[KernelName, bytes], _: Target) -> dict[KernelName, int]:
-        linked = (link({name: found[name] for name in group}, of) for group, of in groups(found))
-        return {name: address for addresses in linked for name, address in addresses.items()}
-
     with (
-        mock.patch.object(store, "host_target", return_value=target),
-        mock.patch.object(store, "_images", images_of),
-        mock.patch.object(store, "_link", link_all),
+        mock.patch.object(host, "host_target", return_value=target_of(level_name)),
+        mock.patch.object(host, "load_for", load_stand_ins),
     ):
         yield
 
@@ -219,7 +157,7 @@ def run_kernel(
     flags: int = 0,
 ) -> None:
     """Run one kernel on an op record with `words` as its arguments. `step` holds the words of the step record."""
-    kernel = load_kernels([name], target=target_of(stand_in(name, level)))[name]
+    kernel = load_for(target_of(stand_in(name, level)), [name])[name]
     claim = np.zeros(8, np.int64)
     op = np.zeros(records.OP_WORDS, np.int64)
     first = records.OP_ARGS // records.WORD

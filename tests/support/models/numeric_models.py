@@ -27,9 +27,10 @@ from llmrun.engine.embedding import pooling_of
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.formats.layouts.kv import KV_CHOICES, KV_TYPES
 from llmrun.formats.quants.registry import BY_NAME
+from scripts.kernel_list import FLOAT_TYPES
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import RandomWeights, Tensor, tiny_vocabulary, write_gguf
-from tests.support.kernels.runs import EXPERT_TYPES, FLOAT_TYPES, WEIGHT_TYPES, with_factors
+from tests.support.kernels.runs import EXPERT_TYPES, WEIGHT_TYPES, with_factors
 from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES
 from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrun.backends.cpu.lowering import LANES, REPLICATED_OUTPUT, Buffer, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.model.plan.ops.activations import Activate, Activation, Gated, GatedWords, Xielu, XieluWords
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrun.backends.cpu.lowering import FLOAT, LANES, Buffer, Needs, StepShape, float_word, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.records import CACHE_LINE, Unit
 from llmrun.formats.quants.weight_type import GROUP_ROWS

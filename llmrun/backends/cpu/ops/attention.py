@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Needs, StepShape, float_word, kv_position_bytes
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.kv import BLOCK, CHUNK, Q8_0, SPLIT_ROWS, Scratch, parse_kv_type, state_floats

@@ -16,7 +16,7 @@ from llmrun.backends.cpu.lowering import (
     private_inputs,
 )
 from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.model.plan.ops.convolution import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.backends.cpu.lowering import REPLICATED_OUTPUT, Needs, StepShape, float_word
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.backends.cpu.weights import PackedLayout
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.quants.weight_type import GROUP_ROWS
 from llmrun.model.plan.ops.embedding import Embed, EmbedWords

@@ -10,7 +10,7 @@ from llmrun.backends.cpu.lowering import FLOAT, LANES, REPLICATED_OUTPUT, Needs,
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.backends.cpu.ops.linear import product_input, product_words, quantized_bytes
 from llmrun.backends.cpu.weights import PackedLayout, product_kernel
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.experts import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Buffer, Needs, StepShape, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.backends.cpu.weights import PackedLayout, panel_bytes, product_kernel
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts import linear
 from llmrun.formats.layouts.arena import address_of, allocate, round_up
 from llmrun.formats.layouts.records import CACHE_LINE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.backends.cpu.lowering import FLOAT, LANES, Buffer, Needs, StepShape, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.arena import address_of, allocate
 from llmrun.model.plan.ops.recurrences import DeltaRule, RecurrenceWords, SelectiveScan, Ssd
 from llmrun.model.plan.shapes import LayerState, MatrixState

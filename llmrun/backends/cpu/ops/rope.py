@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmrun.backends.cpu.lowering import FLOAT, REPLICATED_OUTPUT, Needs, StepShape, kv_position_bytes, private_inputs
 from llmrun.backends.cpu.ops.attention import attention_memory, attention_shape, attention_speed
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.kv import parse_kv_type
 from llmrun.model.plan.elementary import Pairing
 from llmrun.model.plan.ops.rope import RopeStore, RopeWords, Rotate, RotateHeads

@@ -19,7 +19,7 @@ from llmrun.backends.cpu.lowering import (
 )
 from llmrun.backends.cpu.ops.activations import emit_gated
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
-from llmrun.base.compiled.store import KernelName
+from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.arena import round_up
 from llmrun.model.plan.ops.activations import Activation
 from llmrun.model.plan.ops.rows import (

@@ -35,7 +35,7 @@ from llmrun.backends.cpu.speeds.measured import (
 )
 from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
-from llmrun.base.compiled.store import load_kernels
+from llmrun.base.compiled.host import load_kernels
 from llmrun.base.machine.load import Load, disturbance, disturbance_now, watched
 from llmrun.formats.layouts.arena import address_of, allocate_huge
 from llmrun.formats.layouts.kv import BLOCK, GROUP

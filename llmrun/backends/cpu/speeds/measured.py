@@ -25,8 +25,8 @@ import numpy as np
 
 from llmrun import __version__
 from llmrun.base import folders
-from llmrun.base.compiled.levels import host_target
-from llmrun.base.compiled.store import Kernel, KernelName, load_kernels
+from llmrun.base.compiled.host import host_target, load_kernels
+from llmrun.base.compiled.kernel import Kernel, KernelName
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, allocate_huge
 from llmrun.formats.layouts.records import MOST_SUMS, MultiplyWords, ReadWords, products_a_round

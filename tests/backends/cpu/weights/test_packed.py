@@ -20,9 +20,9 @@ from llmrun.formats.quants.registry import BY_NAME
 from llmrun.formats.quants.weight_type import Scales
 from llmrun.model.plan.matrix import SUPPORTED, Matrix
 from llmrun.model.plan.twin import dequantized
+from scripts.kernel_list import FLOAT_TYPES
 from tests.support.backends.filled_weights import fill
 from tests.support.kernels.runs import (
-    FLOAT_TYPES,
     INTEGER_TYPES,
     LEVELS_HERE,
     WEIGHT_TYPES,

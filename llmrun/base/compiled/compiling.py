@@ -1,13 +1,12 @@
-"""Loads kernels by name. Each kernel is compiled on first use and then loaded from a cache, without importing Numba.
+"""Compiles kernels that no shipped library has, caches them, and loads them into memory.
 
 The cache key covers everything that the machine code depends on: the source files of the kernel and of the modules it
 imports, its parameters, the versions of Python, Numba and llvmlite, and the target. cache.py stores the objects on
-disk.
+disk. Numba is imported only by child processes, and llvmlite only by this module.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import itertools
@@ -15,9 +14,8 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,8 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from llmrun.base.compiled.cache import KernelCache
-from llmrun.base.compiled.levels import Target, elf_triple, host_target
-from llmrun.base.errors import LlmrunError
+from llmrun.base.compiled.kernel import KernelCompileError, KernelName, Progress
+from llmrun.base.compiled.levels import Target, elf_triple
 from llmrun.base.machine.cpu_count import most_threads
 from llmrun.base.processes import commands
 from llmrun.base.processes.child import Child
@@ -48,85 +46,21 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _ROOMS = r"kernels|formats\.layouts|formats\.quants|model\.plan"
 _IMPORT = re.compile(rf"^from llmrun\.((?:{_ROOMS})[\w.]*) import (.+)", re.MULTILINE)
 
-Progress = Callable[[int, int], None]  # called with (number of kernels ready, number of kernels to compile)
-
-_Function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelName:
-    """The name of a kernel.
-
-    module      dotted name of the module, below llmrun.kernels
-    function    name of the kernel or kernel family in the module
-    parameters  parameters of the kernel family
-    """
-
-    module: str
-    function: str
-    parameters: tuple[tuple[str, int | str], ...] = ()
-
-    @classmethod
-    def of(cls, module: str, function: str, **parameters: int | str) -> KernelName:
-        return cls(module, function, tuple(sorted(parameters.items())))
-
-
-class Kernel:
-    """A compiled kernel: machine code at `address` with the signature (op, step, thread, n_threads)."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-        self._function = _Function(address)
-
-    def run(self, op: int, step: int, thread: int, n_threads: int) -> None:
-        """Run the kernel without holding the GIL."""
-        # Numba's calling convention requires one buffer for the return value and another for an exception.
-        scratch = (ctypes.c_int64 * 2)()
-        base = ctypes.addressof(scratch)
-        self._function(base, base + 8, op, step, thread, n_threads)
-
-    def __call__(self, *words: int) -> None:
-        """Run the kernel on a single thread, with `words` as the op record."""
-        record = (ctypes.c_int64 * len(words))(*words)
-        self.run(ctypes.addressof(record), 0, 0, 1)
-
-
-class KernelCompileError(LlmrunError):
-    """A kernel could not be compiled or loaded, because of a bug in llmrun or an installation that does not work."""
-
-
-_lock = threading.Lock()
-_loaded: dict[tuple[KernelName, Target], Kernel] = {}
 _libraries: list[llvm.ResourceTracker] = []  # these trackers own the machine code, so they are never freed
 _numbers = itertools.count()  # makes the names of libraries unique
 
 
-def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
-    """Return one kernel for this process's target. Compiling a kernel that is not cached takes about a second."""
-    name = KernelName.of(module, function, **parameters)
-    return load_kernels([name])[name]
-
-
-def load_kernels(
-    names: Sequence[KernelName], progress: Progress | None = None, target: Target | None = None
-) -> dict[KernelName, Kernel]:
-    """Return a map from names to kernels. Kernels that are neither in memory nor in the cache are compiled.
+def compile_and_link(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, int]:
+    """Return the addresses of kernels, which are loaded from the cache or compiled. Raises KernelCompileError.
 
     Kernels are compiled in parallel. `progress` is called before the first kernel and after each kernel, but not if all
-    kernels are cached. Raises KernelCompileError.
+    kernels are cached.
     """
-    target = target or host_target()
-    with _lock:
-        wanted = [name for name in dict.fromkeys(names) if (name, target) not in _loaded]
-        if wanted:
-            images = _images(wanted, target, progress)
-            for name, address in _link(images, target).items():
-                _loaded[name, target] = Kernel(address)
-        return {name: _loaded[name, target] for name in names}
+    return _link(_images(names, target, progress))
 
 
 def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelName, bytes]:
-    """Return the ELF objects of kernels for any target, even one that this processor cannot run.
+    """Return the objects of kernels for any target, even one that this processor cannot run.
 
     Raises KernelCompileError.
     """
@@ -134,38 +68,47 @@ def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelNam
 
 
 def _images(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, bytes]:
+    return images_for(names, [target], progress)[target]
+
+
+def images_for(
+    names: Sequence[KernelName], targets: Sequence[Target], progress: Progress | None
+) -> dict[Target, dict[KernelName, bytes]]:
+    """Return the objects of kernels for targets that differ only in their triples.
+
+    Numba compiles and LLVM optimizes a kernel once for all targets, which takes three quarters of the time. Raises
+    KernelCompileError.
+    """
     cache = KernelCache()
-    images: dict[KernelName, bytes] = {}
+    images: dict[Target, dict[KernelName, bytes]] = {target: {} for target in targets}
     for name in names:
-        image = cache.read(_key(name, target))
-        if image is not None:
-            images[name] = image
-    missing = [name for name in names if name not in images]
+        for target in targets:
+            image = cache.read(key_of(name, target))
+            if image is not None:
+                images[target][name] = image
+    missing = [name for name in names if any(name not in images[target] for target in targets)]
     if missing and progress is not None:
         progress(0, len(missing))
-    for done, (name, image) in enumerate(_compile(missing, target, cache), 1):
-        images[name] = image
+    for done, (name, made) in enumerate(_compile(missing, targets, cache), 1):
+        for target, image in made.items():
+            images[target][name] = image
         if progress is not None:
             progress(done, len(missing))
     cache.warn()
     return images
 
 
-def _symbol(name: KernelName, target: Target) -> str:
-    return f"llmrun_{_key(name, target)[:32]}"
-
-
-def _link(images: dict[KernelName, bytes], target: Target) -> dict[KernelName, int]:
+def _link(images: dict[KernelName, bytes]) -> dict[KernelName, int]:
     """Load objects and return the addresses of their kernels."""
     builder = llvm.JITLibraryBuilder().add_current_process()  # this process provides memcpy
     for name, image in images.items():
-        builder.add_object_img(image).export_symbol(_symbol(name, target))
+        builder.add_object_img(image).export_symbol(name.symbol)
     try:
         library = builder.link(_linker(), f"kernels {next(_numbers)}")
     except RuntimeError as error:
         raise KernelCompileError(f"cannot load compiled kernels: {error}") from error
     _libraries.append(library)
-    return {name: library[_symbol(name, target)] for name in images}
+    return {name: library[name.symbol] for name in images}
 
 
 @functools.cache
@@ -181,7 +124,8 @@ def _linker() -> llvm.LLJIT:
 
 
 @functools.cache
-def _key(name: KernelName, target: Target) -> str:
+def key_of(name: KernelName, target: Target) -> str:
+    """Return the key of a kernel's entry in the cache."""
     parts = [
         _source_digest(name.module),
         name.function,
@@ -244,8 +188,10 @@ def _path_of(module: str) -> Path:
 # --- compiler processes ----------------------------------------------------------------------------------------------
 
 
-def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile and cache kernels, and yield each kernel when it is finished.
+def _compile(
+    names: Sequence[KernelName], targets: Sequence[Target], cache: KernelCache
+) -> Iterator[tuple[KernelName, dict[Target, bytes]]]:
+    """Compile and cache kernels, and yield each kernel's objects when they are finished.
 
     Up to 8 compiler processes run at a time, one for each processor that this process may use.
     """
@@ -255,19 +201,27 @@ def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) ->
     children: list[_Child] = []
     own, lock, given_up = threading.local(), threading.Lock(), threading.Event()
 
-    def compile_object(name: KernelName) -> bytes:
+    def compile_objects(name: KernelName) -> dict[Target, bytes]:
         """Compile a kernel in this thread's compiler process, which is started for the thread's first kernel."""
         if not hasattr(own, "child"):
             with lock:
                 if given_up.is_set():
                     raise KernelCompileError("kernel compilation was stopped")
-                own.child = _Child(target)
+                own.child = _Child(targets)
                 children.append(own.child)
-        image: bytes = own.child.compile(name, _symbol(name, target))
-        return image
+        images: dict[Target, bytes] = own.child.compile(name)
+        return images
 
-    def compile_one(name: KernelName) -> tuple[KernelName, bytes]:
-        return name, cache.make(_key(name, target), lambda: compile_object(name), given_up)
+    def compile_one(name: KernelName) -> tuple[KernelName, dict[Target, bytes]]:
+        compiled = functools.cache(compile_objects)
+        images: dict[Target, bytes] = {}
+        for target in targets:
+
+            def image(target: Target = target) -> bytes:
+                return compiled(name)[target]
+
+            images[target] = cache.make(key_of(name, target), image, given_up)
+        return name, images
 
     try:
         with ThreadPoolExecutor(n_children) as pool:
@@ -293,11 +247,14 @@ _END_S = 10.0
 
 
 class _Child:
-    """A compiler process for one target. Numba reads the target from NUMBA_CPU_* when it is imported."""
+    """A compiler process for targets that differ only in their triples.
 
-    def __init__(self, target: Target) -> None:
+    Numba reads the target from NUMBA_CPU_* when it is imported.
+    """
+
+    def __init__(self, targets: Sequence[Target]) -> None:
         """Start the process. Raises LlmrunError."""
-        self._target = target
+        self._targets, target = targets, targets[0]
         native = target.triple.partition("-")[0] == llvm.get_default_triple().partition("-")[0]
         environment = {
             **commands.environment(),
@@ -305,7 +262,7 @@ class _Child:
             "NUMBA_CPU_FEATURES": target.features if native else "",
         }
         self._requests: Codec[dict[str, Any]] = Codec(dict[str, Any])
-        self._answers: Codec[tuple[str, bytes]] = Codec(tuple[str, bytes])
+        self._answers: Codec[tuple[str, list[bytes]]] = Codec(tuple[str, list[bytes]])
         self._process = Child(
             commands.command("kernels.compiler"),
             purpose="a kernel compiler",
@@ -313,31 +270,35 @@ class _Child:
             kept_stderr=_KEPT_STDERR,
         )
 
-    def compile(self, name: KernelName, symbol: str) -> bytes:
-        """Compile a kernel and return its object file. Raises KernelCompileError."""
+    def compile(self, name: KernelName) -> dict[Target, bytes]:
+        """Compile a kernel and return its object file for each target. Raises KernelCompileError."""
+        target = self._targets[0]
         request = {
             "module": name.module,
             "name": name.function,
             "parameters": dict(name.parameters),
-            "level_name": self._target.level.name,
-            "triple": self._target.triple,
-            "cpu": self._target.cpu,
-            "features": self._target.features,
-            "symbol": symbol,
+            "level_name": target.level.name,
+            "triples": [target.triple for target in self._targets],
+            "cpu": target.cpu,
+            "features": target.features,
+            "symbol": name.symbol,
         }
         self._process.send(self._requests.encode(request))
+        images: list[bytes] = []
         try:
             answer = self._process.receive(_LONGEST)
-            error, image = (self._exit_message(), b"") if answer is None else self._answers.decode(answer)
+            if answer is None:
+                error = self._exit_message()
+            else:
+                error, images = self._answers.decode(answer)
         except (FrameTooLong, BadMessage) as bad:
-            error, image = f"the compiler process sent an invalid answer: {bad}", b""
+            error = f"the compiler process sent an invalid answer: {bad}"
         if error:
             raise KernelCompileError(
-                f"cannot compile kernel: {name.module}.{name.function} {dict(name.parameters)}: "
-                f"{error.strip().splitlines()[-1]}",
+                f"cannot compile kernel: {name}: {error.strip().splitlines()[-1]}",
                 hint="run llmrun with --debug to see the full error",
             ) from RuntimeError(error)
-        return image
+        return dict(zip(self._targets, images, strict=True))
 
     def _exit_message(self) -> str:
         self._process.wait(_END_S)
