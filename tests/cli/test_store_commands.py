@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from llmrun.cli.console.terminal import width
 from llmrun.hub.local.model_records import mark_used
-from tests.support.cli.commands import LLMRUN, llmrun, run, screen_of
+from tests.support.cli.commands import LLMRUN, ROOT, llmrun, run, screen_of
 from tests.support.gguf.gguf_bytes import F32, STRING, U32, RawGGUF, RawTensor, bpe_vocabulary, numbers, scalar, string
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 from tests.support.models.downloads import smollm2
@@ -19,6 +21,12 @@ from tests.support.models.downloads import smollm2
 pytestmark = pytest.mark.push
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a cache without kernels, so that `prune` does not remove the kernels of other tests."""
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def told(*arguments: str, code: int = 0) -> dict[str, object]:
@@ -388,6 +396,45 @@ def test_pruning(stores: Stores) -> None:
     assert body["freed_bytes"] == len(ONE)
     assert run("prune")[0] == f"hf:org/a: {len(ONE)} B\n{len(ONE)} B freed\n"
     assert "hint: `hf cache prune` removes old revisions of every repository" in run("prune", "google/flan", code=2)[1]
+
+
+def old_kernels(cache: Path) -> list[Path]:
+    """Put three kernels into the cache, two of which have not been used for 31 days. Returns the paths of these two."""
+    folder = cache / "kernels"
+    folder.mkdir(parents=True)
+    kernels = [folder / f"{digit * 64}.o" for digit in "012"]
+    for kernel in kernels:
+        kernel.write_bytes(b"code")
+    for kernel in kernels[:2]:
+        os.utime(kernel, (time.time() - 31 * 86_400,) * 2)
+    return kernels[:2]
+
+
+@pytest.mark.usefixtures("stores")
+def test_prune_removes_kernels_that_nothing_uses(tmp_path: Path) -> None:
+    old = old_kernels(tmp_path / "cache")
+    assert run("prune", "--dry-run")[0] == "compiled kernels: 8 B\n8 B would be freed\n"
+    pruned = [{"name": "compiled kernels", "freed_bytes": 8, "files": [str(path) for path in old]}]
+    assert told("prune", "--dry-run") == {"dry_run": True, "pruned": pruned, "freed_bytes": 8}
+    assert all(path.exists() for path in old)
+    assert run("prune")[0] == "compiled kernels: 8 B\n8 B freed\n"
+    assert not any(path.exists() for path in old)
+    assert (tmp_path / "cache" / "kernels" / f"{'2' * 64}.o").exists()
+    assert run("prune")[0] == "Nothing to prune.\n"
+
+
+@pytest.mark.usefixtures("stores")
+def test_kernels_that_cannot_be_removed_are_one_error(tmp_path: Path) -> None:
+    first, _ = old_kernels(tmp_path / "cache")
+    program = (
+        "import sys; from pathlib import Path; from llmrun.cli.app import main\n"
+        "def refuse(path, missing_ok=False): raise PermissionError(13, 'Permission denied', str(path))\n"
+        "Path.unlink = refuse\n"
+        "sys.exit(main(['prune']))"
+    )
+    done = subprocess.run([LLMRUN[0], "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "0 B freed\n")
+    assert done.stderr == f"error: {first}: cannot be removed: Permission denied; nor can 1 other file\n"
 
 
 def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> None:

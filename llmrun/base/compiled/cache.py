@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 import sys
 import threading
@@ -29,9 +30,12 @@ if sys.platform != "win32":
 
 _DIGEST_BYTES = 32
 _SUFFIX = ".o"
+_NAMES = r"[0-9a-f]{64}\.o|\.[0-9a-f]{64}(\.\d+)?"  # entries, and files that become entries
 _MAX_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
 _POLL_SECONDS = 0.02
 _MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; compiling takes a second
+_NOTED_S = 86_400.0  # uses are noted at most once in this time, so that most starts write nothing
+_UNUSED_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,26 @@ def survey() -> CacheSurvey:
     n_bytes = 0
     paths = cache.paths()
     for path in paths:
-        cache.read(path.stem)
+        cache.read(path.stem, note_use=False)
         with contextlib.suppress(OSError):  # another process may have deleted the entry
             n_bytes += path.stat().st_size
     return CacheSurvey(cache.folder, len(paths), len(cache.damaged), n_bytes)
+
+
+def unused_files(now: float) -> list[tuple[Path, int]]:
+    """Return the paths and sizes of the files that have not been used for 30 days.
+
+    Most of them were compiled by other versions of llmrun, Python or Numba, or left by killed processes. A key does not
+    show which version compiled its entry. Raises OSError if the folder exists but cannot be read.
+    """
+    folder = KernelCache().folder
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        with contextlib.suppress(FileNotFoundError):  # another process has just renamed or deleted the file
+            status = path.stat(follow_symlinks=False)
+            if re.fullmatch(_NAMES, path.name) and stat.S_ISREG(status.st_mode) and now - status.st_mtime > _UNUSED_S:
+                found.append((path, status.st_size))
+    return found
 
 
 class KernelCache:
@@ -70,8 +90,12 @@ class KernelCache:
             return []
         return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
 
-    def read(self, key: str) -> bytes | None:
-        """Return the object stored in an entry, or None if the entry is missing or damaged."""
+    def read(self, key: str, *, note_use: bool = True) -> bytes | None:
+        """Return the object stored in an entry, or None if the entry is missing or damaged.
+
+        The time of an entry's last use is the time of the file's last change, because many systems do not store the
+        times at which files are read.
+        """
         path = self._path(key)
         entry = b""
         try:
@@ -84,6 +108,9 @@ class KernelCache:
             entry = b""  # an unreadable entry counts as damaged
         digest, image = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
         if _digest(key, image) == digest:
+            if note_use and time.time() - found.st_mtime > _NOTED_S:
+                with contextlib.suppress(OSError):  # the folder is read-only, or belongs to another user
+                    os.utime(path)
             return image
         self.damaged.add(key)
         return None

@@ -1,10 +1,10 @@
-"""Remove outdated revisions, abandoned downloads and old saved states.
+"""Remove outdated revisions, abandoned downloads and unused caches.
 
 Pruning affects the cache shared with other Hugging Face tools. The command removes revisions of GGUF models that a
 newer local revision has replaced, data that belongs to no model, unfinished downloads that have not been resumed for a
 week, and week-old files of unfinished imports. Repositories without a GGUF model are left alone. Saved states of chats
 and servers, which are mostly KV caches, are removed if they have not been used for 30 days or their conversation no
-longer exists.
+longer exists. Compiled kernels are removed if they have not been used for 30 days, such as those of earlier versions.
 
 Examples:
     llmrun prune --dry-run
@@ -16,22 +16,21 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from llmrun.base.amounts import format_bytes
+from llmrun.base.amounts import counted, format_bytes
 from llmrun.base.errors import LlmrunError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
-    from llmrun.engine.saved_state.budget import StoredState
+    from collections.abc import Callable
+    from pathlib import Path
 
 LISTING = {
     "heading": "Manage files",
     "place": 113,
     "extra": "`hf cache prune` removes old revisions of every repository",
 }
-
-_STATES = "saved states"
 
 
 def command(
@@ -59,13 +58,14 @@ def command(
         told.append({"name": planned.name, "freed_bytes": freed, "files": files})
         if not json_output:
             out.lines([f"{planned.name}: {format_bytes(freed)}"])
-    states = _remove_states(dry_run=dry_run)
-    if states:
-        freed = sum(each.n_bytes for each in states)
+    for name, find in (("saved states", _abandoned_states), ("compiled kernels", _unused_kernels)):
+        freed, paths, complete = _remove_unused(find, dry_run=dry_run)
+        exit_code = exit_code or int(not complete)
         total += freed
-        told.append({"name": _STATES, "freed_bytes": freed, "files": [str(each.path) for each in states]})
-        if not json_output:
-            out.lines([f"{_STATES}: {format_bytes(freed)}"])
+        if paths:
+            told.append({"name": name, "freed_bytes": freed, "files": [str(path) for path in paths]})
+            if not json_output:
+                out.lines([f"{name}: {format_bytes(freed)}"])
     if json_output:
         out.json({"dry_run": dry_run, "pruned": told, "freed_bytes": total})
     elif not told and not exit_code:
@@ -75,18 +75,39 @@ def command(
     return exit_code
 
 
-def _remove_states(*, dry_run: bool) -> list[StoredState]:
-    """Remove abandoned saved states, and return the list of states. With `dry_run`, nothing is removed."""
+def _abandoned_states() -> list[tuple[Path, int]]:
     from llmrun.base.folders import conversations_folder, prefixes_folder
     from llmrun.engine.saved_state.budget import abandoned
 
-    removed = []
-    for state in abandoned(conversations_folder(), prefixes_folder(), time.time()):
-        try:
-            if not dry_run:
-                state.path.unlink(missing_ok=True)
-        except OSError as error:
-            out.error(f"{state.path}: cannot be removed: {error.strerror}")
-            continue
-        removed.append(state)
-    return removed
+    return [(each.path, each.n_bytes) for each in abandoned(conversations_folder(), prefixes_folder(), time.time())]
+
+
+def _unused_kernels() -> list[tuple[Path, int]]:
+    from llmrun.base.compiled.cache import unused_files
+
+    return unused_files(time.time())
+
+
+def _remove_unused(find: Callable[[], list[tuple[Path, int]]], *, dry_run: bool) -> tuple[int, list[Path], bool]:
+    """Remove files, whose paths and sizes `find` returns. With `dry_run`, nothing is removed.
+
+    Returns the number of bytes freed, the removed files, and whether all files could be removed.
+    """
+    freed, removed, errors = 0, [], []
+    try:
+        for path, n_bytes in find():
+            try:
+                if not dry_run:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                errors.append(error)
+            else:
+                freed += n_bytes
+                removed.append(path)
+    except OSError as error:
+        out.error(f"{error.filename}: cannot be read: {error.strerror}")
+        return 0, [], False
+    if errors:
+        others = f"; nor can {counted(len(errors) - 1, 'other file')}" if len(errors) > 1 else ""
+        out.error(f"{errors[0].filename}: cannot be removed: {errors[0].strerror}{others}")
+    return freed, removed, not errors

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from llmrun.base.compiled.cache import CacheSurvey, KernelCache, survey
+from llmrun.base.compiled.cache import CacheSurvey, KernelCache, survey, unused_files
 
 
 @pytest.fixture
@@ -61,3 +63,69 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(PermissionError):
         survey()
+
+
+DAY = 86_400
+OLD, NEW = "0" * 64, "1" * 64
+
+
+def age(path: Path, days: float) -> Path:
+    """Make a file old. Kernels of this age have not been used since."""
+    made = time.time() - days * DAY
+    os.utime(path, (made, made))
+    return path
+
+
+def test_files_unused_for_a_month_are_found(folder: Path) -> None:
+    """Files with other names are not ours. Killed compilers leave files whose names begin with a dot."""
+    keep(OLD, NEW)
+    old = age(folder / f"{OLD}.o", 31)
+    age(folder / f"{NEW}.o", 29)
+    left = [folder / f".{OLD}", folder / f".{OLD}.123"]
+    for path in (*left, folder / "notes.o", folder / ".keep"):
+        path.write_bytes(b"12345")
+        age(path, 31)
+    (folder / f"{'2' * 64}.o").mkdir()
+    age(folder / f"{'2' * 64}.o", 31)
+    assert unused_files(time.time()) == [(left[0], 5), (left[1], 5), (old, 32 + len(b"machine code"))]
+
+
+def test_a_used_kernel_is_not_unused(folder: Path) -> None:
+    keep(OLD)
+    age(folder / f"{OLD}.o", 31)
+    assert KernelCache().read(OLD) == b"machine code"
+    assert unused_files(time.time()) == []
+
+
+def test_counting_kernels_does_not_use_them(folder: Path) -> None:
+    keep(OLD)
+    age(folder / f"{OLD}.o", 31)
+    assert survey().entries == 1
+    assert len(unused_files(time.time())) == 1
+
+
+def test_a_use_is_noted_once_a_day(folder: Path) -> None:
+    keep(OLD)
+    made = age(folder / f"{OLD}.o", 0.9).stat().st_mtime
+    KernelCache().read(OLD)
+    assert (folder / f"{OLD}.o").stat().st_mtime == made
+
+
+def test_a_use_that_cannot_be_noted_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(OLD)
+    age(folder / f"{OLD}.o", 31)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    cache = KernelCache()
+    assert cache.read(OLD) == b"machine code"
+    assert not cache.damaged
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_without_a_folder_no_file_is_unused(folder: Path, is_file: bool) -> None:
+    if is_file:
+        folder.write_bytes(b"")
+    assert unused_files(time.time()) == []
