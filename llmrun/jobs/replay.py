@@ -12,7 +12,6 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +22,7 @@ from llmrun import __version__
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import O_BINARY, O_NOFOLLOW
 from llmrun.base.machine.processor import processor_name
+from llmrun.base.machine.system import installed_version
 from llmrun.base.types import LOGITS
 from llmrun.engine.requests import Failed, Finished, Request, TextDelta, TokenPrompt
 from llmrun.formats.layouts.records import NUMERICS
@@ -115,6 +115,7 @@ class Watcher:
 
 
 _LOGITS: Final = 4  # the number of rows of logits to digest
+_LIBRARIES: Final = ("numpy", "llvmlite", "numba", "llguidance")  # some may not be installed
 
 
 def record(
@@ -154,7 +155,7 @@ def record(
             "device": engine.info.device,
             "processor": processor_name(),
             "system": f"{platform.system()} {platform.machine()}",
-            **{name: version(name) for name in ("numpy", "llvmlite", "numba", "llguidance")},
+            **{name: version for name in _LIBRARIES if (version := installed_version(name))},
         },
         adapters=tuple(_recorded(adapter, reporter) for adapter in engine.info.adapters),
     )

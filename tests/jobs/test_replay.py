@@ -32,6 +32,7 @@ from llmrun.jobs.replay import (
 )
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, WEIGHT_TYPES, at_level
+from tests.support.missing_packages import hide
 from tests.support.models.numeric_models import NUMERIC_MODELS, StableRandom, write_numeric_model
 from tests.support.models.tiny_adapters import tiny_adapter
 
@@ -125,6 +126,19 @@ def test_neither_the_machine_nor_the_engine_changes_a_run(tmp_path: Path, name: 
                 if isinstance(event, Finished):
                     assert event.timings.cached_tokens > 0
     assert len(recording.output.logits) == 4
+
+
+def test_a_run_is_recorded_without_numba(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(model, speculate=False) as (engine, watcher):
+        request = Request(TokenPrompt(PROMPT[:2]), max_tokens=1)
+        (finished,) = [event for event in engine.generate(request) if isinstance(event, Finished)]
+        opening = opening_of(engine, chat_template=None, thinking_tags=None, raw=True)
+        hide(monkeypatch, "numba", "llvmlite")
+        recording = record(
+            engine, watcher.backend, request, [0], finished, model="m", opening=opening, reporter=Silent()
+        )
+    assert "numpy" in recording.machine
+    assert not {"numba", "llvmlite"} & recording.machine.keys()
 
 
 def test_a_run_with_adapters_is_repeated(tmp_path: Path, model: Path) -> None:

@@ -45,7 +45,7 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "llmrun": __version__,
-        **{name.replace("-", "_"): _version(name) for name in _LIBRARIES},
+        **{name.replace("-", "_"): installed_version(name) for name in _LIBRARIES},
     }
 
 
@@ -74,7 +74,8 @@ def _operating_system() -> str:
         return " ".join(filter(None, (platform.system(), platform.mac_ver()[0] or platform.version())))
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a package from PyPI, or None if the package is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

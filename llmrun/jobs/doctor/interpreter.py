@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import platform
 import sys
@@ -14,13 +13,15 @@ from urllib.parse import urlsplit
 from llmrun import __version__
 from llmrun.base.amounts import format_seconds
 from llmrun.base.machine import shell
+from llmrun.base.machine.system import installed_version
 from llmrun.hub.remote.huggingface import Ping, ping_hub
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine
 from llmrun.jobs.doctor.folders import shown_path
 
 SECTION = "Python"
 _OLDEST, _NEWEST = (3, 11), (3, 14)
-_NEEDED = {"numpy": "numpy", "numba": "numba", "llvmlite": "llvmlite", "huggingface-hub": "huggingface_hub"}
+_NEEDED = {"numpy": "numpy", "huggingface-hub": "huggingface_hub"}
+_SHOWN = ("numba", "llvmlite", "numpy")  # only the compiler of kernels needs Numba and llvmlite
 
 
 def look_at_python(machine: Machine) -> Iterator[Finding]:
@@ -49,22 +50,15 @@ def look_at_python(machine: Machine) -> Iterator[Finding]:
 
 
 def _libraries() -> Finding:
-    versions = {name: _version(name) for name in _NEEDED}
+    versions = {name: installed_version(name) for name in dict.fromkeys((*_SHOWN, *_NEEDED))}
     missing = [name for name, module in _NEEDED.items() if importlib.util.find_spec(module) is None]
     facts = {"version": __version__, **{name.replace("-", "_"): version for name, version in versions.items()}}
     if missing:
         command = shell.words([sys.executable, "-m", "pip", "install", *missing])
         words = f"llmrun {__version__}, missing {', '.join(missing)}"
         return Finding(SECTION, "llmrun", PROBLEM, words, "Install the missing packages:", command, facts)
-    names = ", ".join(f"{name} {versions[name] or '?'}" for name in ("numba", "llvmlite", "numpy"))
+    names = ", ".join(f"{name} {versions[name]}" for name in _SHOWN if versions[name])
     return Finding(SECTION, "llmrun", OK, f"llmrun {__version__} with {names}", facts=facts)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 NETWORK = "Network"

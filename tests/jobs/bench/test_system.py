@@ -17,6 +17,7 @@ from llmrun.base.machine import system
 from llmrun.base.machine.memory import memory_facts
 from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
 from llmrun.jobs.bench.system import system_state, warnings_about, warnings_between
+from tests.support.missing_packages import hide
 
 
 def put(root: Path, **files: str) -> Path:
@@ -39,6 +40,12 @@ def test_this_machine_tells_names_and_plain_values() -> None:
     for value in state.values():
         assert value is None or isinstance(value, str | int | float | list)
     assert all(isinstance(sentence, str) for sentence in warnings_about(state))
+
+
+def test_packages_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "numba", "llvmlite")
+    facts = system.system_facts()
+    assert facts["numba"] is facts["llvmlite"] is None
 
 
 def test_a_machine_that_tells_nothing_has_a_state_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

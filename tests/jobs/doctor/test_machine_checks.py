@@ -6,11 +6,13 @@ import importlib.util
 import sys
 import sysconfig
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmrun import __version__
 from llmrun.backends.cpu.speeds.measured import keep_speeds
 from llmrun.base.compiled import host, levels
 from llmrun.base.compiled.kernel import KernelCompileError
@@ -25,6 +27,7 @@ from llmrun.jobs.doctor.processor import (
     look_at_processor,
     measure_speed,
 )
+from tests.support.missing_packages import hide
 
 GB = 10**9
 
@@ -74,10 +77,19 @@ def test_outside_of_any_environment_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_missing_library_is_a_problem_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else find(name))
     _, llmrun = look_at_python(Machine())
     assert llmrun.status == PROBLEM
-    assert llmrun.command == f"{sys.executable} -m pip install numba"
+    assert llmrun.command == f"{sys.executable} -m pip install numpy"
+
+
+def test_a_missing_numba_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "numba", "llvmlite")
+    _, llmrun = look_at_python(Machine())
+    assert llmrun.status == OK
+    assert llmrun.words == f"llmrun {__version__} with numpy {version('numpy')}"
+    assert llmrun.facts["numba"] is llmrun.facts["llvmlite"] is None
+    assert llmrun.facts["numpy"] == version("numpy")
 
 
 # Processor
