@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+LLGUIDANCE: Final = "llguidance>=1.6,<2"  # the pip requirement of the package that enforces formats
 
 
 class FormatKind(StrEnum):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from llmrun.base.errors import InvalidAnswer, UsageError, shown
 from llmrun.base.stacks import on_stack
-from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.base import LLGUIDANCE, FormatKind, ResponseFormat
 from llmrun.engine.constraint.limits import LARGE_STACK, check_grammar_text, check_schema, compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
 
@@ -44,6 +44,21 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
     "lenient": False,
     "json_allowed_escapes": '"\\bfnrt',  # the letters that may follow a backslash, without the u of \\u0022
 }
+
+
+def require_llguidance() -> None:
+    """Raise UsageError if llguidance cannot be imported.
+
+    llguidance has no wheels for some platforms, such as Alpine Linux. With `--only-binary`, pip installs the empty
+    version 0.0.1 on these platforms.
+    """
+    try:
+        from llguidance import LLMatcher  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "response formats and tools need the package llguidance, which is not installed",
+            hint=f'pip install "{LLGUIDANCE}"; without a wheel for this platform, pip needs Rust and a C compiler',
+        ) from error
 
 
 def check_format(response_format: ResponseFormat) -> None:
@@ -92,14 +107,15 @@ def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -
 
 def _lark_of(response_format: ResponseFormat) -> str:
     """Return the Lark grammar of a format that is not JSON."""
-    from llguidance import regex_to_lark
-
     if response_format.kind is FormatKind.CHOICE:
         lark = _lark_of_choices(response_format)
         check_grammar_text(lark, response_format.origin)
         return lark
     check_grammar_text(response_format.text, response_format.origin)
+    require_llguidance()
     if response_format.kind is FormatKind.REGEX:
+        from llguidance import regex_to_lark
+
         # As in PCRE and most programs that use PCRE, the classes of digits, word characters and spaces are ASCII.
         return f"start: /{regex_to_lark(response_format.text, 'dws')}/"
     return _lark_of_grammar(response_format)
@@ -177,6 +193,7 @@ class ConstraintCompiler:
         self._process.close()
 
     def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
+        require_llguidance()
         from llmrun.engine.constraint.parser import new_matcher
 
         schema = schema_of(response_format)
@@ -199,6 +216,10 @@ class ConstraintCompiler:
         return self._tokenizer
 
     def _build(self, tokenizer: Tokenizer) -> None:
+        try:
+            require_llguidance()
+        except UsageError:
+            return  # `compile` raises this error in the thread of the request
         from llguidance import LLTokenizer
 
         from llmrun.engine.constraint.repeated_keys import QuotedTokens

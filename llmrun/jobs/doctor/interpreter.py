@@ -14,11 +14,13 @@ from llmrun import __version__
 from llmrun.base.amounts import format_seconds
 from llmrun.base.machine import shell
 from llmrun.base.machine.system import installed_version
+from llmrun.engine.constraint.base import LLGUIDANCE
 from llmrun.hub.remote.huggingface import Ping, ping_hub
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine
 from llmrun.jobs.doctor.folders import shown_path
 
 SECTION = "Python"
+_PIP_INSTALL = (sys.executable, "-m", "pip", "install")
 _OLDEST, _NEWEST = (3, 11), (3, 14)
 _NEEDED = {"numpy": "numpy", "huggingface-hub": "huggingface_hub"}
 _SHOWN = ("numba", "llvmlite", "numpy")  # only the compiler of kernels needs Numba and llvmlite
@@ -47,6 +49,10 @@ def look_at_python(machine: Machine) -> Iterator[Finding]:
         advice = "Use a build of Python that is not free-threaded. Free-threaded builds are not tested."
     yield Finding(SECTION, "python", PROBLEM if advice else OK, words, advice, facts=facts)
     yield _libraries()
+    if importlib.util.find_spec("llguidance") is None:
+        words = "llguidance is missing, so response formats and tools do not work"
+        advice = "If there is no wheel for this platform, pip needs Rust and a C compiler to install llguidance:"
+        yield Finding(SECTION, "formats", NOTE, words, advice, shell.words([*_PIP_INSTALL, LLGUIDANCE]))
 
 
 def _libraries() -> Finding:
@@ -54,7 +60,7 @@ def _libraries() -> Finding:
     missing = [name for name, module in _NEEDED.items() if importlib.util.find_spec(module) is None]
     facts = {"version": __version__, **{name.replace("-", "_"): version for name, version in versions.items()}}
     if missing:
-        command = shell.words([sys.executable, "-m", "pip", "install", *missing])
+        command = shell.words([*_PIP_INSTALL, *missing])
         words = f"llmrun {__version__}, missing {', '.join(missing)}"
         return Finding(SECTION, "llmrun", PROBLEM, words, "Install the missing packages:", command, facts)
     names = ", ".join(f"{name} {versions[name]}" for name in _SHOWN if versions[name])

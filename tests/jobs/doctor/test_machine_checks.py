@@ -92,6 +92,14 @@ def test_a_missing_numba_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llmrun.facts["numpy"] == version("numpy")
 
 
+def test_without_llguidance_formats_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "llguidance")
+    _, llmrun, formats = look_at_python(Machine())
+    assert (llmrun.status, formats.status) == (OK, NOTE)
+    assert formats.words == "llguidance is missing, so response formats and tools do not work"
+    assert formats.command == f"{sys.executable} -m pip install 'llguidance>=1.6,<2'"
+
+
 # Processor
 
 
