@@ -103,3 +103,13 @@ def test_the_name_is_the_projects() -> None:
     assert project["scripts"] == {"llmrun": "llmrun.__main__:main"}
     assert f"{DISTRIBUTION}[test]" in project["optional-dependencies"]["dev"]
     assert version(DISTRIBUTION) == __version__
+
+
+def test_the_table_of_dependencies_lists_every_package() -> None:
+    """The extra `jit` is in the table, because kernels without a library need it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"].get("jit", ())]
+    section = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("\n## Dependencies\n")[1]
+    cells = re.findall(r"^\| (`.+?) \|", section.split("\n## ")[0], re.MULTILINE)
+    listed = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert sorted(listed) == sorted(re.split(r"[<>=; \[]", wanted)[0] for wanted in declared)
