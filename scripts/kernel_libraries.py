@@ -31,37 +31,36 @@ class Platform:
     triple     LLVM's triple; kernels for one architecture are compiled once for all of its platforms
     suffix     of shared libraries
     wheel_tag  the platform tag of the wheel
+    lacks      dependencies that have no wheels for the platform
     """
 
     name: str
     triple: str
     suffix: str
     wheel_tag: str
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def architecture(self) -> str:
+        return self.triple.partition("-")[0]
 
     @property
     def levels(self) -> list[Level]:
-        machines = X86 if self.triple.startswith("x86_64") else ARM
+        machines = X86 if self.architecture == "x86_64" else ARM
         return [level for level in LEVELS if level is PORTABLE or set(level.machines) & set(machines)]
 
+
+_X86_LINUX, _ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
 # Libraries for Linux call nothing but memcpy and its relatives, so they work with any version of glibc and with musl.
 PLATFORMS = {
     platform.name: platform
     for platform in (
-        Platform(
-            "linux-x86_64",
-            "x86_64-unknown-linux-gnu",
-            ".so",
-            "manylinux_2_17_x86_64.manylinux2014_x86_64.musllinux_1_1_x86_64",
-        ),
-        Platform(
-            "linux-aarch64",
-            "aarch64-unknown-linux-gnu",
-            ".so",
-            "manylinux_2_17_aarch64.manylinux2014_aarch64.musllinux_1_1_aarch64",
-        ),
+        Platform("linux-x86_64", _X86_LINUX, ".so", "manylinux_2_17_x86_64.manylinux2014_x86_64"),
+        Platform("musllinux-x86_64", _X86_LINUX, ".so", "musllinux_1_2_x86_64", lacks=("llguidance",)),
+        Platform("linux-aarch64", _ARM_LINUX, ".so", "manylinux_2_17_aarch64.manylinux2014_aarch64"),
         Platform("windows-x86_64", "x86_64-pc-windows-msvc", ".dll", "win_amd64"),
-        Platform("macos-arm64", "arm64-apple-macosx11.0.0", ".dylib", "macosx_11_0_arm64"),
+        Platform("macos-arm64", "aarch64-apple-macosx11.0.0", ".dylib", "macosx_11_0_arm64"),
     )
 }
 
@@ -83,24 +82,17 @@ def build_libraries(
     """
     shapes = sorted(shapes)
     files: dict[str, dict[str, dict[str, str]]] = {platform.name: {} for platform in platforms}
-    for library, level in _libraries(platforms):
-        having = [platform for platform in platforms if level in platform.levels]
-        for architecture in sorted({platform.triple.partition("-")[0] for platform in having}):
-            alike = [platform for platform in having if platform.triple.startswith(f"{architecture}-")]
-            targets = {platform.name: target_of(level, platform.triple) for platform in alike}
-            names = [name for name in kernels(library, shapes) if name != IDENTIFY or architecture == "x86_64"]
-
-            def tell(done: int, count: int, words: str = f"{library}, {architecture}") -> None:
-                if progress is not None:
-                    progress(words, done, count)
-
-            images = images_for(names, list(targets.values()), tell)
-            for platform in alike:
-                path = folder / platform.name / f"{library}{platform.suffix}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                link(platform, images[targets[platform.name]], path)
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                files[platform.name][library] = {"file": path.name, "sha256": digest}
+    for library, level, architecture in _libraries(platforms):
+        having = [one for one in platforms if one.architecture == architecture and level in one.levels]
+        targets = {one.name: target_of(level, one.triple) for one in having}
+        names = [name for name in kernels(library, shapes) if name != IDENTIFY or architecture == "x86_64"]
+        images = images_for(names, list(dict.fromkeys(targets.values())), _telling(progress, library, architecture))
+        for platform in having:
+            path = folder / platform.name / f"{library}{platform.suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            link(platform, images[targets[platform.name]], path)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            files[platform.name][library] = {"file": path.name, "sha256": digest}
     digest = sources_digest()
     for platform in platforms:
         index = {"version": __version__, "sources": digest, "libraries": files[platform.name]}
@@ -108,16 +100,28 @@ def build_libraries(
         (folder / platform.name / INDEX).write_text(text, encoding="utf-8", newline="\n")
 
 
-def _libraries(platforms: Sequence[Platform]) -> list[tuple[str, Level]]:
-    levels = {level.name: level for platform in platforms for level in platform.levels}
-    return [(BASE, PORTABLE), *levels.items()]
+def _telling(progress: Progress | None, library: str, architecture: str) -> Callable[[int, int], None]:
+    def tell(done: int, count: int) -> None:
+        if progress is not None:
+            progress(f"{library}, {architecture}", done, count)
+
+    return tell
+
+
+def _libraries(platforms: Sequence[Platform]) -> list[tuple[str, Level, str]]:
+    """Return (library, level, architecture) of all libraries, which platforms of one architecture share."""
+    found = ((platform.architecture, level) for platform in platforms for level in platform.levels)
+    return [
+        library
+        for architecture, level in dict.fromkeys(found)
+        for library in ([(BASE, level, architecture)] if level is PORTABLE else [])
+        + [(level.name, level, architecture)]
+    ]
 
 
 def sources_digest() -> str:
     """Return a digest of all source files that kernels are compiled from."""
-    from scripts.kernel_list import BASE_KERNELS, SHAPELESS, attention_kernels
-
-    names = [*BASE_KERNELS, *SHAPELESS, *attention_kernels([(1, 64, 64, False)])]
+    names = kernels_of(BASE, ()) + kernels_of(PORTABLE.name, [(1, 64, 64, False)])
     files = {file: digest for name in names for file, digest in sources(name.module).items()}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
