@@ -1,12 +1,11 @@
 """Install a wheel of dist/ into an empty environment, and check its answer: `python scripts/try_wheel.py win_amd64`.
 
 The argument is a tag in the name of the wheel. Wheels for a platform must answer without Numba. The wheel for all
-platforms, whose tag is `any`, is installed with the extra `jit`. `--model` names a model other than SmolLM2.
+platforms, whose tag is `any`, is installed with the extra `jit`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ import venv
 from pathlib import Path
 
 DIST = Path(__file__).resolve().parent.parent / "dist"
+MODEL = "smollm2:135m"
 QUESTION = "Name three colors."
 # SmolLM2's greedy answer. The CPU engine computes the same bits on every platform.
 ANSWER = "1. Red\n2. Blue\n3. Green"
@@ -31,7 +31,7 @@ def find_wheel(tag: str, folder: Path = DIST) -> Path:
     return found[0]
 
 
-def main(tag: str, model: str) -> None:
+def main(tag: str) -> None:
     """Try a wheel. Exit with an error if it needs a compiler, or if its answer is wrong."""
     wheel = find_wheel(tag)
     with tempfile.TemporaryDirectory() as name:
@@ -43,27 +43,23 @@ def main(tag: str, model: str) -> None:
         places = {"CONFIG": "config.toml", "DATA_DIR": "data", "CACHE_DIR": "cache"}
         clean |= {f"LLMRUN_{key}": str(folder / place) for key, place in places.items()}
 
-        def run(program: str, *arguments: str) -> str:
+        def run(program: str, *arguments: str, stdout: int | None = subprocess.PIPE) -> str:
             path = shutil.which(program, path=str(programs)) or sys.exit(f"error: {wheel.name} lacks {program}")
-            done = subprocess.run([path, *arguments], stdout=subprocess.PIPE, check=True, cwd=folder, env=clean)
-            return done.stdout.decode()
+            done = subprocess.run([path, *arguments], stdout=stdout, check=True, cwd=folder, env=clean)
+            return (done.stdout or b"").decode()
 
-        venv.create(folder / "environment", with_pip=True)
+        venv.create(folder / "environment", with_pip=True, symlinks=os.name != "nt")
         run("python", "-m", "pip", "install", "--quiet", f"{wheel}[jit]" if tag == "any" else str(wheel))
         run("python", "-m", "pip", "check")
         packages = {each["name"] for each in json.loads(run("python", "-m", "pip", "list", "--format", "json"))}
         if tag != "any" and (unwanted := packages & COMPILERS):
             sys.exit(f"error: {wheel.name} installs {', '.join(sorted(unwanted))}")
-        print(run("llmrun", "doctor"))
-        answer = run("llmrun", "generate", "--quiet", "--model", model, "--temp", "0", "--max-tokens", "32", QUESTION)
+        run("llmrun", "doctor", stdout=None)
+        answer = run("llmrun", "generate", "--quiet", "--model", MODEL, "--temp", "0", "--max-tokens", "32", QUESTION)
         if answer.splitlines() != ANSWER.splitlines():
             sys.exit(f"error: {wheel.name} answers {answer!r} instead of {ANSWER!r}")
         print(answer)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tag")
-    parser.add_argument("--model", default="smollm2:135m")
-    arguments = parser.parse_args()
-    main(arguments.tag, arguments.model)
+    main(*sys.argv[1:])

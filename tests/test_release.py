@@ -107,6 +107,15 @@ def test_the_first_release_may_have_the_version_in_the_file(clone: Path) -> None
     assert (done.returncode, git(clone, "tag")) == (0, "v0.1.0\n"), done.stderr
 
 
+def test_a_release_that_was_taken_back_can_be_repeated(clone: Path) -> None:
+    """As docs/releasing.md describes."""
+    run(clone, "scripts/release", "0.2.0")
+    git(clone, "tag", "--delete", "v0.2.0")
+    git(clone, "revert", "--no-edit", "HEAD")
+    done = run(clone, "scripts/release", "0.2.0")
+    assert (done.returncode, git(clone, "tag")) == (0, "v0.2.0\n"), done.stderr
+
+
 def _leave_main(clone: Path) -> None:
     git(clone, "switch", "--quiet", "--create", "other")
 
