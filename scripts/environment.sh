@@ -1,4 +1,4 @@
-# Sourced by the other scripts. `prepare EXTRA` creates .venv and installs llmrun with an extra into it ("" for none).
+# Sourced by the other scripts. `prepare EXTRA` creates .venv and installs llmrun with an extra into it.
 # It requires only a POSIX shell and Python 3.11 to 3.14 with venv; the extra "test" also requires a C++ compiler. A stamp
 # file has the checksum of the files that an installation depends on, so later calls are quick. LLMRUN_VENV names a
 # folder to use instead of .venv, so that several versions of Python can be used side by side.
@@ -116,22 +116,24 @@ prepare() {
         run_step "making $venv with $found" "$found" -m venv --clear "$venv"
     fi
     case $extra in
-        dev) enough="dev" ;;
+        dev | build) enough=$extra ;;
         test) enough="test dev" ;;
-        *) enough="core test dev" ;;
+        *) enough="$extra test dev" ;;
     esac
     wanted=$(cksum <pyproject.toml)
     for installed in $enough; do
         [ "$(cat "$venv/installed-$installed" 2>/dev/null)" = "$wanted" ] && return
     done
-    words="installing llmrun"
-    if [ -n "$extra" ]; then
-        words="installing llmrun with the extra $extra (the first time this compiles llama.cpp: a few minutes)"
-        if [ -n "$(flags_without_amx)" ]; then
-            words="installing llmrun with the extra $extra"
-            install_llama_cpp_without_amx
-        fi
-    fi
-    run_step "$words" "$python" -m pip install --editable ".${extra:+[$extra]}"
-    printf '%s\n' "$wanted" >"$venv/installed-${extra:-core}"
+    words="installing llmrun with the extra $extra"
+    case $extra in
+        test | dev)
+            if [ -n "$(flags_without_amx)" ]; then
+                install_llama_cpp_without_amx
+            else
+                words="$words (the first time this compiles llama.cpp: a few minutes)"
+            fi
+            ;;
+    esac
+    run_step "$words" "$python" -m pip install --editable ".[$extra]"
+    printf '%s\n' "$wanted" >"$venv/installed-$extra"
 }

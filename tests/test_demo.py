@@ -22,7 +22,7 @@ def clone(tmp_path: Path) -> Path:
         (binaries / name).write_text(f"#!/bin/sh\n{does}\n")
         (binaries / name).chmod(0o700)
     stamp = subprocess.run("cksum <pyproject.toml", shell=True, cwd=tmp_path, capture_output=True, check=True).stdout
-    (tmp_path / ".venv" / "installed-core").write_bytes(stamp)
+    (tmp_path / ".venv" / "installed-jit").write_bytes(stamp)
     return tmp_path
 
 
