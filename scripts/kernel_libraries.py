@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun import __version__
-from llmrun.base.compiled.compiling import images_for, sources
+from llmrun.base.compiled.compiling import images_for
 from llmrun.base.compiled.host import IDENTIFY
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.levels import ARM, LEVELS, PORTABLE, X86, Level, target_of
 from llmrun.base.compiled.library import BASE, INDEX
+from llmrun.base.compiled.sources import digest_of_all
 from scripts.kernel_list import Shape, kernels_of
 
 
@@ -93,7 +94,7 @@ def build_libraries(
             link(platform, images[targets[platform.name]], path)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             files[platform.name][library] = {"file": path.name, "sha256": digest}
-    digest = sources_digest()
+    digest = digest_of_all()
     for platform in platforms:
         index = {"version": __version__, "sources": digest, "libraries": files[platform.name]}
         text = json.dumps(index, indent=1, sort_keys=True) + "\n"
@@ -117,13 +118,6 @@ def _libraries(platforms: Sequence[Platform]) -> list[tuple[str, Level, str]]:
         for library in ([(BASE, level, architecture)] if level is PORTABLE else [])
         + [(level.name, level, architecture)]
     ]
-
-
-def sources_digest() -> str:
-    """Return a digest of all source files that kernels are compiled from."""
-    names = kernels_of(BASE, ()) + kernels_of(PORTABLE.name, [(1, 64, 64, False)])
-    files = {file: digest for name in names for file, digest in sources(name.module).items()}
-    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
 def link(platform: Platform, images: Mapping[KernelName, bytes], path: Path) -> None:

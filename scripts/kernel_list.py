@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 
 from llmrun.backends.cpu.team import SPIN, START, WAIT, WORK
 from llmrun.backends.cpu.timed_team import WORK_TIMED
-from llmrun.base.compiled.compiling import sources
 from llmrun.base.compiled.host import IDENTIFY
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.level_check import TRIAL
 from llmrun.base.compiled.library import BASE, EXTENDS
+from llmrun.base.compiled.sources import sources
 from llmrun.formats.layouts.kv import parse_kv_type
 from llmrun.formats.layouts.linear import PACKED_TYPES
 from llmrun.hub.catalog import read_file, read_whole, shipped_catalog
@@ -100,9 +100,11 @@ def _of_shape(group: int, head_size: int, value_size: int, capped: bool, cache: 
 def takes_dots(name: KernelName) -> bool:
     """Return whether a kernel computes integer products, through kernels/code/dots.py.
 
-    Only these kernels differ between a level and the level that it extends (`EXTENDS`).
+    Only these kernels differ between a level and the level that it extends (`EXTENDS`). Attention computes them only
+    for keys or values of 8 bits.
     """
-    return "kernels.code.dots" in sources(name.module)
+    caches = {value for parameter, value in name.parameters if parameter in ("keys", "values")}
+    return "kernels.code.dots" in sources(name.module) and (not caches or "q8_0" in caches)
 
 
 def kernels_of(library: str, shapes: Iterable[Shape]) -> list[KernelName]:

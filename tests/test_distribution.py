@@ -113,6 +113,8 @@ def test_the_table_of_dependencies_lists_every_package() -> None:
     cells = re.findall(r"^\| (`.+?) \|", section.split("\n## ")[0], re.MULTILINE)
     listed = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     assert sorted(listed) == sorted(re.split(r"[<>=; \[]", wanted)[0] for wanted in declared)
+
+
 def test_the_classifiers_name_the_supported_pythons() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     oldest, after_newest = map(int, re.findall(r"3\.(\d+)", project["requires-python"]))

@@ -11,13 +11,11 @@ import functools
 import hashlib
 import itertools
 import json
-import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -25,6 +23,7 @@ import llvmlite.binding as llvm
 from llmrun.base.compiled.cache import KernelCache
 from llmrun.base.compiled.kernel import KernelCompileError, KernelName, Progress
 from llmrun.base.compiled.levels import Target, elf_triple
+from llmrun.base.compiled.sources import digest_of
 from llmrun.base.machine.cpu_count import most_threads
 from llmrun.base.processes import commands
 from llmrun.base.processes.child import Child
@@ -40,11 +39,6 @@ def create_linker(machine: llvm.TargetMachine) -> llvm.LLJIT:
     """
     return llvm.create_lljit_compiler(machine, use_jit_link=sys.platform != "win32")
 
-
-_PACKAGE = Path(__file__).resolve().parents[2]
-# Machine code depends on imports from these folders. In `from FOLDER import NAMES`, the names are modules.
-_ROOMS = r"kernels|formats\.layouts|formats\.quants|model\.plan"
-_IMPORT = re.compile(rf"^from llmrun\.((?:{_ROOMS})[\w.]*) import (.+)", re.MULTILINE)
 
 _libraries: list[llvm.ResourceTracker] = []  # these trackers own the machine code, so they are never freed
 _numbers = itertools.count()  # makes the names of libraries unique
@@ -127,7 +121,7 @@ def _linker() -> llvm.LLJIT:
 def key_of(name: KernelName, target: Target) -> str:
     """Return the key of a kernel's entry in the cache."""
     parts = [
-        _source_digest(name.module),
+        digest_of(name.module),
         name.function,
         name.parameters,
         sys.implementation.cache_tag,
@@ -139,50 +133,6 @@ def key_of(name: KernelName, target: Target) -> str:
         target.features,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-@functools.cache
-def _source_digest(module: str) -> str:
-    return hashlib.sha256(json.dumps(sorted(sources(module).items())).encode()).hexdigest()
-
-
-def sources(module: str) -> dict[str, str]:
-    """Return the digests of a kernel's source file and of all files that it imports, directly or indirectly, by name.
-
-    Only imports from the folders that machine code depends on are included.
-    """
-    seen: dict[str, str] = {}
-    waiting = [f"kernels.{module}"]
-    while waiting:
-        current = waiting.pop()
-        if current not in seen:
-            seen[current], imported = _source(current)
-            waiting.extend(imported)
-    return seen
-
-
-@functools.cache
-def _source(module: str) -> tuple[str, list[str]]:
-    """Return the digest of a module's source, and the names of the modules that the source imports.
-
-    The result is cached, because most kernels share most of their files.
-    """
-    source = _path_of(module).read_bytes()
-    return hashlib.sha256(source).hexdigest(), _imported_files(source.decode())
-
-
-def _imported_files(source: str) -> list[str]:
-    """Return the dotted names (below the package) of the imported modules that machine code depends on."""
-    files = []
-    for module, names in _IMPORT.findall(source):
-        is_file = _path_of(module).is_file()
-        files += [module] if is_file else [f"{module}.{name.strip()}" for name in names.split(",")]
-    return files
-
-
-def _path_of(module: str) -> Path:
-    """Return the file of a module, given as a dotted name below the package."""
-    return _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
 
 
 # --- compiler processes ----------------------------------------------------------------------------------------------

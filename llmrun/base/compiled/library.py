@@ -20,7 +20,6 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from llmrun import __version__
 from llmrun.base import folders
@@ -76,7 +75,7 @@ def index() -> Index | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise BadLibrary(f"{path}: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadLibrary(f"{path} is damaged") from error
     if found.version != __version__:
@@ -133,18 +132,16 @@ def _check(path: Path, digest: str) -> None:
     """Raise BadLibrary unless the file's SHA-256 is `digest`."""
     try:
         facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise BadLibrary(f"{path} is not a file")
-        state = (str(path), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino, digest)
-        seen = seen_before(json.dumps(state))
-        if not seen and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise BadLibrary(f"{path} is damaged")
-    except FileNotFoundError:
-        raise BadLibrary(f"{path} is missing") from None
     except OSError as error:
-        raise BadLibrary(f"{path}: {error.strerror or error}") from error
-    if not seen:
-        remember(json.dumps(state))
+        raise _unreadable(path, error) from error
+    state = json.dumps([str(path), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino, digest])
+    if seen_before(state):
+        return
+    if not stat.S_ISREG(facts.st_mode):  # reading a named pipe would block
+        raise BadLibrary(f"{path} is not a file")
+    if hashlib.sha256(_read(path)).hexdigest() != digest:
+        raise BadLibrary(f"{path} is damaged")
+    remember(state)
 
 
 def identity(level: Level) -> str | None:
@@ -172,21 +169,37 @@ def _record_of(check: str) -> Path:
     return folders.cache_folder("levels") / hashlib.sha256(os.fsencode(check)).hexdigest()
 
 
-def survey() -> dict[str, Any] | None:
-    """Hash all libraries and return facts about them for `doctor`, or None if there are none. Raises BadLibrary."""
+@dataclass(frozen=True, slots=True)
+class LibrarySurvey:
+    """All libraries of this installation: their sizes in bytes, and a digest of the sources that they belong to."""
+
+    sizes: dict[str, int]
+    sources: str
+
+
+def survey() -> LibrarySurvey | None:
+    """Hash all libraries, or return None if there are none. Raises BadLibrary."""
     found = index()
     if found is None:
         return None
     sizes = {}
     for name, (file, digest) in found.files.items():
         path = folder() / Path(file).name
-        try:
-            image = path.read_bytes()
-        except FileNotFoundError:
-            raise BadLibrary(f"{path} is missing") from None
-        except OSError as error:
-            raise BadLibrary(f"{path}: {error.strerror or error}") from error
+        image = _read(path)
         if hashlib.sha256(image).hexdigest() != digest:
             raise BadLibrary(f"{path} is damaged")
         sizes[name] = len(image)
-    return {"folder": str(folder()), "sizes": sizes, "sources": found.sources}
+    return LibrarySurvey(sizes, found.sources)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> BadLibrary:
+    if isinstance(error, FileNotFoundError):
+        return BadLibrary(f"{path} is missing")
+    return BadLibrary(f"{path}: {error.strerror or error}")

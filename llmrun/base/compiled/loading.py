@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
+from llmrun import DISTRIBUTION
 from llmrun.base.compiled import library
 from llmrun.base.compiled.kernel import Kernel, KernelCompileError, KernelName, Progress
 from llmrun.base.compiled.levels import Target
 from llmrun.base.errors import KernelWarning
 
-JIT = 'pip install "llmrun-gguf[jit]"'
+JIT = f'pip install "{DISTRIBUTION}[jit]"'  # installs Numba, which compiles kernels
+REINSTALL = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
 
 _lock = threading.Lock()
 _loaded: dict[tuple[KernelName, Target], Kernel] = {}
@@ -38,6 +40,12 @@ def load_for(
             for name, address in addresses.items():
                 _loaded[name, target] = Kernel(address)
         return {name: _loaded[name, target] for name in names}
+
+
+def has_library(level: str) -> bool:
+    """Return whether this installation has a library for a level that can be used."""
+    trouble, _ = _shipped((), level)
+    return not trouble and library.index() is not None
 
 
 def _shipped(names: Sequence[KernelName], level: str) -> tuple[str, dict[KernelName, int]]:
@@ -86,7 +94,6 @@ def _compiler(names: Sequence[KernelName], trouble: str) -> ModuleType:
 def _without_compiler(names: Sequence[KernelName], trouble: str) -> KernelCompileError:
     """Return the error for kernels that can be neither loaded nor compiled."""
     if trouble:
-        hint = "reinstall llmrun: pip install --force-reinstall --no-deps llmrun-gguf"
-        return KernelCompileError(f"cannot load kernels: {trouble}", hint=hint)
+        return KernelCompileError(f"cannot load kernels: {trouble}", hint=f"install llmrun again: {REINSTALL}")
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return KernelCompileError(f"this installation lacks kernels: {names[0]}{more}", hint=f"to compile them: {JIT}")

@@ -19,13 +19,17 @@ _GIB = 1 << 30
 
 
 def system_state(root: Path = Path("/")) -> dict[str, Any]:
-    """Return the state of the machine: `system_facts` and the kernels' instruction level.
+    """Return the state of the machine: `system_facts`, and the level and the origin of the kernels.
 
-    Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does not support.
+    The origin is "wheel" or "compiled". Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does
+    not support.
     """
     from llmrun.base.compiled.host import host_target
+    from llmrun.base.compiled.loading import has_library
 
-    return {**system_facts(root), "cpu_level": host_target().level.name}
+    target = host_target()
+    origin = "wheel" if has_library(target.level.name) else "compiled"
+    return {**system_facts(root), "cpu_level": target.level.name, "kernels": origin}
 
 
 def warnings_about(state: Mapping[str, Any]) -> list[str]:

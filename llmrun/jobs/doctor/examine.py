@@ -118,6 +118,7 @@ Check = Callable[[Machine], Iterable[Finding]]
 _CHECKS = (
     ("Python", "Python", "interpreter", "look_at_python"),
     ("Processor", "the processor", "processor", "look_at_processor"),
+    ("Processor", "the kernels", "processor", "look_at_libraries"),
     ("Processor", "the instruction level", "processor", "look_at_level"),
     ("Processor", "how weights are prefetched", "processor", "look_at_prefetching"),
     ("Memory", "the memory", "processor", "look_at_memory"),

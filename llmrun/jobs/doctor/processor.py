@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from llmrun.base.amounts import counted, format_bandwidth, format_bytes, format_number
+from llmrun.base.compiled.kernel import KernelCompileError
 from llmrun.base.errors import LlmrunError, UsageError, kernel_warnings_told
 from llmrun.base.machine.shell import unset
+from llmrun.base.machine.system import installed_version
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Finding, Machine, advice_of
 
 SECTION = "Processor"
@@ -33,6 +35,38 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
     yield Finding(SECTION, "cpu", OK, words, facts=facts)
 
 
+def look_at_libraries(machine: Machine) -> Iterator[Finding]:
+    """Report whether kernels come with llmrun or are compiled on this machine. Hashes all libraries."""
+    del machine
+    from llmrun.base.compiled import library, sources
+    from llmrun.base.compiled.loading import JIT, REINSTALL
+
+    trouble, found = "", None
+    try:
+        found = library.survey()
+    except library.BadLibrary as error:
+        trouble = str(error)
+    compiler = installed_version("numba") if installed_version("llvmlite") else None
+    facts = {"shipped": found is not None, "numba": compiler, "sizes": {} if found is None else found.sizes}
+    if found is not None:
+        size = format_bytes(sum(found.sizes.values()))
+        words = f"kernels come with llmrun: {counted(len(found.sizes), 'file')}, {size}"
+        changed = sources.digest_of_all() != found.sources
+        words += "; their source files were changed later" if changed else ""
+        advice = "Changes to kernels have no effect in an installed wheel. Use a source checkout." if changed else ""
+        yield Finding(SECTION, "kernels_origin", NOTE if changed else OK, words, advice, facts=facts)
+    elif compiler:
+        words = f"kernels are compiled on this machine, by Numba {compiler}"
+        words += f": {trouble}" if trouble else ""
+        advice, command = ("To get the kernels of the wheel back:", REINSTALL) if trouble else ("", "")
+        yield Finding(SECTION, "kernels_origin", NOTE if trouble else OK, words, advice, command, facts)
+    elif trouble:
+        yield Finding(SECTION, "kernels_origin", PROBLEM, trouble, "Install llmrun again:", REINSTALL, facts)
+    else:
+        words = "this installation has no kernels and no compiler for them"
+        yield Finding(SECTION, "kernels_origin", PROBLEM, words, "Install the compiler:", JIT, facts)
+
+
 def look_at_prefetching(machine: Machine) -> Iterator[Finding]:
     """Report how the kernels prefetch weights. During the first answers, llmrun measures which method is fastest."""
     from llmrun.backends.cpu import prefetching
@@ -40,8 +74,8 @@ def look_at_prefetching(machine: Machine) -> Iterator[Finding]:
     threads = machine.system["threads"]
     try:
         words, way = prefetching.way_in_words(threads), prefetching.chosen_way(threads)
-    except UsageError:
-        return  # look_at_level reports the invalid LLMRUN_CPU_LEVEL
+    except (UsageError, KernelCompileError):
+        return  # look_at_level reports an invalid LLMRUN_CPU_LEVEL, and look_at_libraries missing kernels
     facts = {"way": way, "relative_times": prefetching.stored_times(threads), "threads": threads}
     yield Finding(SECTION, "prefetching", OK, words, facts=facts)
 
@@ -52,7 +86,10 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
     from llmrun.base.compiled.host import host_levels, host_target
     from llmrun.base.compiled.levels import PORTABLE
 
-    named = [one.name for one in host_levels()]
+    try:
+        named = [one.name for one in host_levels()]
+    except KernelCompileError:
+        return  # look_at_libraries reports missing kernels
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
     refused: list[str] = []
     try:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import llmrun
 from llmrun.backends.cpu.team import START, TEAM_KERNELS
-from llmrun.base.compiled import cache, compiling, loading
+from llmrun.base.compiled import cache, compiling, loading, sources
 from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.host import host_levels, host_target, load_kernel, load_kernels
 from llmrun.base.compiled.kernel import KernelCompileError, KernelName
@@ -435,7 +435,7 @@ def test_a_progress_report_that_raises_stops_the_compilers(cold: Path) -> None:
 
 
 def fresh_key(name: KernelName, target: Target) -> str:
-    for cached in (compiling._source_digest, compiling._source):
+    for cached in (sources.digest_of, sources._source):
         cached.cache_clear()
     key: str = compiling.key_of.__wrapped__(name, target)
     return key
@@ -484,7 +484,7 @@ def test_the_key_changes_with_the_kernels_file_and_every_file_it_imports(tmp_pat
     copy = tmp_path / "llmrun"
     for room in ROOMS:
         shutil.copytree(PACKAGE / room, copy / room)
-    with mock.patch.object(compiling, "_PACKAGE", copy):
+    with mock.patch.object(sources, "_PACKAGE", copy):
         assert fresh_key(name, host_target()) == before
         (copy / "kernels/attention/attention.py").write_text("another attention")
         assert fresh_key(name, host_target()) == before
@@ -521,7 +521,7 @@ def test_the_key_sees_every_import_of_a_kernels_file(path: Path) -> None:
     assert {
         name for name in imported if not f"{name.replace('.', '/')}/".startswith(tuple(f"{room}/" for room in ROOMS))
     } <= OTHERS
-    assert set(compiling._imported_files(source)) == imported - OTHERS
+    assert set(sources._imported_files(source)) == imported - OTHERS
 
 
 # --- calling ----------------------------------------------------------------------------------------------------------

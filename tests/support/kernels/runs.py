@@ -62,7 +62,6 @@ EXECUTABLE_LEVELS = (
 
 # Every kernel, attention in a few shapes. test_instructions.py compares this list with the sources.
 ALL_KERNELS = (
-    IDENTIFY,
     *SHAPELESS,
     *(KernelName.of("attention.rope", "rope_store", **_HEAD, keys=kind, values=kind) for kind in KV_TYPES),
     *(KernelName.of("attention.rope", "rotate", head_size=64, keys=kind) for kind in KV_TYPES),
@@ -70,6 +69,7 @@ ALL_KERNELS = (
     KernelName.of("attention.attention", "attention", head_size=64, value_size=64, group=3, keys="f16", values="f16"),
     KernelName.of("attention.attention", "capped_attention", **_HEAD, group=1, keys="f16", values="f16"),
     *(KernelName.of("attention.attention", "merge", value_size=48, values=kind) for kind in KV_TYPES),
+    IDENTIFY,
 )
 
 EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the largest relative error of one float32 rounding
@@ -125,13 +125,18 @@ def own_kernels(names: Iterable[KernelName], level: str) -> list[KernelName]:
 
 
 @contextmanager
-def at_level(level_name: str) -> Iterator[None]:
-    """Load kernels for another level that this processor supports, or for its stand-in, inside the block."""
+def at_level(level_name: str) -> Iterator[set[KernelName]]:
+    """Load kernels for another level that this processor supports, or for its stand-in, inside the block.
+
+    Yield the names of the kernels that the block has loaded.
+    """
+    loaded: set[KernelName] = set()
     load = loading.load_for
 
     def load_stand_ins(
         target: Target, names: Sequence[KernelName], progress: Progress | None = None, shipped: str = ""
     ) -> dict[KernelName, Kernel]:
+        loaded.update(names)
         found: dict[KernelName, Kernel] = {}
         for level, group in groupby(sorted(names, key=by_stand_in), by_stand_in):
             found |= load(target_of(level), list(group), progress)
@@ -144,7 +149,7 @@ def at_level(level_name: str) -> Iterator[None]:
         mock.patch.object(host, "host_target", return_value=target_of(level_name)),
         mock.patch.object(host, "load_for", load_stand_ins),
     ):
-        yield
+        yield loaded
 
 
 def run_kernel(
