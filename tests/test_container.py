@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = re.sub(r"\\\n\s*", "", (ROOT / "Containerfile").read_text(encoding="utf-8"))
 PORT = ServeFlags().port
 INSTRUCTIONS = re.findall(r"^([A-Z]+) (.*)$", TEXT, re.MULTILINE)
-MUSL = "llmrun_gguf-0.2.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.musllinux_1_1_x86_64.whl"
+X86 = "llmrun_gguf-0.2.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
 ARM = "llmrun_gguf-0.2.0-py3-none-manylinux_2_17_aarch64.manylinux2014_aarch64.whl"
 
 
@@ -96,10 +96,10 @@ def test_the_health_check_asks_the_server(status: int, code: int) -> None:
     assert (done.returncode, done.stderr) == (code, "")
 
 
-@pytest.mark.parametrize(("machine", "wheel"), [("x86_64", MUSL), ("aarch64", ARM)])
+@pytest.mark.parametrize(("machine", "wheel"), [("x86_64", X86), ("aarch64", ARM)])
 def test_the_wheel_of_the_processor_is_installed(machine: str, wheel: str, tmp_path: Path) -> None:
     (tmp_path / "dist").mkdir()
-    for name in (MUSL, ARM, "llmrun_gguf-0.2.0-py3-none-any.whl", "llmrun_gguf-0.2.0-py3-none-win_amd64.whl"):
+    for name in (X86, ARM, "llmrun_gguf-0.2.0-py3-none-any.whl", "llmrun_gguf-0.2.0-py3-none-win_amd64.whl"):
         (tmp_path / "dist" / name).touch()
     (installed,) = re.findall(r"\$\{LLMRUN:-.*\}", TEXT)
     script = f"uname() {{ echo {machine}; }}; echo {installed}"

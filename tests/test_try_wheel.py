@@ -11,14 +11,14 @@ import pytest
 from scripts.try_wheel import ANSWER, QUESTION, find_wheel
 from tests.support.models.downloads import smollm2
 
-LINUX = "llmrun_gguf-0.2.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.musllinux_1_1_x86_64.whl"
+LINUX = "llmrun_gguf-0.2.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
 WINDOWS = "llmrun_gguf-0.2.0-py3-none-win_amd64.whl"
 PURE = "llmrun_gguf-0.2.0-py3-none-any.whl"
 
 
 @pytest.mark.parametrize(
     ("tag", "wheel"),
-    [("manylinux_2_17_x86_64", LINUX), ("musllinux_1_1_x86_64", LINUX), ("win_amd64", WINDOWS), ("any", PURE)],
+    [("manylinux_2_17_x86_64", LINUX), ("manylinux2014_x86_64", LINUX), ("win_amd64", WINDOWS), ("any", PURE)],
 )
 def test_a_tag_selects_one_wheel(tag: str, wheel: str, tmp_path: Path) -> None:
     for name in (LINUX, WINDOWS, PURE, "llmrun_gguf-0.2.0.tar.gz"):

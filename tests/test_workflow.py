@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.kernel_libraries import PLATFORMS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".github" / "workflows"
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.iterdir())}
@@ -51,14 +53,7 @@ VALUES = {  # of expressions, other than those of the job's matrix
     "github.token",
 }
 # The platforms in the names of the wheels that scripts/build makes
-WHEELS = {
-    "any",
-    "macosx_11_0_arm64",
-    "manylinux_2_17_aarch64",
-    "manylinux_2_17_x86_64",
-    "musllinux_1_1_x86_64",
-    "win_amd64",
-}
+WHEELS = {"any", *(platform.wheel_tag.partition(".")[0] for platform in PLATFORMS.values())}
 
 
 def matrix_values(job: dict[str, Any]) -> dict[str, set[str]]:

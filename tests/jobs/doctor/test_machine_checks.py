@@ -13,15 +13,19 @@ from typing import Any
 import pytest
 
 from llmrun import __version__
+from llmrun.backends.cpu import prefetching
 from llmrun.backends.cpu.speeds.measured import keep_speeds
-from llmrun.base.compiled import host, levels
+from llmrun.base.compiled import host, levels, library
 from llmrun.base.compiled.kernel import KernelCompileError
+from llmrun.base.compiled.library import BadLibrary, LibrarySurvey
+from llmrun.base.compiled.sources import digest_of_all
 from llmrun.base.errors import KernelWarning
 from llmrun.jobs.doctor import processor
 from llmrun.jobs.doctor.examine import NOTE, OK, PROBLEM, Machine
 from llmrun.jobs.doctor.interpreter import look_at_python
 from llmrun.jobs.doctor.processor import (
     look_at_level,
+    look_at_libraries,
     look_at_memory,
     look_at_prefetching,
     look_at_processor,
@@ -108,6 +112,79 @@ def test_cores_threads_and_a_containers_share_are_told() -> None:
     assert found.words == "A processor: 2 cores, 1 thread used, limited to 1.5 CPUs by this container"
     (found,) = look_at_processor(machine(cores_physical=None, cores_logical=None))
     assert found.words == "A processor: 1 core, 2 threads used"
+
+
+# Kernels
+
+
+def libraries(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
+    """Make `survey` return this, or raise it."""
+
+    def survey() -> object:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(library, "survey", survey)
+
+
+def test_kernels_of_the_wheel_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, LibrarySurvey({"base": 1 * GB, "avx2": 2 * GB}, digest_of_all()))
+    (found,) = look_at_libraries(Machine())
+    assert (found.status, found.words) == (OK, "kernels come with llmrun: 2 files, 3.00 GB")
+    assert found.facts["shipped"]
+
+
+def test_kernels_of_other_sources_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, LibrarySurvey({"base": 1 * GB}, "other"))
+    (found,) = look_at_libraries(Machine())
+    assert (found.status, found.advice.split(".")[0]) == (
+        NOTE,
+        "Changes to kernels have no effect in an installed wheel",
+    )
+
+
+def test_a_source_checkout_compiles_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, None)
+    (found,) = look_at_libraries(Machine())
+    words = f"kernels are compiled on this machine, by Numba {version('numba')}"
+    assert (found.status, found.words, found.command) == (OK, words, "")
+
+
+def test_a_damaged_library_is_a_note_where_kernels_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, BadLibrary("/x/avx2.so is damaged"))
+    (found,) = look_at_libraries(Machine())
+    assert found.status == NOTE
+    assert found.words.endswith(": /x/avx2.so is damaged")
+    assert found.command == "pip install --force-reinstall --no-deps llmrun-gguf"
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "command"),
+    [
+        (None, "this installation has no kernels and no compiler for them", 'pip install "llmrun-gguf[jit]"'),
+        (BadLibrary("/x/avx2.so is missing"), "/x/avx2.so is missing", "pip install --force-reinstall"),
+    ],
+)
+def test_no_kernels_and_no_compiler_are_a_problem(
+    monkeypatch: pytest.MonkeyPatch, found: object, words: str, command: str
+) -> None:
+    hide(monkeypatch, "numba", "llvmlite")
+    libraries(monkeypatch, found)
+    (finding,) = look_at_libraries(Machine())
+    assert (finding.status, finding.words) == (PROBLEM, words)
+    assert finding.command.startswith(command)
+
+
+def test_missing_kernels_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_kernels() -> None:
+        raise KernelCompileError("cannot load kernels: /x/base.so is missing")
+
+    monkeypatch.setattr(host, "host_levels", without_kernels)
+    monkeypatch.setattr(host, "host_target", without_kernels)
+    monkeypatch.setattr(prefetching, "host_target", without_kernels)
+    assert not list(look_at_level(Machine()))
+    assert not list(look_at_prefetching(machine()))
 
 
 @pytest.fixture
