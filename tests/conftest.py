@@ -89,10 +89,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (blocker, os.environ.get("PYTHONPATH"))))
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    from llmrun.base.compiled import library
+
+    kernels = "compiled on this machine" if library.index() is None else "from the libraries of this installation"
     changed = changed_rooms() if chosen_tier(config) is Tier.PUSH else []
     names = " and ".join(f"llmrun/{room}" for room in changed)
-    return f"{names} changed since the last night run, so their night tests run too" if changed else None
+    words = [f"{names} changed since the last night run, so their night tests run too"] if changed else []
+    return [f"kernels: {kernels}", *words]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

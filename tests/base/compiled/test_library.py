@@ -112,6 +112,10 @@ def truncate(path: Path) -> None:
         file.truncate(path.stat().st_size // 2)
 
 
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
 def flip(path: Path) -> None:
     image = bytearray(path.read_bytes())
     image[len(image) // 2] ^= 1
@@ -130,7 +134,7 @@ def replace_with_a_folder(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (truncate, "is damaged"),
     "flipped": (flip, "is damaged"),
-    "empty": (lambda path: path.write_bytes(b"") and None, "is damaged"),
+    "empty": (empty, "is damaged"),
     "another library": (replace_with_another, "is damaged"),
     "missing": (Path.unlink, "is missing"),
     "a folder": (replace_with_a_folder, "is not a file"),
