@@ -1,6 +1,6 @@
 """Damages the cache of compiled kernels, and checks that no bit of any answer changes.
 
-tests/base/compiled/test_store.py damages entries in more ways, within one process.
+tests/base/compiled/test_compiling.py damages entries in more ways, within one process.
 """
 
 from __future__ import annotations
