@@ -70,6 +70,7 @@ def test_a_cache_that_cannot_be_written_costs_a_trial(tmp_path: Path, monkeypatc
     assert level_works(BEST)
 
 
+@pytest.mark.push
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 def test_an_instruction_that_is_refused_ends_the_trial_alone(cache: Path) -> None:
     with dying(f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"):
@@ -77,6 +78,7 @@ def test_an_instruction_that_is_refused_ends_the_trial_alone(cache: Path) -> Non
     assert not cache.exists()
 
 
+@pytest.mark.push
 def test_a_probe_that_does_not_end_proves_nothing(cache: Path) -> None:
     """The processor may just be busy, so it is not blamed."""
     with (
@@ -87,6 +89,7 @@ def test_a_probe_that_does_not_end_proves_nothing(cache: Path) -> None:
         assert host_target.__wrapped__().level is PORTABLE
 
 
+@pytest.mark.push
 def test_without_child_processes_only_portable_code_is_used(cache: Path) -> None:
     """The other levels cannot be tested, so they are not used."""
     no_process = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

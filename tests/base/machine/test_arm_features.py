@@ -44,6 +44,16 @@ def test_a_mac_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert features() == {"neon": True, "dotprod": False, "i8mm": False}
 
 
-def test_on_other_systems_llvm_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_reports_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number is PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE."""
     monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "windll", mock.Mock(), raising=False)
+    with mock.patch.object(ctypes.windll.kernel32, "IsProcessorFeaturePresent", {43: 1}.get):
+        assert features() == {"neon": True, "dotprod": True, "i8mm": False}
+    with mock.patch.object(ctypes.windll.kernel32, "IsProcessorFeaturePresent", {}.get):
+        assert features() == {"neon": True, "dotprod": False, "i8mm": False}
+
+
+def test_other_systems_report_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "freebsd14")
     assert features() == {}

@@ -229,6 +229,7 @@ def test_a_processor_with_no_level_of_ours_is_a_note(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("forced", "status"), [("avx2", OK), ("portable", NOTE), ("avx3", PROBLEM)])
 def test_a_level_that_a_variable_forces_is_told(forced: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_CPU_LEVEL", forced)
+    trial_says(monkeypatch, True)
     (found,) = look_at_level(Machine())
     assert found.status == status
     assert "LLMRUN_CPU_LEVEL" in found.words
