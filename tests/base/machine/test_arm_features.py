@@ -47,11 +47,11 @@ def test_a_mac_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_windows_reports_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their number is PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE."""
     monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(ctypes, "windll", mock.Mock(), raising=False)
-    with mock.patch.object(ctypes.windll.kernel32, "IsProcessorFeaturePresent", {43: 1}.get):
-        assert features() == {"neon": True, "dotprod": True, "i8mm": False}
-    with mock.patch.object(ctypes.windll.kernel32, "IsProcessorFeaturePresent", {}.get):
-        assert features() == {"neon": True, "dotprod": False, "i8mm": False}
+    windll = mock.Mock()
+    monkeypatch.setattr(ctypes, "windll", windll, raising=False)
+    for present in (1, 0):
+        windll.kernel32.IsProcessorFeaturePresent = {43: present}.get
+        assert features() == {"neon": True, "dotprod": bool(present), "i8mm": False}
 
 
 def test_other_systems_report_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
