@@ -29,6 +29,9 @@ from llmrun.base.processes import commands
 from llmrun.base.processes.child import Child
 from llmrun.base.processes.frames import BadMessage, Codec, FrameTooLong
 
+# If Numba is not installed, importing this module fails here, with a ModuleNotFoundError of that name.
+_VERSIONS = (version("numba"), version("llvmlite"))
+
 
 def create_linker(machine: llvm.TargetMachine) -> llvm.LLJIT:
     """Return a linker for objects of this target.
@@ -50,7 +53,7 @@ def compile_and_link(names: Sequence[KernelName], target: Target, progress: Prog
     Kernels are compiled in parallel. `progress` is called before the first kernel and after each kernel, but not if all
     kernels are cached.
     """
-    return _link(_images(names, target, progress))
+    return _link(images_for(names, [target], progress)[target])
 
 
 def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelName, bytes]:
@@ -58,11 +61,7 @@ def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelNam
 
     Raises KernelCompileError.
     """
-    return _images(names, target, None)
-
-
-def _images(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, bytes]:
-    return images_for(names, [target], progress)[target]
+    return images_for(names, [target], None)[target]
 
 
 def images_for(
@@ -125,8 +124,7 @@ def key_of(name: KernelName, target: Target) -> str:
         name.function,
         name.parameters,
         sys.implementation.cache_tag,
-        version("numba"),
-        version("llvmlite"),
+        *_VERSIONS,
         target.level.name,
         target.triple,
         target.cpu,
@@ -212,7 +210,7 @@ class _Child:
     def __init__(self, targets: Sequence[Target]) -> None:
         """Start the process. Raises LlmrunError."""
         self._targets, target = targets, targets[0]
-        native = target.triple.partition("-")[0] == llvm.get_default_triple().partition("-")[0]
+        native = target.triple.partition("-")[0] == elf_triple().partition("-")[0]
         environment = {
             **commands.environment(),
             "NUMBA_CPU_NAME": target.cpu if native else "generic",

@@ -62,7 +62,7 @@ class Index:
 
 @functools.cache
 def index() -> Index | None:
-    """Return the index of this installation's libraries, or None if there are no libraries. Raises BadLibrary."""
+    """Return the index of this installation's libraries, or None if there is no folder for them. Raises BadLibrary."""
     path = folder() / INDEX
     try:
         with path.open("rb") as file:
@@ -72,9 +72,9 @@ def index() -> Index | None:
             str(read["sources"]),
             {str(name): (str(entry["file"]), str(entry["sha256"])) for name, entry in read["libraries"].items()},
         )
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.parent.is_dir():
+            return None
         raise _unreadable(path, error) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadLibrary(f"{path} is damaged") from error
@@ -129,19 +129,33 @@ def _open(found: Index, name: str) -> ctypes.CDLL:
 
 
 def _check(path: Path, digest: str) -> None:
-    """Raise BadLibrary unless the file's SHA-256 is `digest`."""
+    """Raise BadLibrary unless the file's SHA-256 is `digest`, or was when the file was last changed."""
+    facts = _facts(path)
+    state = json.dumps([str(path), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino, digest])
+    if not seen_before(state):
+        _hash(path, digest)
+        remember(state)
+
+
+def _facts(path: Path) -> os.stat_result:
+    """Return the size and the times of a file. Raises BadLibrary."""
     try:
         facts = path.stat()
     except OSError as error:
         raise _unreadable(path, error) from error
-    state = json.dumps([str(path), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino, digest])
-    if seen_before(state):
-        return
     if not stat.S_ISREG(facts.st_mode):  # reading a named pipe would block
         raise BadLibrary(f"{path} is not a file")
-    if hashlib.sha256(_read(path)).hexdigest() != digest:
+    return facts
+
+
+def _hash(path: Path, digest: str) -> None:
+    """Read a whole file. Raises BadLibrary unless its SHA-256 is `digest`."""
+    try:
+        image = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if hashlib.sha256(image).hexdigest() != digest:
         raise BadLibrary(f"{path} is damaged")
-    remember(state)
 
 
 def identity(level: Level) -> str | None:
@@ -185,18 +199,9 @@ def survey() -> LibrarySurvey | None:
     sizes = {}
     for name, (file, digest) in found.files.items():
         path = folder() / Path(file).name
-        image = _read(path)
-        if hashlib.sha256(image).hexdigest() != digest:
-            raise BadLibrary(f"{path} is damaged")
-        sizes[name] = len(image)
+        sizes[name] = _facts(path).st_size
+        _hash(path, digest)
     return LibrarySurvey(sizes, found.sources)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: OSError) -> BadLibrary:

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
-from llmrun import DISTRIBUTION
+from llmrun import DISTRIBUTION, __version__
 from llmrun.base.compiled import library
 from llmrun.base.compiled.kernel import Kernel, KernelCompileError, KernelName, Progress
 from llmrun.base.compiled.levels import Target
 from llmrun.base.errors import KernelWarning
 
 JIT = f'pip install "{DISTRIBUTION}[jit]"'  # installs Numba, which compiles kernels
-REINSTALL = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+REINSTALL = f"pip install --force-reinstall --no-deps {DISTRIBUTION}=={__version__}"
 
 _lock = threading.Lock()
 _loaded: dict[tuple[KernelName, Target], Kernel] = {}

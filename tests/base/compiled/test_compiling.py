@@ -1,4 +1,4 @@
-"""Tests of the kernel store: it loads without Numba, and its cache is either right or not used."""
+"""Tests of compiled kernels: they load without Numba, and the cache is either right or not used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import errno
 import hashlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import llvmlite.binding as llvm
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ from llmrun.base.compiled import cache, compiling, loading, sources
 from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.host import host_levels, host_target, load_kernel, load_kernels
 from llmrun.base.compiled.kernel import KernelCompileError, KernelName
-from llmrun.base.compiled.levels import PORTABLE, Target
+from llmrun.base.compiled.levels import AVX2, NEON_DOT, PORTABLE, Level, Target, target_of
 from llmrun.base.errors import KernelWarning
 from llmrun.base.processes.child import Child
 from llmrun.base.processes.commands import command
@@ -454,9 +456,9 @@ def test_the_key_changes_with_everything_the_code_depends_on() -> None:
         fresh_key(name, replace(target, cpu="another")),
         fresh_key(name, replace(target, features="+another")),
     ]
-    for newer in ("numba", "llvmlite"):
-        versions = {"numba": version("numba"), "llvmlite": version("llvmlite"), newer: "99"}
-        with mock.patch.object(compiling, "version", side_effect=versions.get):
+    numba, llvmlite = version("numba"), version("llvmlite")
+    for versions in ((numba, "99"), ("99", llvmlite)):
+        with mock.patch.object(compiling, "_VERSIONS", versions):
             keys.append(fresh_key(name, target))
     with mock.patch.object(sys.implementation, "cache_tag", "cpython-399"):
         keys.append(fresh_key(name, target))
@@ -533,6 +535,20 @@ def test_a_kernels_name_does_not_depend_on_the_order_of_its_parameters() -> None
 
 def test_one_kernel_by_name() -> None:
     assert load_kernel("team", "start").address == load_kernels([START])[START].address
+
+
+@pytest.mark.parametrize(("level", "cpu"), [(NEON_DOT, NEON_DOT.cpu), (AVX2, "generic")])
+def test_macs_optimize_for_the_target_if_it_is_their_own(
+    monkeypatch: pytest.MonkeyPatch, level: Level, cpu: str
+) -> None:
+    """LLVM calls the processors of Macs arm64, but our triples call them aarch64."""
+    triple = f"{'aarch64' if level is NEON_DOT else 'x86_64'}-apple-macosx-elf"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(llvm, "get_default_triple", lambda: "arm64-apple-darwin24.0.0")
+    with mock.patch.object(compiling, "Child") as child:
+        compiling._Child([target_of(level, triple)])
+    assert child.call_args.kwargs["environment"]["NUMBA_CPU_NAME"] == cpu
 
 
 def test_requests_to_the_compiler_are_frames(cold: Path) -> None:

@@ -27,6 +27,7 @@ from llmrun.base.processes import commands
 from scripts.kernel_libraries import PLATFORMS, link
 from scripts.kernel_list import kernels_of, known_shapes
 from tests.support.kernels.libraries import build_small, forget, installed, own_platform
+from tests.support.missing_packages import hide
 
 OWN = own_platform()
 pytestmark = [pytest.mark.push, pytest.mark.skipif(OWN is None, reason="there are no wheels for this platform")]
@@ -155,7 +156,7 @@ def test_a_bad_library_costs_one_warning_and_is_not_used(folder: Path, name: str
     assert [str(one.message) for one in told] == [
         f"kernels are compiled on this machine: {own_library(folder)} {words}"
     ]
-    with pytest.raises(BadLibrary, match=words if name != "a folder" else "directory"):
+    with pytest.raises(BadLibrary, match=words):
         survey()
 
 
@@ -165,6 +166,8 @@ def test_a_pipe_is_not_read(folder: Path) -> None:
     os.mkfifo(own_library(folder))
     with pytest.warns(KernelWarning, match="is not a file"):
         load_kernels([START])
+    with pytest.raises(BadLibrary, match="is not a file"):
+        survey()
 
 
 def test_without_a_compiler_a_bad_library_is_one_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +179,14 @@ def test_without_a_compiler_a_bad_library_is_one_error(folder: Path, monkeypatch
         load_kernels([START])
     assert str(failure.value) == f"cannot load kernels: {own_library(folder)} is damaged"
     assert failure.value.hint.startswith("install llmrun again: pip install --force-reinstall")
+
+
+def test_llvmlite_without_numba_is_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "numba")
+    monkeypatch.delitem(sys.modules, compiling.__name__)
+    monkeypatch.delattr(compiled, "compiling")
+    with pytest.raises(KernelCompileError, match="this installation lacks kernels: "):
+        load_kernels([OTHER_SHAPE])
 
 
 def test_a_library_that_is_no_library_is_not_opened(folder: Path) -> None:
@@ -208,9 +219,16 @@ def test_a_bad_index_costs_one_warning(folder: Path, text: str, words: str) -> N
     assert len(told) == 1
 
 
+def test_libraries_without_an_index_cost_one_warning(folder: Path) -> None:
+    (folder / "index.json").unlink()
+    with pytest.warns(KernelWarning, match="index.json is missing") as told:
+        load_kernels([START])
+    assert len(told) == 1
+
+
 def test_a_library_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_kernels([START])
-    monkeypatch.setattr(library, "_read", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr(library, "_hash", lambda *_: pytest.fail("hashed again"))
     loading._loaded.clear()
     forget()
     load_kernels([START])
