@@ -75,26 +75,26 @@ def look_at_prefetching(machine: Machine) -> Iterator[Finding]:
     try:
         words, way = prefetching.way_in_words(threads), prefetching.chosen_way(threads)
     except (UsageError, KernelCompileError):
-        return  # look_at_level reports an invalid LLMRUN_CPU_LEVEL, and look_at_libraries missing kernels
+        return  # look_at_level reports an invalid LLMRUN_CPU_LEVEL, and missing kernels
     facts = {"way": way, "relative_times": prefetching.stored_times(threads), "threads": threads}
     yield Finding(SECTION, "prefetching", OK, words, facts=facts)
 
 
 def look_at_level(machine: Machine) -> Iterator[Finding]:
     """Check the instruction-set level in use. llmrun tests each level before use, and warns if a test fails."""
-    del machine
     from llmrun.base.compiled.host import host_levels, host_target
     from llmrun.base.compiled.levels import PORTABLE
 
-    try:
-        named = [one.name for one in host_levels()]
-    except KernelCompileError:
-        return  # look_at_libraries reports missing kernels
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
     refused: list[str] = []
     try:
         with kernel_warnings_told(refused.append):
+            named = [one.name for one in host_levels()]
             level = host_target().level.name
+    except KernelCompileError:
+        if any(finding.status == PROBLEM for finding in look_at_libraries(machine)):
+            return  # look_at_libraries has already reported that kernels are missing
+        raise
     except UsageError as error:
         advice = "Let llmrun choose the instructions:"
         yield Finding(SECTION, "kernels_level", PROBLEM, str(error), advice, unset("LLMRUN_CPU_LEVEL"))

@@ -156,7 +156,7 @@ def test_a_damaged_library_is_a_note_where_kernels_can_be_compiled(monkeypatch: 
     (found,) = look_at_libraries(Machine())
     assert found.status == NOTE
     assert found.words.endswith(": /x/avx2.so is damaged")
-    assert found.command == "pip install --force-reinstall --no-deps llmrun-gguf"
+    assert found.command == f"pip install --force-reinstall --no-deps llmrun-gguf=={__version__}"
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,43 @@ def test_no_kernels_and_no_compiler_are_a_problem(
 
 
 def test_missing_kernels_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_kernels() -> None:
-        raise KernelCompileError("cannot load kernels: /x/base.so is missing")
+    hide(monkeypatch, "numba", "llvmlite")
+    libraries(monkeypatch, BadLibrary("/x/base.so is missing"))
+    without_kernels(monkeypatch)
+    (found,) = (*look_at_libraries(Machine()), *look_at_level(Machine()), *look_at_prefetching(machine()))
+    assert found.words == "/x/base.so is missing"
 
-    monkeypatch.setattr(host, "host_levels", without_kernels)
-    monkeypatch.setattr(host, "host_target", without_kernels)
-    monkeypatch.setattr(prefetching, "host_target", without_kernels)
-    assert not list(look_at_level(Machine()))
-    assert not list(look_at_prefetching(machine()))
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KernelCompileError("cannot load kernels: /x/base.so cannot be loaded")
+
+    monkeypatch.setattr(host, "host_levels", fail)
+    monkeypatch.setattr(prefetching, "host_target", fail)
+
+
+def test_kernels_that_look_right_but_fail_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, LibrarySurvey({"base": 1 * GB}, digest_of_all()))
+    without_kernels(monkeypatch)
+    assert [found.status for found in look_at_libraries(Machine())] == [OK]
+    with pytest.raises(KernelCompileError):  # `examine` reports the error as a problem
+        list(look_at_level(Machine()))
+
+
+@pytest.mark.usefixtures("any_level")
+def test_warnings_about_libraries_are_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base library may be damaged, which the first question about the processor finds out."""
+
+    def warn() -> list[levels.Level]:
+        warnings.warn("/x/base.so is damaged", KernelWarning, stacklevel=1)
+        return [levels.PORTABLE]
+
+    monkeypatch.setattr(host, "host_levels", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KernelWarning)
+        (found,) = look_at_level(Machine())
+    assert found.words.endswith(": /x/base.so is damaged")
+    host.host_target.cache_clear()
 
 
 @pytest.fixture
