@@ -18,6 +18,7 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
+from subprocess import CalledProcessError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -107,6 +108,9 @@ def main(plain: str, folder: str, *names: str) -> int:
             build_libraries(platforms, Path(libraries), known_shapes(), _show_progress)
         except LlmrunError as error:
             print(f"error: {error}", file=sys.stderr)
+            return 1
+        except CalledProcessError as error:  # zig has printed the reason, and the command is long
+            print(f"error: cannot link kernels: zig failed with exit status {error.returncode}", file=sys.stderr)
             return 1
         for platform in platforms:
             print(platform_wheel(Path(plain), Path(libraries) / platform.name, platform, Path(folder)))

@@ -80,7 +80,7 @@ def test_the_record_lists_every_file(plain: Path, libraries: Path, tmp_path: Pat
         names = archive.namelist()
         rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(archive.read(f"{INFORMATION}/RECORD").decode()))}
         assert list(rows) == [*sorted(name for name in names if "RECORD" not in name), f"{INFORMATION}/RECORD"]
-        for name in names[:-1]:
+        for name in names:
             digest = base64.urlsafe_b64encode(hashlib.sha256(archive.read(name)).digest()).rstrip(b"=").decode()
             if rows[name][0]:
                 assert rows[name] == [f"sha256={digest}", str(len(archive.read(name)))]
@@ -117,6 +117,15 @@ def test_two_wheels_of_a_commit_have_equal_bytes(
 def test_an_unknown_platform_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert wheels.main("x.whl", "dist", "amiga") == 2
     assert capsys.readouterr().err.startswith("error: unknown platform: amiga, known are linux-x86_64, ")
+
+
+def test_a_failing_linker_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> None:
+        raise subprocess.CalledProcessError(1, ["python", "-m", "ziglang"])
+
+    monkeypatch.setattr(wheels, "build_libraries", fail)
+    assert wheels.main("x.whl", "dist") == 1
+    assert capsys.readouterr().err == "error: cannot link kernels: zig failed with exit status 1\n"
 
 
 RUN = """
