@@ -136,7 +136,7 @@ class Cancelled(LlmrunError):
 
 
 class KernelWarning(UserWarning):
-    """Compiled kernels were damaged or could not be cached, or an instruction set failed its test on this machine.
+    """Kernels were damaged or could not be cached, or an instruction set failed its test on this machine.
 
     After this warning, llmrun recompiles the kernels or falls back to slower kernels, which give the same results.
     """

@@ -112,7 +112,7 @@ class Sampler:
 
         n_threads  the most threads to use when there are many rows; 0 means one
         """
-        from llmrun.base.compiled.host import load_kernel  # imports llvmlite, which takes 40 ms
+        from llmrun.base.compiled.host import load_kernel
 
         self._n_threads = max(1, n_threads)
         self._pool: ThreadPoolExecutor | None = None  # started when a step first has many rows

@@ -5,7 +5,7 @@ A process chooses its level once: the best level that the processor reports and 
 
 The test is necessary because a hypervisor or an emulator may report instructions that it does not execute. Each level
 except the portable one is therefore tried once, in a child process that may crash, before it is used. Successes are
-recorded in the cache folder, under a key that consists of the level and the code of the probe.
+recorded in the cache folder, under a key that consists of the level, the code of the test and the reported features.
 """
 
 from __future__ import annotations
