@@ -1,7 +1,7 @@
 """Compiles kernels and links them into one shared library per instruction level, for any platform.
 
-LLVM emits the objects of every platform on one machine, and zig, which the package `ziglang` contains, links them. The
-same sources and versions yield the same bytes.
+LLVM can emit objects for every platform on one machine, and zig (from the package `ziglang`) links them. The same
+sources and the same versions of the tools yield the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Platform:
     """A platform that wheels are built for.
 
     triple     LLVM's triple; kernels for one architecture are compiled once for all of its platforms
-    suffix     of shared libraries
+    suffix     the file name suffix of shared libraries
     wheel_tag  the platform tag of the wheel
     lacks      dependencies that have no wheels for the platform
     """
@@ -75,9 +75,9 @@ def build_libraries(
     progress: Progress | None = None,
     kernels: Callable[[str, Iterable[Shape]], Sequence[KernelName]] = kernels_of,
 ) -> None:
-    """Write the libraries and the index of each platform into a folder of the platform's name below `folder`.
+    """Write the libraries and the index of each platform into a subfolder of `folder` with the platform's name.
 
-    kernels  returns the kernels of a library; tests build small libraries with a function of their own
+    kernels  a function that returns the kernels of a library; tests pass their own to build small libraries
 
     Raises KernelCompileError, and CalledProcessError if zig fails.
     """
@@ -110,7 +110,7 @@ def _telling(progress: Progress | None, library: str, architecture: str) -> Call
 
 
 def _libraries(platforms: Sequence[Platform]) -> list[tuple[str, Level, str]]:
-    """Return (library, level, architecture) of all libraries, which platforms of one architecture share."""
+    """Return (library, level, architecture) for all libraries. Platforms with one architecture share objects."""
     found = ((platform.architecture, level) for platform in platforms for level in platform.levels)
     return [
         library

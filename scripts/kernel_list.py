@@ -1,6 +1,6 @@
-"""The kernels that wheels contain: all kernels without a shape, and attention in the shapes of known models.
+"""The kernels that wheels contain: all kernels that do not depend on a shape, and attention for known models' shapes.
 
-A kernel that is not in this list still works if Numba is installed. It is then compiled on the user's machine.
+If Numba is installed, kernels that are not in this list are compiled on the user's machine.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ SHAPELESS = (
 
 
 def attention_kernels(shapes: Iterable[Shape], caches: Iterable[str] = CACHES) -> Iterator[KernelName]:
-    """Yield the kernels for attention in some shapes, each kernel once."""
+    """Yield the attention kernels for the given shapes and types of the KV cache, each kernel once."""
     named = (name for shape in shapes for cache in caches for name in _of_shape(*shape, cache))
     return iter(dict.fromkeys(named))
 
@@ -98,10 +98,10 @@ def _of_shape(group: int, head_size: int, value_size: int, capped: bool, cache: 
 
 
 def takes_dots(name: KernelName) -> bool:
-    """Return whether a kernel computes integer products, through kernels/code/dots.py.
+    """Return whether a kernel computes integer dot products (kernels/code/dots.py).
 
-    Only these kernels differ between a level and the level that it extends (`EXTENDS`). Attention computes them only
-    for keys or values of 8 bits.
+    Only these kernels differ between a level and the level that it extends (`EXTENDS`). Attention kernels compute such
+    products only if the keys or the values have 8 bits.
     """
     caches = {value for parameter, value in name.parameters if parameter in ("keys", "values")}
     return "kernels.code.dots" in sources(name.module) and (not caches or "q8_0" in caches)

@@ -27,7 +27,7 @@ def find_wheel(tag: str, folder: Path = DIST) -> Path:
     """Return the only wheel of `folder` with this platform tag."""
     found = [path for path in folder.glob("*.whl") if tag in path.stem.split("-")[-1].split(".")]
     if len(found) != 1:
-        sys.exit(f"error: {len(found)} wheels in {folder} have the tag {tag}")
+        sys.exit(f"error: {len(found)} wheels in {folder} have the tag {tag}, expected one from scripts/build")
     return found[0]
 
 
@@ -37,7 +37,7 @@ def main(tag: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         programs = folder / "environment" / ("Scripts" if os.name == "nt" else "bin")
-        # Nothing of this checkout, and none of the user's caches and settings
+        # The wheel must use neither this checkout nor the user's caches and settings.
         (folder / "config.toml").touch()
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("LLMRUN_", "PYTHON"))}
         places = {"CONFIG": "config.toml", "DATA_DIR": "data", "CACHE_DIR": "cache"}
@@ -53,7 +53,7 @@ def main(tag: str) -> None:
         run("python", "-m", "pip", "check")
         packages = {each["name"] for each in json.loads(run("python", "-m", "pip", "list", "--format", "json"))}
         if tag != "any" and (unwanted := packages & COMPILERS):
-            sys.exit(f"error: {wheel.name} installs {', '.join(sorted(unwanted))}")
+            sys.exit(f"error: {wheel.name} must not install {', '.join(sorted(unwanted))}")
         run("llmrun", "doctor", stdout=None)
         answer = run("llmrun", "generate", "--quiet", "--model", MODEL, "--temp", "0", "--max-tokens", "32", QUESTION)
         if answer.splitlines() != ANSWER.splitlines():

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Make the wheel of each platform: the wheel without kernels, plus the platform's libraries of kernels.
+"""Build a wheel for each platform: the wheel without kernels, plus the platform's libraries of kernels.
 
     python scripts/wheels.py WHEEL FOLDER [PLATFORM ...]     all platforms by default
 
 WHEEL is the `py3-none-any` wheel, which works everywhere but needs Numba. Compiling the kernels of all platforms takes
-about an hour on two cores. Compiled kernels are kept in the cache folder, so the next build takes a minute.
+about an hour on two cores. Compiled kernels stay in the cache folder, so the next build takes only a minute.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def platform_wheel(plain: Path, libraries: Path, platform: Platform, folder: Pat
 
 
 def _tagged(text: bytes, tag: str) -> bytes:
-    """Return the file WHEEL of a wheel with this platform tag, which may consist of several."""
+    """Return the contents of the file WHEEL for a platform tag, which may be a set of tags joined by dots."""
     lines = [line for line in text.decode().splitlines() if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
     lines += ["Root-Is-Purelib: false", *(f"Tag: py3-none-{one}" for one in tag.split("."))]
     return ("\n".join(lines) + "\n").encode()
 
 
 def _metadata(text: bytes, platform: Platform) -> bytes:
-    """Return the metadata of a wheel. Packages that do not exist for the platform become the extra `formats`."""
+    """Return the metadata of a wheel. Dependencies without wheels for the platform become the extra `formats`."""
     if not platform.lacks:
         return text
     lines = text.decode().split("\n")
@@ -100,7 +100,7 @@ def _show_progress(what: str, done: int, count: int) -> None:
 def main(plain: str, folder: str, *names: str) -> int:
     unknown = [name for name in names if name not in PLATFORMS]
     if unknown:
-        print(f"error: unknown platform: {unknown[0]}, known are {', '.join(PLATFORMS)}", file=sys.stderr)
+        print(f"error: unknown platform: {unknown[0]}; the platforms are {', '.join(PLATFORMS)}", file=sys.stderr)
         return 2
     platforms = [PLATFORMS[name] for name in names or PLATFORMS]
     with tempfile.TemporaryDirectory() as libraries:

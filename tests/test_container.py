@@ -1,4 +1,4 @@
-"""Tests of Containerfile: what its instructions say, and its health check. scripts/try_container builds and runs it."""
+"""Tests of Containerfile: its instructions and its health check. scripts/try_container builds and runs the image."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_the_name_is_the_projects() -> None:
 
 
 def test_the_table_of_dependencies_lists_every_package() -> None:
-    """The extra `jit` is in the table, because kernels without a library need it."""
+    """The extra `jit` is in the table, because kernels that are in no library need it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = [*project["dependencies"], *project["optional-dependencies"].get("jit", ())]
     section = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("\n## Dependencies\n")[1]

@@ -48,7 +48,7 @@ def commit(clone: Path) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Return a clean clone of version 0.1.0 on main. Its checks note the version that they see in a file."""
+    """Return a clean clone of version 0.1.0 on main. Its checks write the version that they see to a file."""
     (tmp_path / "scripts").mkdir()
     for name in ("release", "environment.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
@@ -108,7 +108,7 @@ def test_the_first_release_may_have_the_version_in_the_file(clone: Path) -> None
 
 
 def test_a_release_that_was_taken_back_can_be_repeated(clone: Path) -> None:
-    """As docs/releasing.md describes."""
+    """docs/releasing.md describes these steps."""
     run(clone, "scripts/release", "0.2.0")
     git(clone, "tag", "--delete", "v0.2.0")
     git(clone, "revert", "--no-edit", "HEAD")
@@ -146,16 +146,16 @@ def _nothing(clone: Path) -> None:
         (_nothing, ["0.2"], "usage:"),
         (_nothing, ["0.2.00"], "usage:"),
         (_nothing, ["0.2.0", "0.3.0"], "usage:"),
-        (_leave_main, ["0.2.0"], "on the branch main"),
+        (_leave_main, ["0.2.0"], "the current branch is not main"),
         (_change_a_file, ["0.2.0"], "has changes"),
-        (_release_later_versions, ["0.2.0"], "the tag v0.2.0 exists"),
+        (_release_later_versions, ["0.2.0"], "the tag v0.2.0 already exists"),
         (_release_later_versions, ["0.9.1"], "0.10.0 is newer than 0.9.1"),
         (_nothing, ["0.0.9"], "0.1.0 is newer than 0.0.9"),
         (_nothing, ["0.1.0"], "already has a section for 0.1.0"),
         (_empty_the_section, ["0.2.0"], "the section Unreleased of CHANGELOG.md is empty"),
     ],
 )
-def test_what_is_not_ready_is_refused(prepare: object, arguments: list[str], error: str, clone: Path) -> None:
+def test_releases_that_are_not_ready_fail(prepare: object, arguments: list[str], error: str, clone: Path) -> None:
     assert callable(prepare)
     prepare(clone)
     before = git(clone, "status", "--porcelain")
@@ -176,12 +176,12 @@ def test_the_notes_are_the_section_of_the_tag(clone: Path) -> None:
     [
         ("v0.2.0", CHANGELOG, "the version in llmrun/__init__.py is 0.1.0"),
         ("0.1.0", CHANGELOG, "the version in llmrun/__init__.py is 0.1.0"),
-        ("v0.1.0", CHANGELOG.replace("0.1.0", "Something"), "no heading with 0.1.0 and a date"),
-        ("v0.1.0", CHANGELOG.replace(" - 2026-01-02", ""), "no heading with 0.1.0 and a date"),
+        ("v0.1.0", CHANGELOG.replace("0.1.0", "Something"), "no dated heading for 0.1.0"),
+        ("v0.1.0", CHANGELOG.replace(" - 2026-01-02", ""), "no dated heading for 0.1.0"),
         ("v0.1.0", CHANGELOG.replace("- The first thing.\n", ""), "the section 0.1.0 of CHANGELOG.md is empty"),
     ],
 )
-def test_tags_that_do_not_fit_the_tree_are_refused(tag: str, changelog: str, error: str, clone: Path) -> None:
+def test_tags_that_do_not_match_the_tree_are_refused(tag: str, changelog: str, error: str, clone: Path) -> None:
     (clone / "CHANGELOG.md").write_text(changelog)
     done = run(clone, "scripts/release", "--notes", tag)
     assert (done.returncode, done.stdout) == (1, "")

@@ -114,9 +114,9 @@ def test_two_wheels_of_a_commit_have_equal_bytes(
     assert platform_wheel(plain, libraries, PLATFORMS["macos-arm64"], tmp_path / "c").read_bytes() != one
 
 
-def test_an_unknown_platform_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_platform_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert wheels.main("x.whl", "dist", "amiga") == 2
-    assert capsys.readouterr().err.startswith("error: unknown platform: amiga, known are linux-x86_64, ")
+    assert capsys.readouterr().err.startswith("error: unknown platform: amiga; the platforms are linux-x86_64, ")
 
 
 def test_a_failing_linker_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

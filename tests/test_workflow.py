@@ -1,4 +1,4 @@
-"""Tests of the workflows, which only CI services can run: their structure, permissions, and what they test."""
+"""Tests of the workflows, which only CI services can run: their structure, their permissions and what they test."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ PERMISSIONS = {
     ("release", "pypi"): {"id-token": "write"},
     ("release", "github"): {"contents": "write"},
 }
-VALUES = {  # of expressions, other than those of the job's matrix
+VALUES = {  # the values that expressions may use, besides those of the job's matrix
     "github.ref",
     "github.event_name == 'pull_request'",
     "github.token",
 }
-# The platforms in the names of the wheels that scripts/build makes
+# The platforms in the names of the wheels that scripts/build creates.
 WHEELS = {"any", *(platform.wheel_tag.partition(".")[0] for platform in PLATFORMS.values())}
 
 
@@ -109,7 +109,7 @@ def test_every_step_does_one_thing(workflow: str, job: str, number: int, step: d
 
 
 def test_actions_are_pinned_to_commits(saw: Callable[[int, str, int], None]) -> None:
-    """Tags of actions can be moved to other code. The comment names the version, which is the same everywhere."""
+    """Tags can be moved to other code. All workflows use the same version of an action, which the comment names."""
     used = [line.split("uses: ")[1] for text in TEXTS.values() for line in text.splitlines() if "uses: " in line]
     pinned = [name for name in used if not name.startswith("./")]
     saw(len(pinned), "uses of actions", 20)
@@ -124,7 +124,7 @@ def test_expressions_name_existing_values() -> None:
         known = VALUES | {f"matrix.{axis}" for axis in matrix_values(job)}
         for expression in re.findall(r"\$\{\{ (.*?) \}\}", yaml.dump(job, width=10_000)):
             assert re.sub(r"^hashFiles\([^)]*\)$", "github.ref", expression) in known, path
-        for step in job.get("steps", []):  # texts from outside, such as a tag's name, would become part of the script
+        for step in job.get("steps", []):  # text from outside, such as a tag's name, would become part of the script
             assert set(re.findall(r"\$\{\{ (\w+)", step.get("run", ""))) <= {"matrix"}, path
 
 
@@ -188,8 +188,8 @@ def test_releases_publish_only_what_was_checked_built_twice_and_tried() -> None:
     assert "diff --recursive" in repeat["steps"][-1]["run"]
 
 
-def test_only_one_job_reaches_the_package_index() -> None:
-    """The index accepts files from a job in the environment `pypi` of release.yml, and from no other."""
+def test_only_one_job_can_upload_to_pypi() -> None:
+    """PyPI accepts files only from jobs of release.yml in the environment `pypi`."""
     assert [path for path, job in JOBS.items() if "environment" in job] == [("release", "pypi")]
     assert JOBS["release", "pypi"]["environment"] == "pypi"
     publishing = [path for *path, _, step in STEPS if "pypi-publish" in step.get("uses", "")]

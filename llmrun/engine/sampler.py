@@ -112,7 +112,7 @@ class Sampler:
 
         n_threads  the most threads to use when there are many rows; 0 means one
         """
-        from llmrun.base.compiled.host import load_kernel
+        from llmrun.base.compiled.host import load_kernel  # imported late, so that start-up stays quick
 
         self._n_threads = max(1, n_threads)
         self._pool: ThreadPoolExecutor | None = None  # started when a step first has many rows

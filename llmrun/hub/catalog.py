@@ -79,7 +79,7 @@ class Quant:
 
 
 class Heads(NamedTuple):
-    """The head counts and sizes of attention layers, as in AttentionShape.
+    """The numbers and sizes of the heads in an attention layer, as in AttentionShape.
 
     capped  True if the scores have a soft cap
     """
@@ -103,7 +103,7 @@ class CatalogEntry:
     sampling     recommended sampling parameters, keyed by the names in SamplingParams
     end_of_turn  text of the tokens that end an answer; () if only the GGUF file defines them
     thinking     the tags around the model's thinking; () if the model does not think; None if unknown
-    attention    the different heads of the model's attention layers; () if unknown
+    attention    the heads of the attention layers, without duplicates; () if unknown
     seen         where and when the metadata of the files was looked up
     active       the number of weights that each token uses, in mixtures of experts; None for all of them
     recommended  True for the general models from which `llmrun fit` chooses those that suit a machine
@@ -374,7 +374,7 @@ def _sampling(keys: TableKeys) -> Mapping[str, float | str]:
 
 
 def _attention(keys: TableKeys) -> tuple[Heads, ...]:
-    rule = "of the form 32/8x128, where 8 KV heads divide 32 query heads"
+    rule = "of the form 32/8x128: query heads / KV heads (a divisor of the query heads) x head size"
     text = keys.take("heads", str, rule)
     found: list[Heads] = []
     for part in text.split(", "):

@@ -115,7 +115,7 @@ class Watcher:
 
 
 _LOGITS: Final = 4  # the number of rows of logits to digest
-_LIBRARIES: Final = ("numpy", "llvmlite", "numba", "llguidance")  # some may not be installed
+_LIBRARIES: Final = ("numpy", "llvmlite", "numba", "llguidance")  # packages that are not installed are left out
 
 
 def record(

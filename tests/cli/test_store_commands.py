@@ -399,7 +399,7 @@ def test_pruning(stores: Stores) -> None:
 
 
 def old_kernels(cache: Path) -> list[Path]:
-    """Put three kernels into the cache, two of which have not been used for 31 days. Returns the paths of these two."""
+    """Put three kernels into the cache, two of which were last used 31 days ago, and return the paths of these two."""
     folder = cache / "kernels"
     folder.mkdir(parents=True)
     kernels = [folder / f"{digit * 64}.o" for digit in "012"]
@@ -411,7 +411,7 @@ def old_kernels(cache: Path) -> list[Path]:
 
 
 @pytest.mark.usefixtures("stores")
-def test_prune_removes_kernels_that_nothing_uses(tmp_path: Path) -> None:
+def test_prune_removes_unused_kernels(tmp_path: Path) -> None:
     old = old_kernels(tmp_path / "cache")
     assert run("prune", "--dry-run")[0] == "compiled kernels: 8 B\n8 B would be freed\n"
     pruned = [{"name": "compiled kernels", "freed_bytes": 8, "files": [str(path) for path in old]}]
@@ -434,7 +434,7 @@ def test_kernels_that_cannot_be_removed_are_one_error(tmp_path: Path) -> None:
     )
     done = subprocess.run([LLMRUN[0], "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "0 B freed\n")
-    assert done.stderr == f"error: {first}: cannot be removed: Permission denied; nor can 1 other file\n"
+    assert done.stderr == f"error: {first}: cannot be removed: Permission denied, and neither can 1 other file\n"
 
 
 def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> None:

@@ -459,7 +459,7 @@ def test_malformed_heads_get_an_example(own: Path, heads: str) -> None:
     path = written(own, heads=heads)
     with pytest.raises(UsageError) as caught:
         load_catalog(raised)
-    rule = "of the form 32/8x128, where 8 KV heads divide 32 query heads"
+    rule = "of the form 32/8x128: query heads / KV heads (a divisor of the query heads) x head size"
     assert str(caught.value) == f"catalogue: {path}: line 1: tiny: heads: {heads} is not {rule}"
 
 

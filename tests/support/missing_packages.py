@@ -1,4 +1,4 @@
-"""Hides installed packages, as if they were not installed."""
+"""Makes installed packages look as if they were not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Hide packages, whose modules have the same names. Modules that are already imported stay."""
+    """Hide packages whose modules have the same names. Modules that are already imported stay usable."""
     find, distribution = importlib.util.find_spec, importlib.metadata.distribution
 
     def find_spec(name: str, package: str | None = None) -> Any:

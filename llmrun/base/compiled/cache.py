@@ -30,11 +30,11 @@ if sys.platform != "win32":
 
 _DIGEST_BYTES = 32
 _SUFFIX = ".o"
-_NAMES = r"[0-9a-f]{64}\.o|\.[0-9a-f]{64}(\.\d+)?"  # entries, and files that become entries
+_NAMES = r"[0-9a-f]{64}\.o|\.[0-9a-f]{64}(\.\d+)?"  # entries, and temporary files that become entries
 _MAX_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
 _POLL_SECONDS = 0.02
 _MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; compiling takes a second
-_NOTED_S = 86_400.0  # uses are noted at most once in this time, so that most starts write nothing
+_NOTED_S = 86_400.0  # a use is recorded at most once a day, so that most starts write nothing
 _UNUSED_S = 30 * 86_400.0
 
 
@@ -61,10 +61,11 @@ def survey() -> CacheSurvey:
 
 
 def unused_files(now: float) -> list[tuple[Path, int]]:
-    """Return the paths and sizes of the files that have not been used for 30 days.
+    """Return the paths and sizes of the cache files that have not been used for 30 days.
 
-    Most of them were compiled by other versions of llmrun, Python or Numba, or left by killed processes. A key does not
-    show which version compiled its entry. Raises OSError if the folder exists but cannot be read.
+    Most of these files belong to other versions of llmrun, Python or Numba, or were left by killed processes. Only the
+    time of the last use shows this, because a key does not tell which version compiled its entry. Raises OSError if
+    the folder exists but cannot be read.
     """
     folder = KernelCache().folder
     found = []
@@ -93,8 +94,8 @@ class KernelCache:
     def read(self, key: str, *, note_use: bool = True) -> bytes | None:
         """Return the object stored in an entry, or None if the entry is missing or damaged.
 
-        The time of an entry's last use is the time of the file's last change, because many systems do not store the
-        times at which files are read.
+        An entry's modification time records when the entry was last used, because many systems do not update the access
+        times of files.
         """
         path = self._path(key)
         entry = b""

@@ -1,8 +1,8 @@
-"""Compiles kernels that no shipped library has, caches them, and loads them into memory.
+"""Compiles the kernels that no installed library contains, caches them, and loads them into memory.
 
 The cache key covers everything that the machine code depends on: the source files of the kernel and of the modules it
 imports, its parameters, the versions of Python, Numba and llvmlite, and the target. cache.py stores the objects on
-disk. Numba is imported only by child processes, and llvmlite only by this module.
+disk. Only child processes import Numba. In the main process, only this module imports llvmlite.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _numbers = itertools.count()  # makes the names of libraries unique
 
 
 def compile_and_link(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, int]:
-    """Return the addresses of kernels, which are loaded from the cache or compiled. Raises KernelCompileError.
+    """Load kernels from the cache, or compile them, and return their addresses. Raises KernelCompileError.
 
     Kernels are compiled in parallel. `progress` is called before the first kernel and after each kernel, but not if all
     kernels are cached.
@@ -69,8 +69,8 @@ def images_for(
 ) -> dict[Target, dict[KernelName, bytes]]:
     """Return the objects of kernels for targets that differ only in their triples.
 
-    Numba compiles and LLVM optimizes a kernel once for all targets, which takes three quarters of the time. Raises
-    KernelCompileError.
+    Numba compiles each kernel, and LLVM optimizes it, only once for all targets. These two steps take three quarters of
+    the time. Raises KernelCompileError.
     """
     cache = KernelCache()
     images: dict[Target, dict[KernelName, bytes]] = {target: {} for target in targets}
@@ -108,7 +108,7 @@ def _link(images: dict[KernelName, bytes]) -> dict[KernelName, int]:
 def _linker() -> llvm.LLJIT:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    # Names in ELF objects have no prefix, unlike names in macOS's format.
+    # The objects are ELF on every system. A linker for Mach-O would expect a prefix before each symbol.
     machine = llvm.Target.from_triple(elf_triple()).create_target_machine(jit=True)
     return create_linker(machine)
 
@@ -139,7 +139,7 @@ def key_of(name: KernelName, target: Target) -> str:
 def _compile(
     names: Sequence[KernelName], targets: Sequence[Target], cache: KernelCache
 ) -> Iterator[tuple[KernelName, dict[Target, bytes]]]:
-    """Compile and cache kernels, and yield each kernel's objects when they are finished.
+    """Compile and cache kernels, and yield the objects of each kernel as soon as they are ready.
 
     Up to 8 compiler processes run at a time, one for each processor that this process may use.
     """
@@ -196,7 +196,7 @@ def _compile(
 # Numba becomes slower with every kernel and never frees memory. After a hundred kernels of attention, a process took
 # 1.4 GB, and 1.6 times as long for a kernel as a new process.
 _KERNELS_OF_A_CHILD = 32
-_LONGEST = 1 << 28  # bytes of an answer; the largest object file has 200 KB
+_LONGEST = 1 << 28  # limit on the bytes of an answer; the largest object file has 200 KB
 _KEPT_STDERR = 1 << 16
 _END_S = 10.0
 

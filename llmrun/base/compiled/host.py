@@ -1,11 +1,12 @@
-"""Chooses the instruction level of this processor, and loads kernels for it.
+"""Chooses the instruction level for this processor, and loads kernels of this level.
 
 A process chooses its level once: the best level that the processor reports and that passes a test.
 `LLMRUN_CPU_LEVEL` forces a lower level, so that tests and users can run the code for other machines.
 
 The test is necessary because a hypervisor or an emulator may report instructions that it does not execute. Each level
-except the portable one is therefore tried once, in a child process that may crash, before it is used. Successes are
-recorded in the cache folder, under a key that consists of the level, the code of the test and the reported features.
+except the portable one is therefore tested once, in a child process that may crash, before it is used. The cache folder
+records each success, under a key that covers the level, the machine code of the test and the features that the
+processor reports.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from llmrun.base.processes import commands
 
 IDENTIFY = KernelName.of("processor", "identify")
 
-# The words that `identify` writes.
+# The indices of the words that `identify` writes.
 _LEAF_1_ECX, _LEAF_7_EBX, _LEAF_7_ECX, _LEAF_7_1_EAX, _EXTENDED_ECX, _XCR0 = range(6)
-_AVX, _AVX512 = 0x6, 0xE6  # the registers in XCR0 that a feature needs
-# The word, the bit and the needed registers of each feature (Intel's and AMD's manuals, instruction CPUID).
+_AVX, _AVX512 = 0x6, 0xE6  # the bits of XCR0 for the registers that a feature needs
+# The word and the bit that report each feature, and the registers that the feature needs. The source is the description
+# of the instruction CPUID in Intel's and AMD's manuals.
 _FEATURES = {
     "avx2": (_LEAF_7_EBX, 5, _AVX),
     "fma": (_LEAF_1_ECX, 12, _AVX),
@@ -50,12 +52,12 @@ _FEATURES = {
     "avx512vl": (_LEAF_7_EBX, 31, _AVX512),
     "avx512vnni": (_LEAF_7_ECX, 11, _AVX512),
 }
-_TIMEOUT_SECONDS = 60.0  # the check usually takes a tenth of a second
+_TIMEOUT_SECONDS = 60.0  # the check usually takes 0.1 s
 _FAILS = "this processor reports instructions that do not work"
 
 
 def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
-    """Return one kernel for this process's target. Compiling a kernel that is not cached takes about a second."""
+    """Return one kernel for this process's target. If the kernel must be compiled, this takes about a second."""
     name = KernelName.of(module, function, **parameters)
     return load_kernels([name])[name]
 
@@ -66,9 +68,9 @@ def load_kernels(names: Sequence[KernelName], progress: Progress | None = None) 
 
 
 def host_features() -> frozenset[str]:
-    """Return LLVM's names of the features that levels need and that this processor reports.
+    """Return the features that levels need and that this processor reports, by their names in LLVM.
 
-    The operating system must also have enabled the registers (XCR0).
+    A feature counts only if the operating system has also enabled its registers (XCR0).
     """
     if platform.machine() in ARM:
         from llmrun.base.machine.processor import arm_features
@@ -85,7 +87,7 @@ def _identified() -> Sequence[int]:
 
 
 def features_in(words: Sequence[int]) -> frozenset[str]:
-    """Return the features in the words that the kernel `identify` writes."""
+    """Return the features that are reported in the words of the kernel `identify`."""
     return frozenset(
         name
         for name, (word, bit, registers) in _FEATURES.items()
@@ -111,7 +113,8 @@ def level_works(level: Level) -> bool:
     check = json.dumps([level.name, identity_of(target_of(level), TRIAL), sorted(host_features())])
     if library.seen_before(check):
         return True
-    # The child process would compile the check's kernels within its time limit, and without showing errors.
+    # These kernels are compiled here if necessary. In the child process, compiling would count against the time limit,
+    # and errors would be hidden.
     load_for(target_of(level), [TRIAL])
     load_for(target_of(PORTABLE), [TRIAL], shipped=library.BASE)
     try:

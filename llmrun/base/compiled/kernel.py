@@ -62,4 +62,4 @@ class Kernel:
 
 
 class KernelCompileError(LlmrunError):
-    """A kernel could not be compiled or loaded, because of a bug in llmrun or an installation that does not work."""
+    """A kernel could not be compiled or loaded, because of a bug in llmrun or a broken installation."""

@@ -2,8 +2,9 @@
 
     python -m llmrun.base.compiled.level_check LEVEL
 
-It exits with 0 if the building blocks of the kernels (kernels/level_probe.py) compute the same bits at this level as at
-the portable level. host.py runs it, because an illegal instruction kills the process.
+The process exits with 0 if the building blocks of the kernels (kernels/level_probe.py) compute the same bits at this
+level as at the portable level. host.py runs the check in a process of its own, because an illegal instruction kills the
+process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def results(level: Level) -> bytes:
 
 
 def inputs() -> bytes:
-    """Return a line of bytes below 16, one of any bytes, one of float16, and one of floats from -16 to -1."""
+    """Return four lines of 64 bytes: bytes below 16, arbitrary bytes, float16 values, and floats from -16 to -1."""
     any_bytes = [(number * 193 + 71) % 256 for number in range(_LINE)]
     halves = [(number - 7.5) * 2.0 ** (number % 7 - 3) for number in range(16)]
     floats = [-1 - number * 0.937 for number in range(16)]

@@ -1,7 +1,7 @@
-"""Instruction levels: the sets of instructions that kernels may use, and the processors that LLVM targets for them.
+"""Instruction levels: the sets of instructions that kernels may use, and the processor that LLVM targets for each set.
 
-All machines of a level run the same machine code, whether it comes from a wheel or was compiled on the machine. The
-measurements in docs/platforms.md show that tuning for the machine's own processor would not be faster.
+All machines of a level run the same machine code, whether it comes from a wheel or was compiled on the machine. Kernels
+that LLVM tunes for the machine's own processor were not faster in measurements.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Level:
     """One instruction level.
 
     machines      values of platform.machine(); empty for any machine
-    features      LLVM's names of the features that the processor must have
-    cpu           the name of the processor in LLVM; "" for the oldest processor of the architecture
+    features      the features that the processor must have, by their names in LLVM
+    cpu           LLVM's name of the processor to compile for; "" for the oldest processor of the architecture
     cpu_features  features in addition to those of `cpu`
     """
 
@@ -66,7 +66,7 @@ def target_of(level: Level, triple: str = "") -> Target:
 
 
 def elf_triple() -> str:
-    """Return this system's LLVM triple with ELF as the object format, because only ELF symbols are checked."""
+    """Return this system's LLVM triple with ELF as the object format, because only ELF symbols can be checked."""
     machine = platform.machine()
     machine = "x86_64" if machine in X86 else "aarch64" if machine in ARM else machine
     if sys.platform == "win32":

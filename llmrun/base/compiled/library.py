@@ -1,12 +1,14 @@
 """The shared libraries of kernels that a wheel contains, one for each instruction level.
 
-`scripts/build` makes the libraries, so an installed wheel compiles nothing and needs neither Numba nor llvmlite. The
-symbol of a kernel follows from its name (`KernelName.symbol`), so a library's symbol table is the index of its kernels.
-index.json has the SHA-256 of each library, and the version and the kernel sources that the libraries belong to. Source
-checkouts have no libraries.
+`scripts/build` links the libraries, so an installed wheel needs neither Numba nor llvmlite, unless a model needs a
+kernel that the libraries lack.
 
-A library is hashed before its first use. The result is remembered in the cache folder until the file changes. In a test
-with single-bit flips in kernels, one flip in ten led to a crash, and some to wrong results.
+The symbol of a kernel follows from its name (`KernelName.symbol`), so a library's symbol table
+is the index of its kernels. index.json contains the SHA-256 of each library, the version of llmrun that the libraries
+belong to, and a digest of the kernels' source files. Source checkouts have no libraries.
+
+A library is hashed before its first use, and the cache folder records the result until the file changes. The check is
+necessary: in a test that flipped single bits of kernels, one flip in ten led to a crash, and some to wrong results.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from llmrun.base.compiled.levels import AVX2, AVX_VNNI, NEON_DOT, NEON_I8MM, Lev
 BASE = "base"  # the library with the kernels that run before the level is known
 INDEX = "index.json"
 
-# A level that adds one instruction to another level has only the kernels that use that instruction. The other kernels
-# come from the other level's library.
+# If a level adds a single instruction to another level, its library contains only the kernels that use this
+# instruction. All other kernels come from the other level's library.
 EXTENDS = {AVX_VNNI.name: AVX2.name, NEON_I8MM.name: NEON_DOT.name}
 
 _LARGEST_INDEX = 1 << 20  # bytes
@@ -85,7 +87,7 @@ def index() -> Index | None:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The open libraries of a level: its own, and the one that it extends, if any."""
+    """The open libraries of a level: the level's own, and the library of the level that it extends, if any."""
 
     handles: tuple[ctypes.CDLL, ...]
     addresses: dict[KernelName, int | None] = field(default_factory=dict)
@@ -118,7 +120,7 @@ def library_of(level: str) -> Library | None:
 
 def _open(found: Index, name: str) -> ctypes.CDLL:
     if name not in found.files:
-        raise BadLibrary(f"{folder() / INDEX} has no library for {name} instructions")
+        raise BadLibrary(f"{folder() / INDEX} does not list the library {name}")
     file, digest = found.files[name]
     path = folder() / Path(file).name
     _check(path, digest)
@@ -159,7 +161,7 @@ def _hash(path: Path, digest: str) -> None:
 
 
 def identity(level: Level) -> str | None:
-    """Return the digests of the libraries of a level and of BASE, or None if this installation has no libraries."""
+    """Return the names and digests of the libraries of a level and of BASE, or None if there are no libraries."""
     found = index()
     if found is None:
         return None
@@ -167,7 +169,7 @@ def identity(level: Level) -> str | None:
 
 
 def seen_before(check: str) -> bool:
-    """Return whether a check, described by `check`, has succeeded before on this machine."""
+    """Return whether the check that the text `check` describes has already succeeded on this machine."""
     with contextlib.suppress(OSError):
         return _record_of(check).read_bytes() == _SEEN
     return False

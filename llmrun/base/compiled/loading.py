@@ -1,4 +1,4 @@
-"""Loads kernels for a given target: from a shipped library if it has them, and otherwise through the compiler."""
+"""Loads kernels for a given target, from an installed library if possible, and otherwise through the compiler."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def load_for(
 
 
 def has_library(level: str) -> bool:
-    """Return whether this installation has a library for a level that can be used."""
+    """Return whether this installation has a usable library for a level."""
     trouble, _ = _shipped((), level)
     return not trouble and library.index() is not None
 
 
 def _shipped(names: Sequence[KernelName], level: str) -> tuple[str, dict[KernelName, int]]:
-    """Return (what is wrong with the installed library or "", addresses of the kernels that the library has)."""
+    """Return a description of what is wrong with the library, or "", and the addresses of the kernels that it has."""
     try:
         found = library.library_of(level)
     except library.BadLibrary as error:
@@ -75,7 +75,8 @@ def _compiled(
 ) -> dict[KernelName, int]:
     compiler = _compiler(names, trouble)
     if trouble:
-        warnings.warn(f"kernels are compiled on this machine: {trouble}", KernelWarning, stacklevel=4)
+        words = f"installed kernels cannot be used, so they are compiled on this machine: {trouble}"
+        warnings.warn(f"{words}; to repair: {REINSTALL}", KernelWarning, stacklevel=4)
     addresses: dict[KernelName, int] = compiler.compile_and_link(names, target, progress)
     return addresses
 
@@ -96,4 +97,5 @@ def _without_compiler(names: Sequence[KernelName], trouble: str) -> KernelCompil
     if trouble:
         return KernelCompileError(f"cannot load kernels: {trouble}", hint=f"install llmrun again: {REINSTALL}")
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return KernelCompileError(f"this installation lacks kernels: {names[0]}{more}", hint=f"to compile them: {JIT}")
+    hint = f"install Numba, which compiles kernels: {JIT}"
+    return KernelCompileError(f"this installation lacks kernels: {names[0]}{more}", hint=hint)

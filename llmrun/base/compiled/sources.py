@@ -1,6 +1,6 @@
 """The source files that machine code depends on.
 
-Kernels import from only a few folders, and in one spelling, so imports are found in the text of the files.
+Kernels import from only a few folders, and always with the same syntax, so a regular expression finds their imports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def digest_of(module: str) -> str:
 
 
 def sources(module: str) -> dict[str, str]:
-    """Return the digests of a kernel's source file and of all files that it imports, directly or indirectly, by name.
+    """Return digests, by module name, of a kernel's source file and all files that it imports, directly or indirectly.
 
     Only imports from the folders that machine code depends on are included.
     """

@@ -75,7 +75,7 @@ def _operating_system() -> str:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of a package from PyPI, or None if the package is not installed."""
+    """Return the version of an installed package, given its name on PyPI, or None if the package is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

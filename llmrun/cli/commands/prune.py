@@ -4,7 +4,7 @@ Pruning affects the cache shared with other Hugging Face tools. The command remo
 newer local revision has replaced, data that belongs to no model, unfinished downloads that have not been resumed for a
 week, and week-old files of unfinished imports. Repositories without a GGUF model are left alone. Saved states of chats
 and servers, which are mostly KV caches, are removed if they have not been used for 30 days or their conversation no
-longer exists. Compiled kernels are removed if they have not been used for 30 days, such as those of earlier versions.
+longer exists. Compiled kernels that have not been used for 30 days, such as those of earlier versions, are removed too.
 
 Examples:
     llmrun prune --dry-run
@@ -89,7 +89,7 @@ def _unused_kernels() -> list[tuple[Path, int]]:
 
 
 def _remove_unused(find: Callable[[], list[tuple[Path, int]]], *, dry_run: bool) -> tuple[int, list[Path], bool]:
-    """Remove files, whose paths and sizes `find` returns. With `dry_run`, nothing is removed.
+    """Remove the files whose paths and sizes `find` returns. With `dry_run`, nothing is removed.
 
     Returns the number of bytes freed, the removed files, and whether all files could be removed.
     """
@@ -108,6 +108,6 @@ def _remove_unused(find: Callable[[], list[tuple[Path, int]]], *, dry_run: bool)
         out.error(f"{error.filename}: cannot be read: {error.strerror}")
         return 0, [], False
     if errors:
-        others = f"; nor can {counted(len(errors) - 1, 'other file')}" if len(errors) > 1 else ""
+        others = f", and neither can {counted(len(errors) - 1, 'other file')}" if len(errors) > 1 else ""
         out.error(f"{errors[0].filename}: cannot be removed: {errors[0].strerror}{others}")
     return freed, removed, not errors

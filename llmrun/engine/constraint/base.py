@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-LLGUIDANCE: Final = "llguidance>=1.6,<2"  # the pip requirement of the package that enforces formats
+LLGUIDANCE: Final = "llguidance>=1.6,<2"  # the requirement to pass to pip; llguidance enforces formats
 
 
 class FormatKind(StrEnum):

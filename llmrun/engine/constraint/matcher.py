@@ -57,7 +57,7 @@ def require_llguidance() -> None:
     except ImportError as error:
         raise UsageError(
             "response formats and tools need the package llguidance, which is not installed",
-            hint=f'pip install "{LLGUIDANCE}"; without a wheel for this platform, pip needs Rust and a C compiler',
+            hint=f'pip install "{LLGUIDANCE}"; if there is no wheel for this platform, pip needs Rust and a C compiler',
         ) from error
 
 

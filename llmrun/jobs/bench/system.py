@@ -19,7 +19,7 @@ _GIB = 1 << 30
 
 
 def system_state(root: Path = Path("/")) -> dict[str, Any]:
-    """Return the state of the machine: `system_facts`, and the level and the origin of the kernels.
+    """Return the state of the machine: `system_facts`, and the instruction level and the origin of the kernels.
 
     The origin is "wheel" or "compiled". Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does
     not support.

@@ -23,7 +23,7 @@ SECTION = "Python"
 _PIP_INSTALL = (sys.executable, "-m", "pip", "install")
 _OLDEST, _NEWEST = (3, 11), (3, 14)
 _NEEDED = {"numpy": "numpy", "huggingface-hub": "huggingface_hub"}
-_SHOWN = ("numba", "llvmlite", "numpy")  # only the compiler of kernels needs Numba and llvmlite
+_SHOWN = ("numba", "llvmlite", "numpy")  # Numba and llvmlite are optional, because only the kernel compiler needs them
 
 
 def look_at_python(machine: Machine) -> Iterator[Finding]:
@@ -51,7 +51,7 @@ def look_at_python(machine: Machine) -> Iterator[Finding]:
     yield _libraries()
     if importlib.util.find_spec("llguidance") is None:
         words = "llguidance is missing, so response formats and tools do not work"
-        advice = "If there is no wheel for this platform, pip needs Rust and a C compiler to install llguidance:"
+        advice = "Install llguidance. If there is no wheel for this platform, pip needs Rust and a C compiler:"
         yield Finding(SECTION, "formats", NOTE, words, advice, shell.words([*_PIP_INSTALL, LLGUIDANCE]))
 
 

@@ -36,7 +36,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_libraries(machine: Machine) -> Iterator[Finding]:
-    """Report whether kernels come with llmrun or are compiled on this machine. Hashes all libraries."""
+    """Hash all libraries, and report whether kernels come with llmrun or are compiled on this machine."""
     del machine
     from llmrun.base.compiled import library, sources
     from llmrun.base.compiled.loading import JIT, REINSTALL
@@ -52,19 +52,19 @@ def look_at_libraries(machine: Machine) -> Iterator[Finding]:
         size = format_bytes(sum(found.sizes.values()))
         words = f"kernels come with llmrun: {counted(len(found.sizes), 'file')}, {size}"
         changed = sources.digest_of_all() != found.sources
-        words += "; their source files were changed later" if changed else ""
+        words += ", but their source files have changed since" if changed else ""
         advice = "Changes to kernels have no effect in an installed wheel. Use a source checkout." if changed else ""
         yield Finding(SECTION, "kernels_origin", NOTE if changed else OK, words, advice, facts=facts)
     elif compiler:
         words = f"kernels are compiled on this machine, by Numba {compiler}"
         words += f": {trouble}" if trouble else ""
-        advice, command = ("To get the kernels of the wheel back:", REINSTALL) if trouble else ("", "")
+        advice, command = ("To use the wheel's kernels again, reinstall llmrun:", REINSTALL) if trouble else ("", "")
         yield Finding(SECTION, "kernels_origin", NOTE if trouble else OK, words, advice, command, facts)
     elif trouble:
-        yield Finding(SECTION, "kernels_origin", PROBLEM, trouble, "Install llmrun again:", REINSTALL, facts)
+        yield Finding(SECTION, "kernels_origin", PROBLEM, trouble, "Reinstall llmrun:", REINSTALL, facts)
     else:
-        words = "this installation has no kernels and no compiler for them"
-        yield Finding(SECTION, "kernels_origin", PROBLEM, words, "Install the compiler:", JIT, facts)
+        words = "this installation has neither kernels nor a compiler for them"
+        yield Finding(SECTION, "kernels_origin", PROBLEM, words, "Install Numba, which compiles kernels:", JIT, facts)
 
 
 def look_at_prefetching(machine: Machine) -> Iterator[Finding]:

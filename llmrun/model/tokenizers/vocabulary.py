@@ -257,7 +257,7 @@ class SpecialTokens:
     """The special tokens of a vocabulary. As in llama.cpp, longer tokens match first."""
 
     def __init__(self, tokens: Sequence[SpecialToken]) -> None:
-        from llmrun.base.compiled.host import load_kernel  # servers load no kernels
+        from llmrun.base.compiled.host import load_kernel  # servers do not load kernels
 
         ordered = sorted(tokens, key=lambda token: -len(token.text.encode()))
         self._long = [token for token in ordered if len(token.text.encode()) > _LONGEST_IN_TREE]

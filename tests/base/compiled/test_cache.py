@@ -70,7 +70,7 @@ OLD, NEW = "0" * 64, "1" * 64
 
 
 def age(path: Path, days: float) -> Path:
-    """Make a file old. Kernels of this age have not been used since."""
+    """Give a file an age, which for a kernel is the time since its last use."""
     made = time.time() - days * DAY
     os.utime(path, (made, made))
     return path
@@ -90,28 +90,28 @@ def test_files_unused_for_a_month_are_found(folder: Path) -> None:
     assert unused_files(time.time()) == [(left[0], 5), (left[1], 5), (old, 32 + len(b"machine code"))]
 
 
-def test_a_used_kernel_is_not_unused(folder: Path) -> None:
+def test_reading_a_kernel_counts_as_use(folder: Path) -> None:
     keep(OLD)
     age(folder / f"{OLD}.o", 31)
     assert KernelCache().read(OLD) == b"machine code"
     assert unused_files(time.time()) == []
 
 
-def test_counting_kernels_does_not_use_them(folder: Path) -> None:
+def test_surveying_kernels_does_not_count_as_use(folder: Path) -> None:
     keep(OLD)
     age(folder / f"{OLD}.o", 31)
     assert survey().entries == 1
     assert len(unused_files(time.time())) == 1
 
 
-def test_a_use_is_noted_once_a_day(folder: Path) -> None:
+def test_uses_are_recorded_at_most_once_a_day(folder: Path) -> None:
     keep(OLD)
     made = age(folder / f"{OLD}.o", 0.9).stat().st_mtime
     KernelCache().read(OLD)
     assert (folder / f"{OLD}.o").stat().st_mtime == made
 
 
-def test_a_use_that_cannot_be_noted_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_use_that_cannot_be_recorded_is_not_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(OLD)
     age(folder / f"{OLD}.o", 31)
 

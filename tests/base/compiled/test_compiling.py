@@ -510,7 +510,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(PACKAGE)) for path in SOURCES])
 def test_the_key_sees_every_import_of_a_kernels_file(path: Path) -> None:
-    """The compiler finds imports by their source text, so these files may only use the spelling that it knows."""
+    """sources.py finds imports with a regular expression, so these files may use only the syntax that it knows."""
     source = path.read_text()
     imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -552,7 +552,7 @@ def test_macs_optimize_for_the_target_if_it_is_their_own(
 
 
 def test_requests_to_the_compiler_are_frames(cold: Path) -> None:
-    """Tests the compiler process without its parent: its answers hold what the parent needs."""
+    """The test replaces the compiler's parent, and checks that the answers contain what the parent needs."""
     target = host_target()
     request = {
         "module": NAME.module,

@@ -35,7 +35,7 @@ BEST = host_levels()[0]
 
 
 def dying(code: str) -> mock._patch[mock.Mock]:
-    """Replace checks by the given Python program. The kernels of the check must be in the cache or in memory."""
+    """Replace the check by a Python program. The kernels of the check are loaded first, so that none is compiled."""
     level_check.results(BEST)
     level_check.results(PORTABLE)
     return mock.patch.object(commands, "command", return_value=[sys.executable, "-c", code])
@@ -114,7 +114,7 @@ def test_a_level_that_computes_something_else_does_not_work() -> None:
 
 
 def twin() -> NDArray[np.uint8]:
-    """Return the results that the building blocks must have."""
+    """Return the results that the building blocks must compute, computed with NumPy."""
     lines = np.frombuffer(level_check.inputs(), np.uint8).reshape(-1, 64)
     small, any_bytes, floats = lines[0], lines[1], lines[3].view(np.float32)
     halves = lines[2, :32].view(np.float16)
@@ -122,7 +122,8 @@ def twin() -> NDArray[np.uint8]:
     eights = np.concatenate([any_bytes.reshape(16, 4), small.reshape(16, 4)], 1).view(np.int8).astype(np.int32)
     wide = halves.astype(np.float32)
     larger = np.where(wide > floats, wide, floats)
-    # In float64, the square is exact, and so is the sum for these inputs. So it is rounded once, as it must be.
+    # In float64, the square is exact, and so is the sum for these inputs. The result is
+    # therefore rounded only once, as in a fused multiply-add.
     fused = (floats.astype(np.float64) ** 2 + floats).astype(np.float32)
     found = [
         small.reshape(16, 4).astype(np.int32) @ activation,
@@ -146,7 +147,7 @@ def test_the_building_blocks_compute_what_numpy_computes(level: str) -> None:
     np.testing.assert_array_equal(found, twin())
 
 
-def test_multiply_add_rounded_twice_would_be_seen() -> None:
+def test_a_multiply_add_that_rounds_twice_would_be_detected() -> None:
     floats = np.frombuffer(level_check.inputs(), np.uint8).reshape(-1, 64)[3].view(np.float32)
     assert np.any((floats * floats + floats).view(np.int32) != twin()[6].view(np.int32))
 

@@ -1,4 +1,4 @@
-"""Tests of which instruction level is chosen, and of the targets of levels."""
+"""Tests of the choice of the instruction level, and of the targets of levels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_level_needs_its_machine_and_all_its_features(
         assert host_levels() == expected
 
 
-def test_arm_processors_report_their_features_to_the_system() -> None:
+def test_arm_features_come_from_the_system() -> None:
     with (
         mock.patch.object(platform, "machine", return_value="aarch64"),
         mock.patch.object(processor, "arm_features", return_value={"neon": True, "dotprod": True, "i8mm": False}),
@@ -74,7 +74,7 @@ ALL_BITS = -1
 
 
 def test_a_feature_without_its_registers_does_not_count() -> None:
-    """The system may not save the registers of AVX-512, or of AVX."""
+    """Operating systems may leave the registers of AVX-512, or even of AVX, disabled."""
     everything = features_in([ALL_BITS] * 6)
     assert everything.issuperset(AVX512_VNNI.features)
     only_avx = features_in([ALL_BITS] * 5 + [0x7])

@@ -37,7 +37,7 @@ OTHER_SHAPE = KernelName.of("attention.attention", "merge", value_size=16, value
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with libraries that hold the kernels of the team."""
+    """Return a folder with libraries that contain the kernels of the team."""
     assert OWN is not None
     folder = tmp_path_factory.mktemp("libraries")
     build_small([OWN], folder, TEAM_KERNELS)
@@ -46,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield the folder of an installation's libraries, which a test may damage. Nothing has been checked before."""
+    """Yield the folder of an installation's libraries, which a test may damage. No library has been hashed before."""
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copytree(built, tmp_path / "libraries")
     with installed(tmp_path / "libraries"):
@@ -90,8 +90,8 @@ except Exception as error:
 """
 
 
-def test_nothing_is_needed_but_the_library(built: Path, tmp_path: Path) -> None:
-    """Other shapes have one line that names the extra. The level is chosen, too, without Numba and llvmlite."""
+def test_libraries_need_neither_numba_nor_llvmlite(built: Path, tmp_path: Path) -> None:
+    """The level can be chosen without these packages, too. Kernels for other shapes fail with an error."""
     shutil.copytree(built, tmp_path / "libraries")
     environment = commands.environment() | {"LLMRUN_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(
@@ -104,7 +104,7 @@ def test_nothing_is_needed_but_the_library(built: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         f"{host_target().level.name} 1",
         "this installation lacks kernels: attention.attention.merge value_size=16 values=f16",
-        'to compile them: pip install "llmrun-gguf[jit]"',
+        'install Numba, which compiles kernels: pip install "llmrun-gguf[jit]"',
     ], done.stderr
 
 
@@ -153,14 +153,13 @@ def test_a_bad_library_costs_one_warning_and_is_not_used(folder: Path, name: str
     damage(own_library(folder))
     with pytest.warns(KernelWarning) as told:
         load_kernels([START])
-    assert [str(one.message) for one in told] == [
-        f"kernels are compiled on this machine: {own_library(folder)} {words}"
-    ]
+    told_of = f"installed kernels cannot be used, so they are compiled on this machine: {own_library(folder)} {words}"
+    assert [str(one.message) for one in told] == [f"{told_of}; to repair: {loading.REINSTALL}"]
     with pytest.raises(BadLibrary, match=words):
         survey()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a pipe is not a file there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in the file system")
 def test_a_pipe_is_not_read(folder: Path) -> None:
     own_library(folder).unlink()
     os.mkfifo(own_library(folder))
@@ -189,8 +188,8 @@ def test_llvmlite_without_numba_is_no_compiler(folder: Path, monkeypatch: pytest
         load_kernels([OTHER_SHAPE])
 
 
-def test_a_library_that_is_no_library_is_not_opened(folder: Path) -> None:
-    """Its SHA-256 is right, so the system's loader refuses it."""
+def test_a_file_that_is_not_a_library_is_refused(folder: Path) -> None:
+    """The SHA-256 of the file matches, so only the system's loader notices."""
     path = own_library(folder)
     path.write_bytes(b"not a library")
     index = json.loads((folder / "index.json").read_text())
@@ -209,7 +208,7 @@ def test_a_library_that_is_no_library_is_not_opened(folder: Path) -> None:
         ('{"version": "9", "sources": "", "libraries": {"avx2": []}}', "is damaged"),
         ("[" * 100_000, "is damaged"),
         ('{"version": "9.9", "sources": "", "libraries": {}}', f"belongs to llmrun 9.9, not to {__version__}"),
-        (f'{{"version": "{__version__}", "sources": "", "libraries": {{}}}}', "has no library for"),
+        (f'{{"version": "{__version__}", "sources": "", "libraries": {{}}}}', "does not list the library"),
     ],
 )
 def test_a_bad_index_costs_one_warning(folder: Path, text: str, words: str) -> None:
@@ -254,7 +253,7 @@ def test_two_links_of_the_same_objects_have_equal_bytes(tmp_path: Path) -> None:
             assert one == other
 
 
-def test_symbols_of_kernels_differ() -> None:
+def test_symbols_of_kernels_are_unique() -> None:
     names = kernels_of("avx2", known_shapes())
     assert len({name.symbol for name in names}) == len(names)
     assert all(name.symbol.isidentifier() for name in names)

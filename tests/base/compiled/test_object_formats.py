@@ -1,5 +1,5 @@
-"""Tests of kernels that are compiled for Windows and macOS: as ELF, which llmrun loads there if it compiles a
-kernel, and in their own formats, which wheels are linked from.
+"""Tests of kernels for Windows and macOS: as ELF, the format of kernels that llmrun compiles on the user's machine, and
+in the systems' own formats, from which the libraries in wheels are linked.
 
 The objects for Windows also run, in Wine: `scripts/test_windows`.
 """

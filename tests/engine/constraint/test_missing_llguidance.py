@@ -46,12 +46,12 @@ def test_a_missing_llguidance_is_a_clear_error(wanted: ResponseFormat) -> None:
 
 
 @pytest.mark.usefixtures("without_llguidance")
-def test_checks_before_a_download_find_a_missing_llguidance() -> None:
+def test_a_missing_llguidance_is_found_before_a_download() -> None:
     with pytest.raises(UsageError, match=MESSAGE):
         check_format(ResponseFormat(FormatKind.REGEX, "[ab]"))
 
 
-def test_the_hint_has_the_declared_version() -> None:
+def test_the_hint_names_the_declared_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert LLGUIDANCE in chain(project["dependencies"], *project["optional-dependencies"].values())
 

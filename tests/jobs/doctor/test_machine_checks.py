@@ -87,7 +87,7 @@ def test_a_missing_library_is_a_problem_with_the_command(monkeypatch: pytest.Mon
     assert llmrun.command == f"{sys.executable} -m pip install numpy"
 
 
-def test_a_missing_numba_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_numba_is_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "numba", "llvmlite")
     _, llmrun = look_at_python(Machine())
     assert llmrun.status == OK
@@ -118,7 +118,7 @@ def test_cores_threads_and_a_containers_share_are_told() -> None:
 
 
 def libraries(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
-    """Make `survey` return this, or raise it."""
+    """Make `survey` return `found`, or raise it if it is an exception."""
 
     def survey() -> object:
         if isinstance(found, Exception):
@@ -128,7 +128,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
     monkeypatch.setattr(library, "survey", survey)
 
 
-def test_kernels_of_the_wheel_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_the_wheel_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries(monkeypatch, LibrarySurvey({"base": 1 * GB, "avx2": 2 * GB}, digest_of_all()))
     (found,) = look_at_libraries(Machine())
     assert (found.status, found.words) == (OK, "kernels come with llmrun: 2 files, 3.00 GB")
@@ -151,7 +151,7 @@ def test_a_source_checkout_compiles_its_kernels(monkeypatch: pytest.MonkeyPatch)
     assert (found.status, found.words, found.command) == (OK, words, "")
 
 
-def test_a_damaged_library_is_a_note_where_kernels_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_library_is_a_note_if_numba_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries(monkeypatch, BadLibrary("/x/avx2.so is damaged"))
     (found,) = look_at_libraries(Machine())
     assert found.status == NOTE
@@ -162,7 +162,7 @@ def test_a_damaged_library_is_a_note_where_kernels_can_be_compiled(monkeypatch: 
 @pytest.mark.parametrize(
     ("found", "words", "command"),
     [
-        (None, "this installation has no kernels and no compiler for them", 'pip install "llmrun-gguf[jit]"'),
+        (None, "this installation has neither kernels nor a compiler for them", 'pip install "llmrun-gguf[jit]"'),
         (BadLibrary("/x/avx2.so is missing"), "/x/avx2.so is missing", "pip install --force-reinstall"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Small libraries of kernels for tests, which zig links as in a wheel, and installations that have such libraries."""
+"""Builds small libraries of kernels for tests, linked by zig as for a wheel, and simulates installations with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def own_platform() -> Platform | None:
 
 
 def build_small(platforms: Sequence[Platform], folder: Path, names: Iterable[KernelName]) -> None:
-    """Build libraries that have only the given kernels, at the level of this process, and what chooses the level."""
+    """Build libraries with the given kernels for this process's level, and with the kernels that test levels."""
     build_libraries(platforms, folder, [], kernels=_only([*names, TRIAL]))
 
 

@@ -60,7 +60,7 @@ EXECUTABLE_LEVELS = (
     *([AVX_VNNI.name] if AVX512_VNNI.name in LEVELS_HERE and AVX_VNNI.name not in LEVELS_HERE else []),
 )
 
-# Every kernel, attention in a few shapes. test_instructions.py compares this list with the sources.
+# Every kernel; attention kernels appear in a few shapes. test_instructions.py compares this list with the sources.
 ALL_KERNELS = (
     *SHAPELESS,
     *(KernelName.of("attention.rope", "rope_store", **_HEAD, keys=kind, values=kind) for kind in KV_TYPES),
@@ -76,7 +76,7 @@ EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the largest relative
 
 
 def target_of(level_name: str) -> Target:
-    """Return the target of a level. For AVX-VNNI, it is one that this processor can run."""
+    """Return the target of a level. The target for AVX-VNNI is one that this processor can run."""
     level = LEVEL_NAMES[level_name]
     target = levels.target_of(level)
     if level is AVX_VNNI and level_name not in LEVELS_HERE:
@@ -84,7 +84,7 @@ def target_of(level_name: str) -> Target:
     return target
 
 
-# A target for every level, on this machine or another one.
+# A target for every level, whether or not this machine supports the level.
 X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 TARGETS = {
     level.name: levels.target_of(level, ARM_LINUX if level.name in NEON else X86_LINUX) for level in reversed(LEVELS)
@@ -108,7 +108,7 @@ def stand_in(name: KernelName, level: str) -> str:
     """Return the level to compile instead of `level`, where compiling both would prove nothing more.
 
     A kernel that never asks for its level is compiled for the best level here, the lowest and another architecture.
-    A level that extends another one differs only in kernels with integer products.
+    A level that extends another level differs from it only in kernels with integer dot products.
     """
     if name == IDENTIFY:
         return "portable"

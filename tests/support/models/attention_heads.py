@@ -1,4 +1,4 @@
-"""The attention heads in a model file, in the form in which the catalogue describes them."""
+"""Reads the attention heads of a model file, as the catalogue describes them."""
 
 from __future__ import annotations
 
