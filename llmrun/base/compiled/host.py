@@ -16,7 +16,6 @@ import errno
 import functools
 import json
 import os
-import platform
 import subprocess
 import warnings
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from llmrun.base.compiled import library
 from llmrun.base.compiled.kernel import Kernel, KernelName, Progress
 from llmrun.base.compiled.level_check import TRIAL
-from llmrun.base.compiled.levels import ARM, LEVELS, PORTABLE, X86, Level, Target, target_of
+from llmrun.base.compiled.levels import ARM, LEVELS, PORTABLE, X86, Level, Target, machine, target_of
 from llmrun.base.compiled.loading import identity_of, load_for
 from llmrun.base.errors import KernelWarning, UsageError
 from llmrun.base.processes import commands
@@ -72,11 +71,11 @@ def host_features() -> frozenset[str]:
 
     A feature counts only if the operating system has also enabled its registers (XCR0).
     """
-    if platform.machine() in ARM:
+    if machine() in ARM:
         from llmrun.base.machine.processor import arm_features
 
         return frozenset(name for name, present in arm_features().items() if present)
-    return features_in(_identified()) if platform.machine() in X86 else frozenset()
+    return features_in(_identified()) if machine() in X86 else frozenset()
 
 
 def _identified() -> Sequence[int]:
@@ -97,11 +96,11 @@ def features_in(words: Sequence[int]) -> frozenset[str]:
 
 def host_levels() -> list[Level]:
     """Return the levels that this processor claims to support, best first."""
-    present, machine = host_features(), platform.machine()
+    present, own = host_features(), machine()
     return [
         level
         for level in LEVELS
-        if (not level.machines or machine in level.machines) and present.issuperset(level.features)
+        if (not level.machines or own in level.machines) and present.issuperset(level.features)
     ]
 
 
@@ -124,7 +123,8 @@ def level_works(level: Level) -> bool:
             capture_output=True,
             timeout=_TIMEOUT_SECONDS,
             check=False,
-            env=commands.environment(),
+            # Warnings that end the child process would look like instructions that do not work.
+            env={**commands.environment(), "PYTHONWARNINGS": ""},
             **commands.in_own_session(),  # the parent process handles Ctrl-C
         )
     except subprocess.TimeoutExpired:

@@ -67,8 +67,20 @@ def target_of(level: Level, triple: str = "") -> Target:
 
 def elf_triple() -> str:
     """Return this system's LLVM triple with ELF as the object format, because only ELF symbols can be checked."""
-    machine = platform.machine()
-    machine = "x86_64" if machine in X86 else "aarch64" if machine in ARM else machine
+    found = machine()
+    found = "x86_64" if found in X86 else "aarch64" if found in ARM else found
     if sys.platform == "win32":
-        return f"{machine}-pc-windows-msvc-elf"
-    return f"{machine}-apple-macosx-elf" if sys.platform == "darwin" else f"{machine}-unknown-linux-gnu"
+        return f"{found}-pc-windows-msvc-elf"
+    return f"{found}-apple-macosx-elf" if sys.platform == "darwin" else f"{found}-unknown-linux-gnu"
+
+
+def machine() -> str:
+    """Return the architecture that this interpreter was built for, as platform.machine() names it.
+
+    Windows on Arm also runs interpreters for x86-64, to which it may report the machine's own architecture.
+    """
+    if sys.platform == "win32":
+        import sysconfig
+
+        return {"win-amd64": "AMD64", "win-arm64": "ARM64"}.get(sysconfig.get_platform(), "")
+    return platform.machine()

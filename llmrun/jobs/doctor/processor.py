@@ -160,7 +160,7 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
         yield Finding(MEMORY, "speed", NOTE, words, facts=_speeds(threads))
         return
     except LlmrunError as error:
-        words = f"a kernel could not be compiled: {error}"
+        words = f"not measured: {error}"
         yield Finding(MEMORY, "speed", PROBLEM, words, advice_of(error), facts=_speeds(threads))
         return
     read, multiply = _best(measured.read_bandwidth), _best(measured.multiply_rate)

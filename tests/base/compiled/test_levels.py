@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from unittest import mock
 
 import llvmlite.binding as llvm
@@ -23,6 +24,7 @@ from llmrun.base.compiled.levels import (
     X86,
     Level,
     elf_triple,
+    machine,
     target_of,
 )
 from llmrun.base.errors import UsageError
@@ -103,18 +105,26 @@ def test_portable_is_compiled_for_the_oldest_processor(machine: str, cpu: str) -
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "triple"),
+    ("system", "own", "triple"),
     [
         ("linux", "x86_64", "x86_64-unknown-linux-gnu"),
         ("linux", "aarch64", "aarch64-unknown-linux-gnu"),
         ("darwin", "arm64", "aarch64-apple-macosx-elf"),
-        ("win32", "AMD64", "x86_64-pc-windows-msvc-elf"),
     ],
 )
-def test_objects_are_elf_on_every_system(system: str, machine: str, triple: str) -> None:
-    with mock.patch.object(sys, "platform", system), mock.patch.object(platform, "machine", return_value=machine):
+def test_objects_are_elf_on_every_system(system: str, own: str, triple: str) -> None:
+    with mock.patch.object(sys, "platform", system), mock.patch.object(platform, "machine", return_value=own):
         assert elf_triple() == triple
         assert target_of(PORTABLE).triple == triple
+
+
+@pytest.mark.parametrize(("interpreter", "expected"), [("win-amd64", "AMD64"), ("win-arm64", "ARM64")])
+def test_on_windows_the_interpreter_counts(monkeypatch: pytest.MonkeyPatch, interpreter: str, expected: str) -> None:
+    """Windows on Arm also runs interpreters for x86-64."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(platform, "machine", lambda: "ARM64")
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: interpreter)
+    assert machine() == expected
 
 
 @pytest.mark.push
