@@ -199,8 +199,7 @@ def test_a_broken_installation_is_one_line_or_a_reason(tmp_path: Path, content: 
     assert named.returncode == 1
     error, hint = named.stderr.decode().splitlines()
     assert error.startswith("error: llama-cpp-python does not work: ")
-    assert hint.startswith("hint: reinstall it (pip compiles llama.cpp, which takes a quarter of an hour")
-    assert f"{sys.executable} -m pip install --force-reinstall --no-deps" in hint
+    assert hint.startswith("hint: unset LLAMA_CPP_LIB_PATH, or ")
     auto = llmrun("generate", "-v", "--raw", "-m", path, "-n", "3", "a", env=broken)
     assert auto.returncode == 0
     assert b"backend    auto chose cpu: llama-cpp-python does not work: " in auto.stderr

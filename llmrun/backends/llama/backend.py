@@ -6,7 +6,6 @@ llama.cpp runs in a child process (worker.py), so that a bad file or a faulty dr
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -21,7 +20,7 @@ from llmrun.backends.llama.log import offloaded, placement_words, refusal
 from llmrun.backends.llama.lora import Scales, check_applied, in_order, passes_of
 from llmrun.backends.llama.messages import CONTEXT_STEP, Layout
 from llmrun.backends.llama.placement import cache_bytes, decide_placement, kv_type_of, split_of, tokens_with
-from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
+from llmrun.backends.llama.probe import installed_version
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.backends.lora_files import described, opened_adapters
@@ -308,7 +307,7 @@ def _decisive(file: GGUFFile, kv_type: str, answer: dict[str, Any]) -> dict[str,
     return {
         "backend": "llama",
         "version": installed_version(),
-        "libraries": os.environ.get(LIBRARY_FOLDER, ""),
+        "libraries": answer["libraries"],
         "system": answer["system"],
         "devices": placement_words(answer["log"], 1),
         "model": identity_of(file),

@@ -26,6 +26,10 @@ _DONE = b"done "
 _WATCHED_S = 0.0005  # seconds, slightly more than the 0.3 ms between two tokens
 
 
+class WrongLibrary(RuntimeError):
+    """A llama.cpp library that does not match llama-cpp-python. The message is the difference."""
+
+
 def request_line(operation: str, number: int, fields: dict[str, Any]) -> bytes:
     """Encode a request. The fields of "forward" are `rows`, `wanted` and `hidden`."""
     if operation == "forward":

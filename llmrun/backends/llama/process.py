@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.backends.llama.log import advice_for, gpu_error
 from llmrun.backends.llama.memory_transfers import MemorySender
 from llmrun.backends.llama.messages import FLAG_BYTES, SharedMemory, read_answer, request_line
+from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 from llmrun.base.processes import commands
 from llmrun.base.processes.child import Child
@@ -122,13 +123,10 @@ class LlamaProcess:
             answer = self._next_answer(doing)
             if answer.get("number") != number:
                 continue
+            if "wrong" in answer:
+                raise _wrong_library(answer["wrong"])
             if "broken" in answer:
-                from llmrun.backends.llama.build_command import COMPILES, rebuild_command
-
-                raise LlmrunError(
-                    f"llama-cpp-python does not work: {shown(answer['broken'], 300)}",
-                    hint=advice_for(answer["broken"]) or f"reinstall it ({COMPILES}): {rebuild_command('')}",
-                )
+                raise _broken(answer["broken"])
             if "progress" not in answer:
                 return answer
             if progress is not None:
@@ -237,10 +235,35 @@ class LlamaProcess:
         problem = gpu_error(self.last_words)
         reason = problem.cause or (reasons[-1].strip() if reasons else "")
         why = f": {shown(reason, 200)}" if reason else ""
+        advice = named_library_advice() or "try the CPU engine, which may support this model: --backend cpu"
         return BackendCrashed(
-            f"llama.cpp died while {doing}: {commands.ending(self._child.status)}{why}",
-            hint=problem.advice or "try the CPU engine, which may support this model: --backend cpu",
+            f"llama.cpp died while {doing}: {commands.ending(self._child.status)}{why}", hint=problem.advice or advice
         )
+
+
+def named_library_advice() -> str:
+    """Return what to do if llama.cpp fails and a variable names its libraries, or "" if the variable is not set."""
+    if LIBRARY_FOLDER not in os.environ:
+        return ""
+    return f"unset {LIBRARY_FOLDER}, or name libraries that match llama-cpp-python: see docs/gpus.md"
+
+
+def _wrong_library(difference: str) -> LlmrunError:
+    return LlmrunError(
+        f"the llama.cpp library in {shown(os.environ.get(LIBRARY_FOLDER, ''), 200)} does not match "
+        f"llama-cpp-python {installed_version() or ''}: {shown(difference, 200)}",
+        hint=named_library_advice(),
+    )
+
+
+def _broken(reason: str) -> LlmrunError:
+    from llmrun.backends.llama.build_command import COMPILES, rebuild_command
+
+    advice = advice_for(reason) or named_library_advice()
+    return LlmrunError(
+        f"llama-cpp-python does not work: {shown(reason, 300)}",
+        hint=advice or f"reinstall it ({COMPILES}): {rebuild_command('')}",
+    )
 
 
 def _start_worker(worker: str, memory: SharedMemory, transfers: MemorySender) -> Child:

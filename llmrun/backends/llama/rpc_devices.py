@@ -236,12 +236,13 @@ def supports_gpus(ggml: Any) -> bool:
 def vulkan_starts(ggml: Any) -> bool | None:
     """Return whether Vulkan works on this machine, or None if this build of llama.cpp does not use Vulkan.
 
-    If there is no driver, llama.cpp does not list its Vulkan backend, but the library still contains the functions.
+    If there is no driver, llama.cpp does not list its Vulkan backend, but the library still contains the functions. If
+    the backend is a separate file that was loaded at run time, the library does not contain them.
     """
-    if not hasattr(ggml, "ggml_backend_vk_reg"):
-        return None
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-    return ggml.ggml_backend_reg_by_name(b"Vulkan") is not None
+    if ggml.ggml_backend_reg_by_name(b"Vulkan") is not None:
+        return True
+    return False if hasattr(ggml, "ggml_backend_vk_reg") else None
 
 
 def supports_rpc(ggml: Any) -> bool:

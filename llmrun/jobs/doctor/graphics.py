@@ -17,6 +17,7 @@ from llmrun.backends.llama.build_command import (
 )
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
 from llmrun.backends.llama.log import REBUILD, advice_for
+from llmrun.backends.llama.process import named_library_advice
 from llmrun.backends.llama.rpc_devices import build_problem, devices_with
 from llmrun.backends.registry import is_software_device
 from llmrun.base.amounts import format_bytes
@@ -117,6 +118,8 @@ def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
         return f"Rebuild it for this GPU; {COMPILES}:", rebuild_command(flags)
     if about_the_gpu:
         return _sentence(about_the_gpu), ""
+    if about_the_libraries := named_library_advice():
+        return _sentence(about_the_libraries), ""
     if trial.crashed and _has_amx():
         return f"Rebuild it without AMX; {COMPILES}:", rebuild_command(f"{flags} {WITHOUT_AMX}".strip())
     if trial.crashed:

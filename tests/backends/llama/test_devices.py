@@ -112,6 +112,7 @@ def test_a_vulkan_build_without_a_driver_supports_gpus() -> None:
 
 def test_whether_vulkan_starts_is_known() -> None:
     assert vulkan_starts(FakeBuild("CPU")) is None
+    assert vulkan_starts(FakeBuild("CPU", "Vulkan")) is True  # loaded at run time from a separate file
     build = FakeBuild("CPU", "Vulkan")
     build.ggml_backend_vk_reg = _Function(lambda: None)  # type: ignore[attr-defined]
     assert vulkan_starts(build) is True

@@ -230,6 +230,13 @@ def test_an_installation_that_is_not_whole_is_installed_again(monkeypatch: pytes
     assert found.advice.startswith("Use --backend cpu, or reinstall it")
 
 
+def test_named_libraries_are_not_reinstalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/opt/llama")
+    found = llama(monkeypatch, LlamaTrial("0.3.36", failure="the llama.cpp library in /opt/llama does not match"))
+    assert found.advice.startswith("Unset LLAMA_CPP_LIB_PATH, or name libraries that match llama-cpp-python")
+    assert found.command == ""
+
+
 @pytest.mark.parametrize(("flags", "expected"), [("flags : fpu amx_bf16 amx_tile", True), ("flags : fpu avx2", False)])
 def test_amx_is_seen_where_linux_tells_of_it(
     flags: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

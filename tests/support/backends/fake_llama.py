@@ -1,9 +1,10 @@
-"""The installed llama-cpp-python with a few lines of ours added, to simulate builds that crash, hang or return
-nonsense."""
+"""The installed llama-cpp-python with a few lines of ours added, to simulate builds that crash, hang, return nonsense
+or do not match."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 DIES = "import os, signal\nos.kill(os.getpid(), signal.{})\n"
@@ -40,6 +41,19 @@ def fake_llama(folder: Path, *, when_imported: str = "", when_decoding: str = ""
         indented = "".join(f"    {line}\n" for line in when_decoding.splitlines())
         source += f"\n\ndef llama_decode(*arguments):\n{indented}    return 0\n"
     (package / "llama_cpp.py").write_text(f"{source}\n{more}\n", encoding="utf-8")
+    return folder
+
+
+def other_library(folder: Path, source: str, *, has_the_rest: bool = True) -> Path:
+    """Compile C source to a libllama.so and return its folder, which exists already.
+
+    has_the_rest  whether the functions that the source does not define are those of the installed library
+    """
+    (folder / "llama.c").write_text(source)
+    real = _installed() / "lib"
+    rest = [f"-L{real}", "-Wl,--no-as-needed", "-lllama", f"-Wl,-rpath,{real}"] if has_the_rest else []
+    command = ["cc", "-shared", "-fPIC", "-o", "libllama.so", "llama.c", *rest]
+    subprocess.run(command, check=True, cwd=folder)
     return folder
 
 

@@ -1,0 +1,165 @@
+"""Tests that libraries in LLAMA_CPP_LIB_PATH are used if they match llama-cpp-python, and otherwise refused.
+
+The libraries are compiled from a few lines of C, and take all other functions from the installed library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import signal
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import llama_cpp
+import pytest
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.llama import named_libraries
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.llama.process import LlamaProcess, _broken
+from llmrun.base.errors import BackendCrashed, LlmrunError
+from llmrun.formats.gguf.reader import open_gguf
+from tests.support.backends.fake_llama import other_library
+from tests.support.backends.seam_contract import batch_of, rows
+from tests.support.models.tiny_models import tiny_model
+
+pytestmark = [
+    pytest.mark.push,
+    pytest.mark.skipif(sys.platform == "win32" or shutil.which("cc") is None, reason="no C compiler (cc)"),
+]
+
+VARIABLE = "LLAMA_CPP_LIB_PATH"
+HINT = f"unset {VARIABLE}, or name libraries that match llama-cpp-python: see docs/gpus.md"
+# llama.cpp b11548 has a new field of 8 bytes between type_v and abort_callback.
+FIELD_ADDED = f"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+enum {{ BEFORE = {llama_cpp.llama_context_params.abort_callback.offset},
+        AFTER = {ctypes.sizeof(llama_cpp.llama_context_params)} - BEFORE }};
+typedef struct {{ char bytes[BEFORE + AFTER]; }} Old;
+typedef struct {{ char bytes[BEFORE + 8 + AFTER]; }} New;
+New llama_context_default_params(void) {{
+    Old old = ((Old (*)(void))dlsym(RTLD_NEXT, "llama_context_default_params"))();
+    New new = {{{{0}}}};
+    memcpy(new.bytes, old.bytes, BEFORE);
+    memcpy(new.bytes + BEFORE + 8, old.bytes + BEFORE, AFTER);
+    return new;
+}}
+"""
+SEPARATE_BACKENDS = """
+#include <stdio.h>
+static size_t loaded;
+size_t ggml_backend_reg_count(void) {{ return loaded; }}
+void ggml_backend_load_all_from_path(const char * folder) {{
+    fprintf(stderr, "backends of %s", folder);
+    loaded = {found};
+}}
+"""
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that the variable names."""
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+def refused() -> LlmrunError:
+    with closing(LlamaProcess()) as process, pytest.raises(LlmrunError) as caught:
+        process.ask("devices", "looking for GPUs")
+    assert not isinstance(caught.value, BackendCrashed)
+    return caught.value
+
+
+def sized(library: Path) -> str:
+    """Return how the library's context parameters differ from llama-cpp-python's."""
+    return named_libraries._difference(
+        llama_cpp.llama_context_params,
+        ctypes.CDLL(str(library / "libllama.so")),
+        "llama_context_default_params",
+        (),
+        {"n_ctx": 512, "type_v": 1, "offload_kqv": 1, "op_offload": 1},
+    )
+
+
+def opened(path: Path) -> LlamaBackend:
+    with open_gguf(path) as file:
+        return LlamaBackend(file, OpenOptions(context_size=64, threads=1, gpu_layers=0, saves_state=True))
+
+
+def test_a_structure_with_a_new_field_is_refused(named: Path) -> None:
+    other_library(named, FIELD_ADDED)
+    error = refused()
+    expected = (
+        rf"the llama\.cpp library in {re.escape(str(named))} does not match llama-cpp-python [\d.]+: "
+        r"llama_context_params has (168 bytes instead of 160|another layout \(.*\)) "
+        r"in llama\.cpp [\w.-]+, commit [0-9a-f]+"
+    )
+    assert re.fullmatch(expected, str(error))
+    assert error.hint == HINT
+
+
+def test_other_sizes_and_moved_fields_are_found(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes can be measured only on x86-64."""
+    other_library(named, FIELD_ADDED)
+    if platform.machine() == "x86_64":
+        size = ctypes.sizeof(llama_cpp.llama_context_params)
+        assert sized(named) == f"{size + 8} bytes instead of {size}"
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert sized(named) == "another layout (offload_kqv, op_offload)"
+
+
+def test_a_library_without_a_function_is_refused(named: Path) -> None:
+    other_library(named, "int llama_nothing;", has_the_rest=False)
+    assert re.search(r": llama_\w+ is missing in an old llama\.cpp$", str(refused()))
+
+
+def test_a_matching_library_runs_models(named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved sequences of another version are not used, because its cache may differ."""
+    path = tiny_model(tmp_path, "F32 untied llama3 rope")
+    keys = []
+    for version in ("9.1", "9.2"):
+        other_library(named, f'const char * llama_version(void) {{ return "{version}"; }}')
+        with closing(opened(path)) as backend:
+            logits = backend.forward(batch_of(rows(0, 0, [5, 6, 7]))).logits
+            keys.append(backend.kv.key)
+    monkeypatch.delenv(VARIABLE)
+    with closing(opened(path)) as backend:
+        assert (backend.forward(batch_of(rows(0, 0, [5, 6, 7]))).logits == logits).all()
+        assert len({*keys, backend.kv.key}) == 3
+
+
+def test_backends_in_separate_files_are_loaded(named: Path) -> None:
+    other_library(named, SEPARATE_BACKENDS.format(found=1))
+    with closing(LlamaProcess()) as process:
+        assert process.ask("describe", "starting")["system"]
+    assert f"backends of {named}" in process.last_words
+
+
+def test_a_folder_without_backends_is_reported(named: Path) -> None:
+    other_library(named, SEPARATE_BACKENDS.format(found=0))
+    error = refused()
+    assert str(error).endswith(f"RuntimeError: {named} has no ggml backend, such as libggml-cpu")
+    assert error.hint == HINT
+
+
+def test_a_crash_with_named_libraries_suspects_them(named: Path) -> None:
+    with closing(LlamaProcess()) as process:
+        os.kill(process.pid, signal.SIGSEGV)
+        with pytest.raises(BackendCrashed) as caught:
+            process.ask("devices", "looking for GPUs")
+    assert caught.value.hint == HINT
+
+
+def test_without_the_variable_reinstalling_is_the_advice(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _broken("OSError: libllama.so").hint == HINT
+    monkeypatch.delenv(VARIABLE)
+    assert (_broken("OSError: libllama.so").hint or "").startswith("reinstall it (pip compiles llama.cpp")
