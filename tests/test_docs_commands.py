@@ -20,11 +20,12 @@ CODER = "needs a better model; tests/real/test_docs_commands.py runs it"
 # Patterns that are found in commands or programs, and the reason why these do not run.
 NOT_RUN = {
     r"^(\. \.venv|scripts/|python scripts/check-gpu)": "a script of this repository with tests of its own",
-    r"^(CMAKE_ARGS=\S+ )?pip |^(sudo|hf|tar|cmake|trap|rpc/bin/ggml-rpc-server|ray|vulkaninfo|lm_eval)\b": (
+    r"^(CMAKE_ARGS=\S+ )?pip |^(sudo|hf|tar|cmake|trap|ln|rpc/bin/ggml-rpc-server|ray|vulkaninfo|lm_eval)\b": (
         "installs or runs another program"
     ),
     r"^docker\b": "needs Docker; scripts/try_container runs the image",
     r"^(gh|git (switch|tag)|pypi-attestations|sha256sum)\b": "needs a release",
+    r"^LLAMA_CPP_LIB_PATH=": "needs packages that the tests do not install",
     r"\b10\.0\.0\.\d|\b127\.0\.0\.1:11434/": "needs other machines or another program's server",
     r"https://example\.org|search --hub|pull .*--(lock|revision)|^llmrun pull( --locked.*)?$": "needs the Hub",
     r"\bllmrun fit (qwen3:8b|hf:)": "needs the Hub, because fit lists all quantizations",

@@ -77,12 +77,16 @@ def checked_declarations(folder: str) -> Any:
 
 def build_words(library: Any) -> str:
     """Return the version and commit of a llama.cpp library, as far as the library contains them."""
-    found = []
-    for name in ("llama_version", "ggml_commit"):
-        if hasattr(library, name):
-            text = ctypes.CFUNCTYPE(ctypes.c_char_p)((name, library))()
-            found.append((text or b"").decode(errors="replace").removesuffix("-dirty"))
-    return f"llama.cpp {', commit '.join(found)}" if found else "an old llama.cpp"
+    version, commit = (_text(library, name) for name in ("llama_version", "ggml_commit"))
+    words = f"llama.cpp {version}" if version else "an old llama.cpp"
+    return words if commit in ("", "unknown") else f"{words}, commit {commit.removesuffix('-dirty')}"
+
+
+def _text(library: Any, name: str) -> str:
+    """Call a function without arguments that returns text. Returns "" if the library does not have the function."""
+    if not hasattr(library, name):
+        return ""
+    return (ctypes.CFUNCTYPE(ctypes.c_char_p)((name, library))() or b"").decode(errors="replace")
 
 
 def _difference(
