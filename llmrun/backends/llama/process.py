@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from llmrun.backends.llama.log import advice_for, gpu_error
 from llmrun.backends.llama.memory_transfers import MemorySender
 from llmrun.backends.llama.messages import FLAG_BYTES, SharedMemory, read_answer, request_line
-from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
 from llmrun.base.errors import BackendCrashed, LlmrunError, shown
 from llmrun.base.processes import commands
 from llmrun.base.processes.child import Child
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from llmrun.backends.llama.rpc_servers import RpcServer
 
 _WORKER = "backends.llama.worker"
+LIBRARY_FOLDER = "LLAMA_CPP_LIB_PATH"  # as in probe.py, which imports this module
 _KEPT_BYTES = 64 << 10  # bytes to keep from the end of stderr, which contains the reason for a crash
 _EXIT_S = 5.0  # seconds to wait for the process to exit
 _STOP_S = 20.0  # seconds to wait for the current work to stop; a GPU may be in the middle of a long prefill
@@ -249,9 +249,11 @@ def named_library_advice() -> str:
 
 
 def _wrong_library(difference: str) -> LlmrunError:
+    from importlib.metadata import version
+
     return LlmrunError(
         f"the llama.cpp library in {shown(os.environ.get(LIBRARY_FOLDER, ''), 200)} does not match "
-        f"llama-cpp-python {installed_version() or ''}: {shown(difference, 200)}",
+        f"llama-cpp-python {version('llama-cpp-python')}: {shown(difference, 200)}",
         hint=named_library_advice(),
     )
 
