@@ -27,6 +27,7 @@ from llmrun import __version__
 from llmrun.base import folders
 from llmrun.base.compiled.host import host_target, load_kernels
 from llmrun.base.compiled.kernel import Kernel, KernelName
+from llmrun.base.machine.processor import processor_name
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, allocate_huge
 from llmrun.formats.layouts.records import MOST_SUMS, MultiplyWords, ReadWords, products_a_round
@@ -156,8 +157,7 @@ def is_recent(at: float) -> bool:
 
 def machine_key(n_threads: int) -> list[Any]:
     """Return what the speeds depend on. Figures with another key are not used."""
-    target = host_target()
-    return [target.cpu, target.level.name, n_threads, os.cpu_count(), __version__]
+    return [processor_name(), host_target().level.name, n_threads, os.cpu_count(), __version__]
 
 
 def _path(n_threads: int) -> Path:
