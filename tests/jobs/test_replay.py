@@ -33,7 +33,8 @@ from llmrun.jobs.replay import (
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, WEIGHT_TYPES, at_level
 from tests.support.missing_packages import hide
-from tests.support.models.numeric_models import NUMERIC_MODELS, StableRandom, write_numeric_model
+from tests.support.models.digests import StableRandom
+from tests.support.models.numeric_models import NUMERIC_MODELS, write_numeric_model
 from tests.support.models.tiny_adapters import tiny_adapter
 
 pytestmark = pytest.mark.push

@@ -16,11 +16,10 @@ import pytest
 from llmrun.formats.layouts.records import NUMERICS
 from scripts.kernel_list import CACHES, kernels_of, known_shapes
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, at_level
+from tests.support.models.digests import StableRandom, digest_of_results
 from tests.support.models.numeric_models import (
     DIGESTS,
     NUMERIC_MODELS,
-    StableRandom,
-    digest_of_results,
     read_digests,
     write_numeric_model,
 )

@@ -8,7 +8,8 @@ import pytest
 
 from llmrun.base.compiled import loading
 from tests.support.arm.machines import PROCESSORS, run_on
-from tests.support.models.numeric_models import NUMERIC_MODELS, opened, read_digests, write_numeric_model
+from tests.support.models.digests import opened
+from tests.support.models.numeric_models import NUMERIC_MODELS, read_digests, write_numeric_model
 
 pytestmark = pytest.mark.arm
 

@@ -12,7 +12,8 @@ import pytest
 
 from llmrun.base.compiled import loading
 from tests.support.kernels.emulated_x86 import compile_for, run_on, target_on
-from tests.support.models.numeric_models import NUMERIC_MODELS, opened, read_digests, write_numeric_model
+from tests.support.models.digests import opened
+from tests.support.models.numeric_models import NUMERIC_MODELS, read_digests, write_numeric_model
 
 pytestmark = pytest.mark.x86
 
@@ -39,7 +40,7 @@ def test_old_processors_compute_the_same_bits(models: Models, processor: str, le
     target = target_on(processor)
     assert target.level.name == level
     compile_for(target, {name for name, _ in loading._loaded})
-    done = run_on(processor, "-W", "error", "-m", "tests.support.kernels.x86_digests", text=json.dumps(models))
+    done = run_on(processor, "-W", "error", "-m", "tests.support.models.digests", text=json.dumps(models))
     assert done.returncode == 0, done.stderr
     found = dict(json.loads(line) for line in done.stdout.splitlines())
     assert found == {name: digests["logits"] for name, digests in read_digests()["models"].items()}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.kernels.runs import LEVELS_HERE, at_level
-from tests.support.models.numeric_models import opened, write_numeric_model
+from tests.support.models.digests import opened
+from tests.support.models.numeric_models import write_numeric_model
 
 pytestmark = pytest.mark.push
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from llmrun.base.compiled.host import load_kernels
 from llmrun.base.compiled.kernel import KernelName
 from tests.support.arm.host_compiler import compile_outside
-from tests.support.models.numeric_models import digest_of_results
+from tests.support.models.digests import digest_of_results
 
 
 def main(models: dict[str, tuple[str, str]], kernels: list[tuple[str, str, dict[str, int | str]]]) -> None:
