@@ -109,6 +109,23 @@ install_llama_cpp_without_amx() {
         "$python" -m pip install --no-cache-dir "$(llama_cpp_requirement)"
 }
 
+# `require_program PROGRAM PACKAGES` ends the script if a program is missing, and names the packages of Debian that have it.
+require_program() {
+    command -v "$1" >/dev/null || { echo "error: $1 is missing: sudo apt-get install $2" >&2; exit 1; }
+}
+
+# Unpacks Debian's Python for Arm in .venv-arm-python, without installing it on this machine.
+unpack_python_for_arm() {
+    require_program qemu-aarch64-static "qemu-user-static mmdebstrap"
+    require_program mmdebstrap "qemu-user-static mmdebstrap"
+    packages=python3,libstdc++6,zlib1g,libffi8
+    [ "$(cat .venv-arm-python/packages 2>/dev/null)" != "$packages" ] || return 0
+    rm -rf .venv-arm-python
+    run_step "unpacking Python for Arm" mmdebstrap --architectures=arm64 --variant=extract \
+        --include="$packages" bookworm .venv-arm-python
+    printf '%s\n' "$packages" >.venv-arm-python/packages
+}
+
 prepare() {
     extra=$1
     if ! "$python" -c 'import pip' 2>/dev/null; then

@@ -1,12 +1,13 @@
 """Builds a Python for Windows that runs in Wine, and runs it. `scripts/test_windows` uses it.
 
-    python scripts/windows_python.py build FOLDER
+    python scripts/windows_python.py build FOLDER [WHEEL]
     python scripts/windows_python.py run FOLDER [ARGUMENTS OF PYTHON]
 
 Python's installer for Windows is not on the package index. But Panda3D's wheel contains Python's DLL and its extension
 modules, because Panda3D makes stand-alone programs with them. The standard library comes from the Python that runs
 this script, so it must have the same minor version. Wine 8 lacks a few functions that NumPy and Rust's libraries
-import. Small DLLs provide them.
+import. Small DLLs provide them. With a WHEEL of llmrun, Python has that wheel and its dependencies only. Otherwise, it
+has what the tests of this checkout need.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ TO_REAL = ("carg", "cimag", "creal", "cabs")
 MATH, OWN_MATH = b"api-ms-win-crt-math-l1-1-0.dll", b"xpi-ms-win-crt-math-l1-1-0.dll"
 
 
-def build(folder: Path) -> None:
-    """Create python.exe with all libraries in a folder."""
+def build(folder: Path, wheel: str | None = None) -> None:
+    """Create python.exe with all libraries in a folder: those of a wheel, or those of this checkout and its tests."""
     shutil.rmtree(folder, ignore_errors=True)
     library = folder / "Lib"
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=shutil.ignore_patterns(*LEFT_OUT, "config-*"))
@@ -72,7 +73,10 @@ def build(folder: Path) -> None:
     _unpack("msvc-runtime", ".data/data/Scripts/", folder)
     for path in folder.glob("api-ms-*.dll"):  # Wine has its own
         path.unlink()
-    _install(library / "site-packages")
+    if wheel is None:
+        _install_for_tests(library / "site-packages")
+    else:
+        _pip("install", "--target", str(library / "site-packages"), *_WINDOWS, wheel)
     _link(folder / "python.exe", PROGRAM, {f"python{TAG}.dll": ["Py_Main"]}, "-municode")
     _link(folder / "bcryptprimitives.dll", RANDOM, {}, "-shared", libraries=["-ladvapi32"])
     stable = [name for name in _exports(folder / f"python{TAG}.dll") if name.startswith(("Py", "_Py"))]
@@ -101,7 +105,7 @@ def _unpack(package: str, inside: str, folder: Path) -> None:
     shutil.rmtree(downloads)
 
 
-def _install(folder: Path) -> None:
+def _install_for_tests(folder: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extra = [line for line in project["optional-dependencies"]["test"] if line.startswith(FOR_TESTS)]
     wanted = [*project["dependencies"], *extra, *(f"{name}=={version(name)}" for name in SAME_VERSIONS)]
@@ -182,22 +186,22 @@ def _complex_functions(packages: Path) -> None:
     shutil.copy(packages / "numpy.libs" / own_math, packages.parent.parent / own_math)
 
 
+def windows_path(path: Path) -> str:
+    return "Z:" + str(path).replace("/", "\\")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment variables for a Python that `build` has made."""
+    bytecode = windows_path(folder / "bytecode")
+    return {"WINEPREFIX": str(folder / "wine"), "WINEDEBUG": "-all", "PYTHONPYCACHEPREFIX": bytecode}
+
+
 def run(folder: Path, *arguments: str) -> int:
     """Run Python in Wine and return its exit code. All three streams are pipes, because Wine 8 cannot inherit files."""
-
-    def windows_path(path: Path) -> str:
-        return "Z:" + str(path).replace("/", "\\")
-
-    environment = {
-        **os.environ,
-        "WINEPREFIX": str(folder / "wine"),
-        "WINEDEBUG": "-all",
-        "PYTHONPATH": windows_path(ROOT),
-        "PYTHONPYCACHEPREFIX": windows_path(folder / "bytecode"),
-    }
     command = ["wine", str(folder / "python.exe"), *arguments]
+    variables = os.environ | environment(folder) | {"PYTHONPATH": windows_path(ROOT)}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=variables
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -211,6 +215,6 @@ def run(folder: Path, *arguments: str) -> int:
 if __name__ == "__main__":
     what, where, *rest = sys.argv[1:]
     if what == "build":
-        build(Path(where).resolve())
+        build(Path(where).resolve(), *rest)
     else:
         sys.exit(run(Path(where).resolve(), *rest))

@@ -24,7 +24,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Marks of tests that take hours or need special machines or programs. They run only with -m, as in scripts/test_gpu.
-ELSEWHERE = ("arm", "clients", "gpu", "real", "rpc", "soak", "vulkan", "x86")
+ELSEWHERE = ("arm", "clients", "gpu", "real", "rpc", "soak", "vulkan", "wheels", "x86")
 TESTED_AT_NIGHT = ROOT / "tests" / "night.json"  # written by the night tier
 # If one of these rooms of llmrun/ has changed, push runs include all night tests in these folders.
 ROOMS: dict[str, tuple[str, ...]] = {

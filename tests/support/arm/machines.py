@@ -1,8 +1,8 @@
 """Emulated Arm machines: QEMU, a root with Debian's Python and libraries, and /proc/cpuinfo of a real processor.
 
-`scripts/test_arm` unpacks the root and the libraries in .venv-arm. If a file exists in a machine's folder, emulated
-programs see it instead of the file with the same path on this machine. The programs that they start are not emulated,
-except for the machine's Python, which is a script that starts QEMU.
+`scripts/test_arm` unpacks the root in .venv-arm-python and the libraries in .venv-arm. If a file exists in a machine's
+folder, emulated programs see it instead of the file with the same path on this machine. The programs that they start
+are not emulated, except for the machine's Python, which is a script that starts QEMU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 ARM = ROOT / ".venv-arm"
+_DEBIAN = ROOT / ".venv-arm-python"
 _TIMEOUT_S = 3600.0
 HOST_PYTHON = "TESTS_HOST_PYTHON"  # the environment variable with the Python that runs outside the emulator
 
@@ -54,9 +55,9 @@ def python_of(name: str) -> Path:
     if not python.exists():
         (folder / "proc").mkdir(parents=True, exist_ok=True)
         for part in ("etc", "lib", "usr"):
-            (folder / part).symlink_to(ARM / "root" / part)
+            (folder / part).symlink_to(_DEBIAN / part)
         (folder / "proc" / "cpuinfo").write_text(_cpuinfo(processor), encoding="utf-8")
-        program = ARM / "root" / "usr" / "bin" / "python3.11"
+        program = _DEBIAN / "usr" / "bin" / "python3.11"
         python.write_text(
             f'#!/bin/sh\nexec qemu-aarch64-static -0 "$0" -cpu {processor.qemu} -L {folder} {program} "$@"\n',
             encoding="utf-8",
@@ -81,9 +82,14 @@ def _cpuinfo(processor: Processor) -> str:
     )
 
 
+def arm_home() -> dict[str, str]:
+    """Return the environment variable with which the emulated Python finds its standard library."""
+    return {"PYTHONHOME": str(_DEBIAN / "usr")}
+
+
 def run_on(name: str, *arguments: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python with `arguments` on an emulated machine, and `text` as its input."""
-    paths = {"PYTHONPATH": f"{ROOT}:{ARM / 'libraries'}", "PYTHONHOME": str(ARM / "root" / "usr")}
+    paths = arm_home() | {"PYTHONPATH": f"{ROOT}:{ARM / 'libraries'}"}
     return subprocess.run(
         [str(python_of(name)), *arguments],
         input=text,

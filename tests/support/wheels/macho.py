@@ -56,7 +56,7 @@ def read_dylib(path: Path) -> Dylib:
 def _read(data: bytes, found: Dylib) -> None:
     magic, cpu, _, kind, count, _, _, _ = struct.unpack_from("<8I", data)
     _require((magic, cpu, kind) == (_MAGIC, _ARM64, _DYLIB), "it is not a library for 64-bit Arm")
-    text, signature = (0, 0), None
+    text, signature = (0, 0), (0, 0)
     at = 32
     for _ in range(count):
         command, size = struct.unpack_from("<2I", data, at)
@@ -82,8 +82,7 @@ def _read(data: bytes, found: Dylib) -> None:
         elif command == _SIGNATURE:
             signature = struct.unpack_from("<2I", data, at + 8)
         at += size
-    if signature is None:
-        raise BadDylib("it has no signature")
+    _require(signature != (0, 0), "it has no signature")
     _check_signature(data, *signature, text)
 
 
