@@ -106,7 +106,7 @@ def _wheels(pattern: str) -> list[Any]:
 
 @pytest.mark.parametrize("wheel", _wheels("*linux*.whl"))
 def test_auditwheel_allows_the_tags(wheel: Path) -> None:
-    """auditwheel reports the oldest glibc that a wheel supports. Without needed libraries, a wheel supports any musl."""
+    """auditwheel reports the oldest glibc that a wheel works with. A wheel without needed libraries suits any musl."""
     command = [str(INSTALLED / "tools" / "bin" / "auditwheel"), "show", str(wheel)]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     needed, promised = (
