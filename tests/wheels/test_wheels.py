@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scripts.kernel_list import CACHES
 from tests.support.cli.commands import llmrun
 from tests.support.models.downloads import smollm2
 from tests.support.models.numeric_models import NUMERIC_MODELS, read_digests, write_numeric_model
@@ -90,8 +91,10 @@ def test_the_first_answer_is_the_same(tmp_path: Path, machine: str, level: str) 
 def test_results_have_the_recorded_digests(
     tmp_path: Path, machine: str, level: str, models: dict[str, tuple[Path, str]]
 ) -> None:
-    """Where each vector instruction raises a signal, only the models of each weight type run."""
-    names = [name for name in models if not MACHINES[machine].emulates or name.endswith((" weights", " experts"))]
+    """Wheels lack kernels for some pairs of cache types. Where instructions raise signals, few models run."""
+    names = [name for name in models if NUMERIC_MODELS[name].kv_type in CACHES]
+    if MACHINES[machine].emulates:
+        names = [name for name in names if name.endswith((" weights", " experts"))]
     text = json.dumps({name: (there(machine, models[name][0]), models[name][1]) for name in names})
     done = run_on(machine, tmp_path, "-m", "tests.support.models.digests", text=text, LLMRUN_CPU_LEVEL=level)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
-/* Emulates AVX-VNNI's vpdpbusd (VEX.66.0F38.W0 50) on x86-64 processors without AVX-VNNI. LD_PRELOAD loads it.
+/* Emulates AVX-VNNI's vpdpbusd and vpdpwssd (VEX.66.0F38.W0 50 and 52) on x86-64 processors without AVX-VNNI.
+   LD_PRELOAD loads it.
 
-   The instruction raises SIGILL on these processors. The handler computes the result in the registers of the signal's
+   These instructions raise SIGILL on these processors. The handler computes the result in the registers of the signal's
    frame, and continues after the instruction. All other illegal instructions end the process as usual. */
 
 #define _GNU_SOURCE
@@ -52,11 +53,11 @@ static void on_illegal_instruction(int number, siginfo_t *info, void *pointer) {
     ucontext_t *context = pointer;
     const uint8_t *at = (const uint8_t *)context->uc_mcontext.gregs[REG_RIP];
     (void)info;
-    if (at[0] != 0xC4 || (at[1] & 0x1F) != 2 || (at[2] & 0x83) != 1 || at[3] != 0x50) {
+    if (at[0] != 0xC4 || (at[1] & 0x1F) != 2 || (at[2] & 0x83) != 1 || (at[3] != 0x50 && at[3] != 0x52)) {
         signal(number, SIG_DFL); /* the instruction runs again, and ends the process */
         return;
     }
-    int inverted = at[1] >> 5, halves = at[2] & 4 ? 2 : 1;
+    int has_words = at[3] == 0x52, inverted = at[1] >> 5, halves = at[2] & 4 ? 2 : 1;
     int target = (at[4] >> 3 & 7) | (inverted & 4 ? 0 : 8), left = ~at[2] >> 3 & 15;
     int right = at[4] >> 6 == 3 ? (at[4] & 7) | (inverted & 1 ? 0 : 8) : -1;
     uint8_t *area = (uint8_t *)context->uc_mcontext.fpregs;
@@ -76,16 +77,21 @@ static void on_illegal_instruction(int number, siginfo_t *info, void *pointer) {
         at++;
     for (int high = 0; high < 2; high++) {
         uint8_t *sums = half(context, target, high), *bytes = half(context, left, high);
+        int16_t words[8], others[8];
         if (high >= halves) {
             memset(sums, 0, 16); /* VEX.128 clears the upper half */
             continue;
         }
         const int8_t *factors = (const int8_t *)(memory ? memory + 16 * high : half(context, right, high));
+        memcpy(words, bytes, 16);
+        memcpy(others, factors, 16);
         for (int lane = 0; lane < 4; lane++) {
             uint32_t sum;
             memcpy(&sum, sums + 4 * lane, 4);
-            for (int byte = 4 * lane; byte < 4 * lane + 4; byte++)
-                sum += (uint32_t)((int)bytes[byte] * factors[byte]);
+            for (int word = 2 * lane; has_words && word < 2 * lane + 2; word++)
+                sum += (uint32_t)(words[word] * others[word]);
+            for (int byte = 4 * lane; !has_words && byte < 4 * lane + 4; byte++)
+                sum += (uint32_t)(bytes[byte] * factors[byte]);
             memcpy(sums + 4 * lane, &sum, 4);
         }
     }
