@@ -3,9 +3,9 @@
 `scripts/build` links the libraries, so an installed wheel needs neither Numba nor llvmlite, unless a model needs a
 kernel that the libraries lack.
 
-The symbol of a kernel follows from its name (`KernelName.symbol`), so a library's symbol table
-is the index of its kernels. index.json contains the SHA-256 of each library, the version of llmrun that the libraries
-belong to, and a digest of the kernels' source files. Source checkouts have no libraries.
+The symbol of a kernel follows from its name (`KernelName.symbol`), so a library's symbol table is the index of its
+kernels. index.json contains the SHA-256 of each library, the version of llmrun that the libraries belong to, and a
+digest of the kernels' source files. Source checkouts have no libraries.
 
 A library is hashed before its first use, and the cache folder records the result until the file changes. The check is
 necessary: in a test that flipped single bits of kernels, one flip in ten led to a crash, and some to wrong results.
