@@ -182,7 +182,7 @@ def widest_input(file: GGUFFile) -> int:
 # These sizes come from the peak memory of `llmrun generate` with a tiny model that has almost no vocabulary: 107.3 MB
 # with the CPU engine and 131.6 MB with llama.cpp, including 1 MB for the model. _TOKEN was measured with vocabularies
 # of 30,256 and 100,356 tokens. With a vocabulary of 49,152 tokens, the sums are 0.5 % too high for the CPU engine and
-# 0.5 % too low for llama.cpp. Installed wheels do not load llvmlite and need 48 MB less, so for them the sum is too high.
+# 0.5 % too low for llama.cpp. Installed wheels do not load llvmlite and need 48 MB less.
 ENGINE_PROCESS: Final = 106_000_000  # Python, NumPy, llvmlite, kernels
 CLIENT_PROCESS: Final = 102_000_000  # Python, NumPy and the rest of llmrun, without llvmlite and kernels
 LLAMA_PROCESS: Final = 28_000_000
