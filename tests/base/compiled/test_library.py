@@ -159,9 +159,9 @@ def test_a_bad_library_costs_one_warning_and_is_not_used(folder: Path, name: str
         survey()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in the file system")
 def test_a_pipe_is_not_read(folder: Path) -> None:
-    assert sys.platform != "win32"
+    if sys.platform == "win32":
+        pytest.skip("needs named pipes")
     own_library(folder).unlink()
     os.mkfifo(own_library(folder))
     with pytest.warns(KernelWarning, match="is not a file"):
