@@ -31,8 +31,8 @@ for module, name, parameters in [
     ("linear.embed", "embed", {"weight": "q6_k"}),
     ("limits", "multiply", {}),
 ]:
-    made = compiler.compile_kernel(
-        module, name, parameters, target.level.name, target.triple, target.cpu, target.features, "symbol"
+    (made,) = compiler.compile_kernel(
+        module, name, parameters, target.level.name, [target.triple], target.cpu, target.features, "symbol"
     )
     print(module, hashlib.sha256(made).hexdigest())
 """

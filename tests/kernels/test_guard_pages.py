@@ -32,8 +32,8 @@ def test_every_kernel_keeps_to_its_buffers(level: str) -> None:
         results.add(said[-1])
     assert len(results) == 1
     families = {line.split(" ")[0].rpartition(".")[0] for line in said}
-    # these have threads and futexes instead of buffers
-    assert families >= {name.module for name in ALL_KERNELS} - {"team"}
+    # The team has threads and futexes instead of buffers, and the others write only a few words to fixed places.
+    assert families >= {name.module for name in ALL_KERNELS} - {"team", "processor", "level_probe"}
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -79,9 +79,10 @@ def disassembled(level: str, image: bytes) -> list[capstone.CsInsn]:
 
 
 def with_vpmaddubsw(code: bytes, at: int) -> bytes:
-    """Replace AVX-VNNI's `vpdpbusd` with an instruction of the same form, as Capstone 5 only knows the AVX-512 one."""
+    """Replace `vpdpbusd` or `vpdpwssd` with an instruction of the same form, as Capstone 5 knows only AVX-512's."""
     prefix, escape, _, opcode = code[at : at + 4]
-    assert (prefix, escape & 0x1F, opcode) == (0xC4, 2, 0x50), "an instruction nobody knows"
+    assert (prefix, escape & 0x1F) == (0xC4, 2), "an instruction nobody knows"
+    assert opcode in (0x50, 0x52), "an instruction nobody knows"
     return code[: at + 3] + b"\x04" + code[at + 4 :]
 
 
