@@ -68,8 +68,9 @@ def test_no_compiler_is_installed(tmp_path: Path, machine: str) -> None:
     assert compilers == []
 
 
-@on_every_machine
+@pytest.mark.parametrize("machine", [name for name, machine in MACHINES.items() if not machine.emulates])
 def test_the_doctor_chooses_the_best_level(tmp_path: Path, machine: str) -> None:
+    """Where instructions raise signals, the doctor's measurements would take hours."""
     done = run_on(machine, tmp_path, "-m", "llmrun", "doctor", "--offline", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     checks: dict[str, Any] = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
