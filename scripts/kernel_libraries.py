@@ -6,12 +6,13 @@ sources and the same versions of the tools yield the same bytes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,8 @@ def build_libraries(
         having = [one for one in platforms if one.architecture == architecture and level in one.levels]
         targets = {one.name: target_of(level, one.triple) for one in having}
         names = [name for name in kernels(library, shapes) if name != IDENTIFY or architecture == "x86_64"]
-        images = images_for(names, list(dict.fromkeys(targets.values())), _telling(progress, library, architecture))
+        tell = None if progress is None else functools.partial(progress, f"{library}, {architecture}")
+        images = images_for(names, list(dict.fromkeys(targets.values())), tell)
         for platform in having:
             path = folder / platform.name / f"{library}{platform.suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,23 +103,12 @@ def build_libraries(
         (folder / platform.name / INDEX).write_text(text, encoding="utf-8", newline="\n")
 
 
-def _telling(progress: Progress | None, library: str, architecture: str) -> Callable[[int, int], None]:
-    def tell(done: int, count: int) -> None:
-        if progress is not None:
-            progress(f"{library}, {architecture}", done, count)
-
-    return tell
-
-
-def _libraries(platforms: Sequence[Platform]) -> list[tuple[str, Level, str]]:
-    """Return (library, level, architecture) for all libraries. Platforms with one architecture share objects."""
-    found = ((platform.architecture, level) for platform in platforms for level in platform.levels)
-    return [
-        library
-        for architecture, level in dict.fromkeys(found)
-        for library in ([(BASE, level, architecture)] if level is PORTABLE else [])
-        + [(level.name, level, architecture)]
-    ]
+def _libraries(platforms: Sequence[Platform]) -> Iterator[tuple[str, Level, str]]:
+    """Yield (library, level, architecture) for all libraries. Platforms with one architecture share objects."""
+    for architecture in dict.fromkeys(platform.architecture for platform in platforms):
+        levels = next(platform.levels for platform in platforms if platform.architecture == architecture)
+        yield BASE, PORTABLE, architecture
+        yield from ((level.name, level, architecture) for level in levels)
 
 
 def link(platform: Platform, images: Mapping[KernelName, bytes], path: Path) -> None:

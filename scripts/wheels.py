@@ -23,11 +23,12 @@ from subprocess import CalledProcessError
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from llmrun.base.compiled import library  # noqa: E402
 from llmrun.base.errors import LlmrunError  # noqa: E402
 from scripts.kernel_libraries import PLATFORMS, Platform, build_libraries  # noqa: E402
 from scripts.kernel_list import known_shapes  # noqa: E402
 
-_LIBRARIES = "llmrun/kernels/libraries"
+_LIBRARIES = library.folder().relative_to(ROOT).as_posix()
 _EPOCH = 315_532_800  # 1980, the first year that a zip file can hold
 
 
@@ -39,7 +40,7 @@ def platform_wheel(plain: Path, libraries: Path, platform: Platform, folder: Pat
     """
     with zipfile.ZipFile(plain) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-        scripts = {info.filename: info.external_attr for info in archive.infolist()}
+        attributes = {info.filename: info.external_attr for info in archive.infolist()}
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
     information = record.removesuffix("RECORD")
     del files[record]
@@ -52,7 +53,7 @@ def platform_wheel(plain: Path, libraries: Path, platform: Platform, folder: Pat
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in sorted(files.items(), key=lambda file: (file[0].startswith(information), file[0])):
             info = zipfile.ZipInfo(name, _date())
-            info.external_attr = scripts.get(name, 0o100644 << 16)
+            info.external_attr = attributes.get(name, 0o100644 << 16)
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, data, compresslevel=9)
     return path

@@ -13,11 +13,11 @@ import capstone
 import pytest
 
 from llmrun import kernels
-from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.host import IDENTIFY
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.kernels import object_file
 from llmrun.kernels.code.simd import NEON
+from tests.support.kernels.objects import object_images
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, own_kernels, stand_in
 
 # Machine code depends only on the sources of kernels and the versions of Numba and LLVM.

@@ -33,16 +33,6 @@ from llmrun.base.processes.frames import BadMessage, Codec, FrameTooLong
 _VERSIONS = (version("numba"), version("llvmlite"))
 
 
-def create_linker(machine: llvm.TargetMachine) -> llvm.LLJIT:
-    """Return a linker for objects of this target.
-
-    LLVM's older linker maps the sections of an object separately, and aborts the process if they are more than 2 GiB
-    apart, which can happen when the weights of a large model are in memory. JITLink maps each object as a whole, but
-    llvmlite does not offer it on Windows.
-    """
-    return llvm.create_lljit_compiler(machine, use_jit_link=sys.platform != "win32")
-
-
 _libraries: list[llvm.ResourceTracker] = []  # these trackers own the machine code, so they are never freed
 _numbers = itertools.count()  # makes the names of libraries unique
 
@@ -54,14 +44,6 @@ def compile_and_link(names: Sequence[KernelName], target: Target, progress: Prog
     kernels are cached.
     """
     return _link(images_for(names, [target], progress)[target])
-
-
-def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelName, bytes]:
-    """Return the objects of kernels for any target, even one that this processor cannot run.
-
-    Raises KernelCompileError.
-    """
-    return images_for(names, [target], None)[target]
 
 
 def images_for(
@@ -106,11 +88,17 @@ def _link(images: dict[KernelName, bytes]) -> dict[KernelName, int]:
 
 @functools.cache
 def _linker() -> llvm.LLJIT:
+    """Return a linker for objects of this system.
+
+    LLVM's older linker maps the sections of an object separately, and aborts the process if they are more than 2 GiB
+    apart, which can happen when the weights of a large model are in memory. JITLink maps each object as a whole, but
+    llvmlite does not offer it on Windows.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    # The objects are ELF on every system. A linker for Mach-O would expect a prefix before each symbol.
+    # Names in ELF objects have no prefix, unlike names in macOS's format.
     machine = llvm.Target.from_triple(elf_triple()).create_target_machine(jit=True)
-    return create_linker(machine)
+    return llvm.create_lljit_compiler(machine, use_jit_link=sys.platform != "win32")
 
 
 # --- the key --------------------------------------------------------------------------------------------------------

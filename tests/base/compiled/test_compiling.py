@@ -29,7 +29,6 @@ from hypothesis import strategies as st
 import llmrun
 from llmrun.backends.cpu.team import START, TEAM_KERNELS
 from llmrun.base.compiled import cache, compiling, loading, sources
-from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.host import host_levels, host_target, load_kernel, load_kernels
 from llmrun.base.compiled.kernel import KernelCompileError, KernelName
 from llmrun.base.compiled.levels import AVX2, NEON_DOT, PORTABLE, Level, Target, target_of
@@ -38,6 +37,7 @@ from llmrun.base.processes.child import Child
 from llmrun.base.processes.commands import command
 from llmrun.base.processes.frames import Codec
 from tests.support.cli.commands import ROOT
+from tests.support.kernels.objects import object_images
 from tests.support.tiers import examples
 
 pytestmark = pytest.mark.push

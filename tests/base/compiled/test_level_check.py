@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import platform
 import signal
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from llmrun.base.compiled import host, level_check
 from llmrun.base.compiled.host import host_features, host_levels, host_target, level_works
-from llmrun.base.compiled.levels import LEVELS, PORTABLE
+from llmrun.base.compiled.levels import LEVELS, PORTABLE, target_of
+from llmrun.base.compiled.loading import load_for
 from llmrun.base.errors import KernelWarning, UsageError
 from llmrun.base.processes import commands
 from llmrun.kernels import level_probe
@@ -150,6 +152,18 @@ def test_the_building_blocks_compute_what_numpy_computes(level: str) -> None:
 def test_a_multiply_add_that_rounds_twice_would_be_detected() -> None:
     floats = np.frombuffer(level_check.inputs(), np.uint8).reshape(-1, 64)[3].view(np.float32)
     assert np.any((floats * floats + floats).view(np.int32) != twin()[6].view(np.int32))
+
+
+@pytest.mark.push
+def test_the_kernel_writes_as_many_results_as_are_read() -> None:
+    """The number is in level_check.py, because that module must not import Numba."""
+    kernel = load_for(target_of(PORTABLE), [level_check.TRIAL])[level_check.TRIAL]
+    given = ctypes.create_string_buffer(level_check.inputs())
+    found = ctypes.create_string_buffer(b"\xaa" * 64 * 20)
+    kernel(ctypes.addressof(given), ctypes.addressof(found))
+    expected = level_check.results(PORTABLE)
+    assert found.raw[: len(expected)] == expected
+    assert set(found.raw[len(expected) : -1]) == {0xAA}
 
 
 def test_the_twin_of_multiply_add_is_exact() -> None:

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from llmrun.base.compiled import compiling
-from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.host import host_target
 from llmrun.base.compiled.kernel import KernelCompileError, KernelName
 from llmrun.base.processes import commands
+from tests.support.kernels.objects import object_images
 
 pytestmark = pytest.mark.push
 
@@ -21,7 +21,8 @@ SAMPLE = KernelName.of("sampling.chain", "sample")
 # the page, but its code does not.
 _BESIDE_A_LARGE_MODEL = """
 import ctypes
-from llmrun.base.compiled.compiling import _linker, object_images
+from llmrun.base.compiled.compiling import _linker
+from tests.support.kernels.objects import object_images
 from llmrun.base.compiled.host import load_kernels
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.host import host_target

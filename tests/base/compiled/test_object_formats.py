@@ -17,11 +17,11 @@ from dataclasses import replace
 import capstone
 import pytest
 
-from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.levels import AVX2, AVX512_VNNI, NEON_DOT, PORTABLE, Level, Target
 from llmrun.kernels.object_file import ALLOWED_UNDEFINED, symbols
 from tests.support.cli.commands import ROOT
+from tests.support.kernels.objects import object_images
 from tests.support.kernels.runs import TARGETS
 
 WINDOWS, MAC, INTEL_MAC = "x86_64-pc-windows-msvc", "arm64-apple-macosx", "x86_64-apple-macosx"

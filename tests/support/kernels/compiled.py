@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.formats.layouts.kv import parse_kv_type
+from tests.support.kernels.objects import object_images
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, own_kernels, target_of
 
 AttentionKind = tuple[int, int, int, str]  # (query heads per KV head, head size, value size, cache type)

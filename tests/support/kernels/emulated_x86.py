@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from llmrun.base.compiled.compiling import object_images
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.levels import LEVELS, Target
+from tests.support.kernels.objects import object_images
 
 ROOT = Path(__file__).resolve().parents[3]
 
