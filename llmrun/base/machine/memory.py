@@ -70,24 +70,26 @@ def throttled_seconds(root: Path = Path("/")) -> float | None:
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     """Return the groups of this process whose memory is limited."""
     found = []
-    for group in _groups("", root):
-        # Above memory.high, the kernel slows a group down until the group is hardly usable.
-        limits = [number_of(group / name) for name in ("memory.max", "memory.high")]
-        found.append(_memory_group(limits, group / "memory.current", group / "memory.stat", ""))
-    for group in _groups("memory", root):
-        limits = [number_of(group / "memory.limit_in_bytes")]
-        found.append(_memory_group(limits, group / "memory.usage_in_bytes", group / "memory.stat", "total_"))
-    return [group for group in found if group is not None]
+    for folder, limit in memory_limits(root).items():
+        used = number_of(folder / "memory.current") or number_of(folder / "memory.usage_in_bytes") or 0
+        counts = dict(line.partition(" ")[::2] for line in (text_of(folder / "memory.stat") or "").splitlines())
+        # Version 1 counts the groups inside this group only in its totals.
+        pages = (counts.get(f"total_{name}", counts.get(name, "")) for name in ("active_file", "inactive_file"))
+        found.append(MemoryGroup(limit, used, sum(int(count) for count in pages if count.isdecimal())))
+    return found
 
 
-def _memory_group(limits: list[int | None], usage: Path, stat: Path, prefix: str) -> MemoryGroup | None:
-    known = [limit for limit in limits if limit is not None and limit < _UNLIMITED]
-    if not known:
-        return None
-    counts = dict(line.partition(" ")[::2] for line in (text_of(stat) or "").splitlines())
-    pages = (counts.get(f"{prefix}{state}_file", "") for state in ("active", "inactive"))
-    files = sum(int(count) for count in pages if count.isdecimal())
-    return MemoryGroup(min(known), number_of(usage) or 0, files)
+def memory_limits(root: Path = Path("/")) -> dict[Path, int]:
+    """Return the limits of this process's groups in bytes, by folder. Groups without a limit are left out."""
+    # Above memory.high, the kernel slows a group down until the group is hardly usable.
+    files = [(folder, ("memory.max", "memory.high")) for folder in _groups("", root)]
+    files += [(folder, ("memory.limit_in_bytes",)) for folder in _groups("memory", root)]
+    limits = {folder: [number_of(folder / name) for name in names] for folder, names in files}
+    known = {
+        folder: [number for number in numbers if number is not None and number < _UNLIMITED]
+        for folder, numbers in limits.items()
+    }
+    return {folder: min(numbers) for folder, numbers in known.items() if numbers}
 
 
 def _quota(text: str) -> float | None:

@@ -1,0 +1,141 @@
+"""Decides which processes may join a background engine, and which may start one unasked.
+
+A process that may not join runs the model itself. The reasons are short phrases, for details with -v.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from llmrun.base.machine.cpu_count import allowed_processors
+from llmrun.base.machine.memory import address_space_limit, memory_limits, processor_quota
+from llmrun.serving.background.place import supported
+
+_INVOKERS = ("SUDO_UID", "SUDO_USER", "DOAS_USER", "PKEXEC_UID")  # who became root
+_ROOT = ("", "0", "root")
+_FALSE = ("", "0", "false", "no", "off")
+_CONTAINER_FILES = (".dockerenv", "run/.containerenv")  # Docker's and Podman's
+_CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
+
+
+def reason_not_to_join() -> str:
+    """Return why this process must not use a background engine, or "" if it may."""
+    if sys.platform == "win32" or not supported():
+        return "background engines do not work on this system"
+    user = os.geteuid()
+    if user != os.getuid() or os.getegid() != os.getgid():
+        return "the process has the rights of another user or group"
+    if user == 0:
+        if any(os.environ.get(name, "") not in _ROOT for name in _INVOKERS):
+            return "another user became root, for example with sudo"
+        with contextlib.suppress(OSError):
+            if Path(os.environ.get("HOME") or "/").stat().st_uid != 0:
+                return "root uses the home directory of another user"
+    return ""
+
+
+def reason_not_to_start_unasked(root: Path = Path("/")) -> str:
+    """Return why this process must not start a background engine unless the user asks for one, or "" if it may.
+
+    root  the directory that contains the system's files
+    """
+    if reason := reason_not_to_join():
+        return reason
+    if os.environ.get("CI", "").lower() not in _FALSE:
+        return "the environment variable CI is set"
+    if any(os.environ.get(name) for name in _CONTAINER_VARIABLES) or any(
+        (root / name).exists() for name in _CONTAINER_FILES
+    ):
+        return "the process is in a container"
+    return ""
+
+
+class Standing(NamedTuple):
+    """What a process may use of this computer. Values that the system does not have are empty.
+
+    processors     the logical processors that the process may run on, in ascending order
+    priority       the scheduling policy and the niceness
+    quota          the CPU time that the control groups allow, in processors, or None
+    groups         the control groups whose memory is limited, as "limit in bytes, folder"
+    address_space  the limit on the address space in bytes, or None
+    files          the mount namespace, and the device and inode of the root directory
+    processes      the namespace of process ids
+    users          the namespace of user ids
+    """
+
+    processors: tuple[int, ...]
+    priority: tuple[int, int]
+    quota: float | None
+    groups: tuple[str, ...]
+    address_space: int | None
+    files: str
+    processes: str
+    users: str
+
+    @classmethod
+    def of_this_process(cls, root: Path = Path("/")) -> Self:
+        """Return the standing of this process. `root` is the directory that contains Linux's system files."""
+        top = Path("/").stat()
+        return cls(
+            processors=tuple(sorted(allowed_processors())),
+            priority=_priority(),
+            quota=processor_quota(root),
+            groups=tuple(f"{limit}, {folder}" for folder, limit in memory_limits(root).items()),
+            address_space=address_space_limit(),
+            files=f"{_namespace('mnt', root)} {top.st_dev}:{top.st_ino}",
+            processes=_namespace("pid", root),
+            users=_namespace("user", root),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the standing that `as_json` described. Missing values equal no other standing's."""
+        values = [data.get(name, ...) for name in cls._fields]
+        return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
+
+
+_DIFFERENCES = {
+    "processors": "run on different processors",
+    "priority": "have different priorities (nice)",
+    "quota": "have different CPU limits",
+    "groups": "have different memory limits",
+    "address_space": "have different limits on the address space (ulimit -v)",
+    "files": "see different file systems",
+    "processes": "see different processes",
+    "users": "are in different user namespaces",
+}
+
+
+def stricter(client: Standing, engine: Standing) -> str:
+    """Return why the engine would not serve the client as the client would serve itself, or "" if it would.
+
+    An engine with stricter limits than the client's does not serve the client either, because it might be slower.
+    """
+    for name, difference in _DIFFERENCES.items():
+        if getattr(client, name) != getattr(engine, name):
+            return f"this process and the background engine {difference}"
+    return ""
+
+
+def _priority() -> tuple[int, int]:
+    if sys.platform == "win32":
+        return (0, 0)
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    if sys.platform == "linux":
+        return os.sched_getscheduler(0), niceness
+    return 0, niceness
+
+
+def _namespace(kind: str, root: Path) -> str:
+    try:
+        return str((root / "proc/self/ns" / kind).readlink())
+    except OSError:
+        return ""
