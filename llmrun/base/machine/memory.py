@@ -82,14 +82,14 @@ def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
 def memory_limits(root: Path = Path("/")) -> dict[Path, int]:
     """Return the limits of this process's groups in bytes, by folder. Groups without a limit are left out."""
     # Above memory.high, the kernel slows a group down until the group is hardly usable.
-    files = [(folder, ("memory.max", "memory.high")) for folder in _groups("", root)]
-    files += [(folder, ("memory.limit_in_bytes",)) for folder in _groups("memory", root)]
-    limits = {folder: [number_of(folder / name) for name in names] for folder, names in files}
-    known = {
-        folder: [number for number in numbers if number is not None and number < _UNLIMITED]
-        for folder, numbers in limits.items()
-    }
-    return {folder: min(numbers) for folder, numbers in known.items() if numbers}
+    files = {"": ("memory.max", "memory.high"), "memory": ("memory.limit_in_bytes",)}
+    limits = {}
+    for controller, names in files.items():
+        for folder in _groups(controller, root):
+            numbers = [number for name in names if (number := number_of(folder / name)) is not None]
+            if any(number < _UNLIMITED for number in numbers):
+                limits[folder] = min(numbers)
+    return limits
 
 
 def _quota(text: str) -> float | None:

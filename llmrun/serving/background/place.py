@@ -99,14 +99,14 @@ def _unsupported() -> LlmrunError:
 
 
 def _folder_path() -> Path:
-    """Return the same path for all processes of this user, whatever XDG_RUNTIME_DIR says."""
+    """Return the same path for all processes of this user, whatever their environment says about the runtime folder."""
     user = _user()
     with contextlib.suppress(OSError):
         found = (_RUNTIME / str(user)).lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == user:
             return _RUNTIME / str(user) / "llmrun"
     path = Path("run")
-    with contextlib.suppress(RuntimeError):  # platformdirs finds no home directory; earlier versions return "~"
+    with contextlib.suppress(RuntimeError):  # there is no home directory; an earlier library returns "~"
         path = cache_folder("run")
     if not path.is_absolute():
         raise _unusable(path, "this user has no home directory", hint="set HOME or LLMRUN_CACHE_DIR")
