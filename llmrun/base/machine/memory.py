@@ -141,13 +141,13 @@ def free_memory(*, reserved: int = 0, root: Path = Path("/")) -> int | None:
     reserved  bytes that are promised to others but not in use yet, and therefore do not count as free
     root      the directory that contains Linux's system files
     """
-    bounds = [_meminfo_bytes("MemAvailable", root), *(group.free for group in memory_groups(root)), _address_space()]
+    bounds = [meminfo_bytes("MemAvailable", root), *(group.free for group in memory_groups(root)), _address_space()]
     return min((max(0, bound - reserved) for bound in bounds if bound is not None), default=None)
 
 
 def whole_memory(root: Path = Path("/")) -> int | None:
     """Return this machine's memory in bytes, or the container's limit if that is lower. Returns None if unknown."""
-    bounds = [_meminfo_bytes("MemTotal", root), *(group.limit for group in memory_groups(root))]
+    bounds = [meminfo_bytes("MemTotal", root), *(group.limit for group in memory_groups(root))]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
@@ -171,7 +171,8 @@ def _address_space() -> int | None:
     return max(0, limit - psutil.Process().memory_info().vms)
 
 
-def _meminfo_bytes(wanted: str, root: Path) -> int | None:
+def meminfo_bytes(wanted: str, root: Path) -> int | None:
+    """Return a size in /proc/meminfo, or None if it is missing."""
     for line in (text_of(root / "proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
         number = value.split()[:1]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.machine.memory import MemoryGroup, memory_groups, processor_quota
+from tests.support.control_groups import in_group, needs_groups, real_group
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_CPU = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
@@ -167,53 +164,11 @@ def test_no_text_of_the_system_is_an_error(
 
 # Real groups, which only root can make.
 
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-def parent_of_groups(controller: str) -> Path | None:
-    """Return a folder in which this process can make groups with limits, or None."""
-    first, second = _CGROUPS / controller, _CGROUPS
-    enabled = (second / "cgroup.subtree_control").read_text() if (second / "cgroup.subtree_control").exists() else ""
-    found = first if first.is_dir() else second if controller in enabled.split() else None
-    return found if found is not None and os.access(found, os.W_OK) else None
-
-
-needs_groups = pytest.mark.skipif(
-    any(parent_of_groups(controller) is None for controller in ("cpu", "memory")),
-    reason="this process cannot make control groups",
-)
-
-
-@contextlib.contextmanager
-def real_group(controller: str, limit: dict[str, str], within: Path | None = None) -> Iterator[Path]:
-    """Make a group with a limit, given by the names of its files in version 1 or 2."""
-    parent = within or parent_of_groups(controller)
-    assert parent is not None
-    group = parent / f"llmrun-{os.getpid()}-{len(limit)}"
-    group.mkdir()
-    try:
-        for name, text in limit.items():
-            if (group / name).exists():
-                (group / name).write_text(text)
-        yield group
-    finally:
-        for _ in range(50):  # a process that has ended may still be in its group for a moment
-            with contextlib.suppress(OSError):
-                group.rmdir()
-                break
-            time.sleep(0.1)
-
 
 def printed_in(group: Path, expression: str) -> str:
     """Evaluate an expression in a Python process of the group."""
     code = f"from llmrun.base.machine import cpu_count, memory; print({expression})"
-    script = 'echo $$ >"$1/cgroup.procs" && exec "$2" -c "$3"'
-    done = subprocess.run(
-        ["sh", "-c", script, "sh", str(group), sys.executable, code],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = subprocess.run(in_group(group, [sys.executable, "-c", code]), capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
