@@ -258,12 +258,17 @@ print(PressureWatch(linux_readers(Path(sys.argv[1]))).wait(60))
 """
 
 FILLER = """
-import mmap, sys
-size = int(sys.argv[1])
+import mmap, sys, time
+
+size, seconds = int(sys.argv[1]), float(sys.argv[2])
 memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-for start in range(0, size, 4096):
-    memory[start] = 1
+started = time.monotonic()
+for start in range(0, size, 1 << 20):
+    time.sleep(max(0, started + seconds * start / size - time.monotonic()))
+    for page in range(start, min(start + (1 << 20), size), 4096):
+        memory[page] = 1
 print("filled", flush=True)
+time.sleep(60)
 """
 
 
@@ -297,18 +302,27 @@ def test_an_engine_is_gone_within_four_seconds(system: Path) -> None:
 @needs_linux
 @needs_groups
 @pytest.mark.night
-@pytest.mark.parametrize("held", [150, 300])  # with 150 MiB, the filler fits beside the engine
-def test_another_program_gets_ninety_percent(held: int) -> None:
-    """The engine leaves, or the kernel kills it, in a group that holds both programs."""
+@pytest.mark.parametrize(
+    ("held", "seconds", "code"),
+    [
+        (60, 0, 0),  # both fit, so the engine leaves by itself
+        (300, 0, -9),  # the kernel kills the engine
+        (300, 4, 0),  # the engine leaves before memory runs out
+    ],
+)
+def test_another_program_gets_ninety_percent(held: int, seconds: float, code: int) -> None:
+    """Both programs are in a control group with little memory."""
     limit = 1200 * MIB
     limits = {"memory.limit_in_bytes": str(limit), "memory.max": str(limit)}
     with real_group("memory", limits) as group, engine(Path("/"), held * MIB, group) as process:
-        started = time.monotonic()
-        filled = subprocess.run(
-            in_group(group, [sys.executable, "-c", FILLER, str(limit * 9 // 10 - 20 * MIB)]),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (filled.stdout, filled.returncode) == ("filled\n", 0)
-        process.wait(timeout=max(0.1, started + 4 - time.monotonic()))
+        fill = [sys.executable, "-c", FILLER, str(limit * 9 // 10), str(seconds)]
+        with subprocess.Popen(in_group(group, fill), stdout=subprocess.PIPE, text=True) as filler:
+            assert filler.stdout is not None
+            said = filler.stdout.readline()
+            gone = time.monotonic() + 4
+            try:
+                assert said == "filled\n"
+                process.wait(timeout=gone - time.monotonic())
+            finally:
+                filler.kill()
+    assert process.returncode == code
