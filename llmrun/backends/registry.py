@@ -206,6 +206,12 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
         return _open_best(file, options) if named is None else _open_named(named, file, options)
 
 
+def usable_gpus() -> tuple[str, ...]:
+    """Return the names of the GPUs on which "auto" may run a model. Software drivers do not count."""
+    found = [kind.gpus.find() for kind in (entry.kind() for entry in BACKENDS) if kind.gpus is not None]
+    return tuple(name for gpus in found if not gpus.are_software for name in gpus.names)
+
+
 def check_supported(file: GGUFFile) -> None:
     """Check a model's header. Raises UnsupportedModel if no backend on this machine supports the model, and BadGGUF."""
     from llmrun.backends.base import OpenOptions

@@ -160,6 +160,14 @@ def format_seconds_roughly(seconds: float) -> str:
     return f"{round(seconds) // 60:,} min {round(seconds) % 60:02d} s"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration in words, such as "5 minutes", in the largest unit that divides the duration."""
+    for size, unit in ((3600, "hour"), (60, "minute")):
+        if seconds >= size and seconds % size == 0:
+            return counted(int(seconds // size), unit)
+    return counted(round(seconds), "second")
+
+
 def format_clock(seconds: float) -> str:
     """Format a countdown: `0:04`, `12:30`, `3:05:00`."""
     minutes, rest = divmod(int(seconds), 60)

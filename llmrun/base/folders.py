@@ -89,6 +89,21 @@ def data_folder(name: str) -> Path:
     return (_named_path("LLMRUN_DATA_DIR") or _platform().user_data_path) / name
 
 
+def told_once(note: str) -> bool:
+    """Return True the first time that this is called for a note, so that the note appears only once on this machine.
+
+    A file in the data folder records that the note was shown. If the record cannot be saved, the note is not shown at
+    all, because it would otherwise appear on every run.
+    """
+    told = data_folder("told") / note
+    try:
+        told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told.touch(exist_ok=False)
+    except OSError:  # the note was shown, or the folder is not writable
+        return False
+    return True
+
+
 def conversations_folder() -> Path:
     """Return the directory for conversations and their saved states, without creating it."""
     return data_folder("conversations")

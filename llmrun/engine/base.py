@@ -11,14 +11,12 @@ from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from llmrun.base.errors import UsageError
 from llmrun.base.types import Timings
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
-    from llmrun.engine.prompts import ModelThinking
     from llmrun.engine.requests import Event, PrefillProgress, Request
-    from llmrun.engine.templates.chat_template import ChatTemplate
-    from llmrun.engine.tool_calls.prompting import ModelTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +81,78 @@ def request_timings(
     )
 
 
-class Answering(Protocol):
-    """One open model, local or remote. `Engine` and `RemoteEngine` document the methods and the errors they raise.
+def check_generates(info: ModelInfo) -> None:
+    """Raise UsageError if the model is an encoder."""
+    if not info.has_logits:
+        raise UsageError(f"{info.name} computes embeddings and generates no text", hint="use it with `llmrun embed`")
 
-    load_s    time to open the model, in seconds
+
+class ShownTemplate(Protocol):
+    """A chat template, as commands show it. `engine.templates.chat_template.ChatTemplate` describes the fields."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def origin(self) -> str: ...
+
+
+class ShownStyle(Protocol):
+    """The tags that enclose a model's thinking. `engine.thinking.ThinkingStyle` describes the fields."""
+
+    @property
+    def opening(self) -> str: ...
+
+    @property
+    def closing(self) -> tuple[str, ...]: ...
+
+
+class ThinkingSupport(Protocol):
+    """A model's thinking tags and switch. `engine.prompts.ModelThinking` documents the methods."""
+
+    @property
+    def style(self) -> ShownStyle | None: ...
+
+    @property
+    def has_switch(self) -> bool: ...
+
+    @property
+    def can_think(self) -> bool: ...
+
+    def prepare(self) -> None: ...
+
+    def require(self) -> None: ...
+
+
+def require_thinking(thinking: ThinkingSupport) -> None:
+    """Raise UsageError if the model does not support thinking."""
+    if not thinking.can_think:
+        raise UsageError(
+            "thinking cannot be switched on: this model's chat template has no thinking switch, and its thinking "
+            "tags are unknown",
+            hint="leave thinking off; this model answers directly",
+        )
+
+
+class ToolSupport(Protocol):
+    """A model's support for tool calls. `engine.tool_calls.prompting.ModelTools` documents the properties."""
+
+    @property
+    def takes_tools(self) -> bool: ...
+
+    @property
+    def reads_calls(self) -> bool: ...
+
+
+class Answering(Protocol):
+    """One open model: in this process (`Engine`), in the background (`BackgroundEngine`) or remote (`RemoteEngine`).
+
+    `Engine` and `RemoteEngine` document the methods and the errors they raise.
+
+    load_s    time to open the model, in seconds; 0 if it was open already
     template  the chat template; None if the model has none, or if the server applies its own
     thinking  the model's thinking tags and switch; None for remote models, where only the server knows them
     tools     the model's support for tool calls; None for remote models
@@ -95,16 +161,16 @@ class Answering(Protocol):
     load_s: float
 
     @property
-    def template(self) -> ChatTemplate | None: ...
+    def template(self) -> ShownTemplate | None: ...
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
-    def thinking(self) -> ModelThinking | None: ...
+    def thinking(self) -> ThinkingSupport | None: ...
 
     @property
-    def tools(self) -> ModelTools | None: ...
+    def tools(self) -> ToolSupport | None: ...
 
     @property
     def takes_chats(self) -> bool: ...

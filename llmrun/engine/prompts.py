@@ -20,6 +20,7 @@ from msgspec import structs
 
 from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
+from llmrun.engine.base import check_generates, require_thinking
 from llmrun.engine.requests import NONE, FillPrompt, RecordedChat, Request, TextPrompt, TokenPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess, alternating, choose_template
 from llmrun.engine.templates.tool_format import TemplateAbilities
@@ -27,7 +28,6 @@ from llmrun.engine.thinking import Beginning, ThinkingDecoder, recognised_style,
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
-    from llmrun.base.types import ModelInfo
     from llmrun.engine.adapters import AdaptedTokens
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.constraint.base import ResponseFormat
@@ -91,12 +91,6 @@ def _last(tokens: list[int], most: int) -> list[int]:
     return tokens[max(0, len(tokens) - most) :]
 
 
-def check_generates(info: ModelInfo) -> None:
-    """Raise UsageError if the model is an encoder."""
-    if not info.has_logits:
-        raise UsageError(f"{info.name} computes embeddings and generates no text", hint="use it with `llmrun embed`")
-
-
 class ModelThinking:
     """The thinking style and the thinking switch of an open model.
 
@@ -148,12 +142,7 @@ class ModelThinking:
 
     def require(self) -> None:
         """Raise UsageError if the model does not support thinking."""
-        if not self.can_think:
-            raise UsageError(
-                "thinking cannot be switched on: this model's chat template has no thinking switch, and its thinking "
-                "tags are unknown",
-                hint="leave thinking off; this model answers directly",
-            )
+        require_thinking(self)
 
     def asked(self, prompt: ChatPrompt, on: bool | None) -> ChatPrompt:
         """Return the prompt with the template variables or the word that switch thinking on or off.

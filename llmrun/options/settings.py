@@ -25,6 +25,7 @@ from llmrun.backends.base import (
     TRAINED_CONTEXT,
 )
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
+from llmrun.base.amounts import parse_duration
 from llmrun.base.errors import BadGGUF, UsageError, shown, warn_of_broken_entry
 from llmrun.base.folders import config_file, own_models_file, templates_folder
 from llmrun.base.sampling_texts import ListOfTexts
@@ -83,8 +84,21 @@ NAMES_ELSEWHERE = {
     **dict.fromkeys(("chat_template_kwargs", "template_variables", "template_kwargs"), "variables"),
     **dict.fromkeys(("speculation", "draft", "draft_model", "model_draft", "assistant_model"), "speculate"),
     **dict.fromkeys(("hide_think", "hidethinking"), "hide_thinking"),
+    **dict.fromkeys(("keepalive", "ttl", "idle_timeout"), "keep_alive"),
     **dict.fromkeys(("colour", "colors"), "color"),
 }
+
+
+def _parse_keep_alive(text: str) -> tuple[str]:
+    parse_duration(text)
+    return (text,)
+
+
+KEEP_ALIVE = ListOfTexts(
+    _parse_keep_alive,
+    "a duration such as 5m or 1h, 0 to keep nothing loaded, or -1 for no limit",
+    lambda text: "write for example 5m, 90s or 1h30m",
+)
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -226,6 +240,8 @@ class Settings:
     stats: bool = _setting(False, bool)  # whether `generate` and `chat` show detailed statistics after an answer
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
+    warm: bool = _setting(True, bool)  # whether `generate` and `chat` may use background engines
+    keep_alive: str | None = _setting(None, str, texts=KEEP_ALIVE)  # how long a background engine stays
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
     quiet: bool = _setting(False, bool)
     preset: Preset | None = None  # the preset whose settings are included; this is not a setting of its own
@@ -250,6 +266,16 @@ class Settings:
     def fixed_seed(self) -> int | None:
         """The seed of the answers, or None for a random seed."""
         return None if self.seed == _RANDOM else self.seed
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The LoRA adapters, each in the notation of --lora: those of --lora, or else the preset's."""
+        return self.loras or (() if self.preset is None else tuple(self.preset.loras))
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds for which a background engine stays after an answer, infinite for no limit, or None if not set."""
+        return None if self.keep_alive is None else parse_duration(self.keep_alive)
 
     @property
     def state_bytes(self) -> int:

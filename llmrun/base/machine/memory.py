@@ -218,6 +218,13 @@ def _glibc(name: str) -> Any:
 _PROCESSES = Path("/proc")
 
 
+def memory_in_use() -> int:
+    """Return the memory that this process holds now, in bytes."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
 def peak_memory() -> int:
     """Return the peak memory use in bytes, including child processes that are still running.
 

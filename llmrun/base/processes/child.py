@@ -140,6 +140,14 @@ class Child:
             self.ended()
             self._stderr.join()
 
+    def release(self) -> None:
+        """Let the process live on without this one, and close all pipes. Only `end` may be called afterwards."""
+        self._destroy.detach()
+        self._process.returncode = 0  # nobody waits for the process any more
+        for pipe in (self.stdin, self.stdout):
+            pipe.close()
+        self._swept = True
+
     def ending(self) -> str:
         """Describe how the process ended, with the last line of its stderr, in one line that is safe to print.
 

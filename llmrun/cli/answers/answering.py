@@ -25,7 +25,7 @@ from llmrun.backends.base import AUTO, SPLIT_MODES, OpenOptions, beyond_training
 from llmrun.backends.registry import check_options, is_stand_in
 from llmrun.base.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.base.errors import DoesNotFit, InvalidAnswer, LlmrunError, ModelNotFound, UsageError, kernel_warnings_told
-from llmrun.base.folders import data_folder
+from llmrun.base.folders import told_once
 from llmrun.base.processes.commands import TERMINATING
 from llmrun.base.types import FinishReason
 from llmrun.cli.answers.loading import ModelLoading
@@ -42,6 +42,7 @@ from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.console.terminal import discard_typed_input, is_terminal, keep_output_at_ctrl_c
+from llmrun.engine.base import check_generates
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
 from llmrun.options.settings import Settings, default_sampling, is_set, model_named
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.resolve.model_file import ResolvedModel
     from llmrun.options.sampling_params import SamplingParams
+    from llmrun.serving.background.engine import BackgroundEngine
 
 Found = TypeVar("Found")
 
@@ -74,26 +76,12 @@ def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
 
 
 def tell_of_default_model(settings: Settings) -> None:
-    """Print a note that the default model is a toy. The note appears only once, and only on a terminal.
-
-    A file in the data folder records that the note was shown. If the record cannot be saved, the note is not shown at
-    all, because it would otherwise appear on every run.
-    """
+    """Print a note that the default model is a toy. The note appears only once, and only on a terminal."""
     if out.quiet or not is_terminal(sys.stderr) or is_stand_in(settings.backend):
         return
-    told = data_folder("told") / "default-model"
-    if settings.model != Settings().model or told.exists() or is_set("model") or not _remembered(told):
+    if settings.model != Settings().model or is_set("model") or not told_once("default-model"):
         return
     out.note(f"{settings.model} is a toy model for trying out llmrun; `llmrun fit` recommends models for this machine")
-
-
-def _remembered(told: Path) -> bool:
-    try:
-        told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        told.touch(exist_ok=False)
-    except OSError:  # another process has just shown the note, or the folder is not writable
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +143,9 @@ def open_model(
     saves_state: bool = False,
     watch: Callable[[Backend], Backend] = unwatched,
 ) -> Iterator[OpenModel]:
-    """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
+    """Find the model's file, download it if necessary, and open it, or join a background engine that has it open.
 
-    May raise any LlmrunError from the hub or the engine.
+    For a URL, connect to the server instead. May raise any LlmrunError from the hub or the engine.
 
     will_chat  True to start the chat template process first, because most of the process's 70 ms startup then overlaps
                with imports and the loading of weights
@@ -166,9 +154,61 @@ def open_model(
     saves_state  the field of OpenOptions
     """
     if is_endpoint(settings.model):
-        with _open_remote(settings, max_sequences) as opened:
-            yield opened
+        with _open_remote(settings, max_sequences) as remote:
+            yield remote
         return
+    with ExitStack() as held:
+
+        def open_here() -> OpenModel:
+            return held.enter_context(
+                _open_here(settings, chat_template, will_chat, max_sequences, will_constrain, saves_state, watch)
+            )
+
+        opened: OpenModel | None = None
+        if watch is unwatched and not is_stand_in(settings.backend):
+            opened = _joined(held, settings, chat_template, open_here)
+        opened = opened or open_here()
+        engine = opened.engine
+        check_generates(engine.info)
+        if settings.ctx_size is not None and (
+            words := beyond_training(opened.name, engine.info.context_size, engine.info.train_context)
+        ):
+            out.note(words)
+        yield opened
+
+
+def _joined(
+    held: ExitStack, settings: Settings, chat_template: str | None, open_here: Callable[[], OpenModel]
+) -> OpenModel | None:
+    """Join or start a background engine. Returns None if this process must open the model."""
+    from llmrun.cli.answers.background import SEQUENCES, BackgroundRun
+
+    @contextmanager
+    def in_background() -> Iterator[tuple[Open, ModelLoading]]:
+        with model_files(settings) as files:
+            asked = to_open(settings, files, parallel=SEQUENCES, kv_tokens=None, template=chat_template)
+            yield asked, files.loading
+
+    engine = BackgroundRun(settings, chat_template, in_background, lambda: open_here().engine).joined()
+    if engine is None:
+        return None
+    held.enter_context(engine)
+    facts = engine.facts
+    _describe(engine, settings.draft_model)
+    return OpenModel(engine, facts.name, facts.default_sampling, facts.thinking_tags, _preset_name(settings))
+
+
+@contextmanager
+def _open_here(
+    settings: Settings,
+    chat_template: str | None,
+    will_chat: bool,
+    max_sequences: int,
+    will_constrain: bool,
+    saves_state: bool,
+    watch: Callable[[Backend], Backend],
+) -> Iterator[OpenModel]:
+    """Open the model in this process. `open_model` describes the arguments."""
     from llmrun.engine.templates.chat_template import TemplateProcess
 
     with ExitStack() as held:
@@ -178,7 +218,6 @@ def open_model(
             templates.start()
         files = held.enter_context(model_files(settings))
         from llmrun.engine.engine import Engine
-        from llmrun.engine.prompts import check_generates
 
         found = files.found
         tags = found.entry.thinking if found.entry else None
@@ -205,21 +244,16 @@ def open_model(
             )
         held.enter_context(engine)
         files.loading.end()
-        check_generates(engine.info)
         if not engine.info.gpu_layers:
             _tell_of_unused_gpu_flags(settings)
-        if settings.ctx_size is not None and (
-            words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
-        ):
-            out.note(words)
         if settings.speculate is not None and engine.speculates and not engine.info.batch_invariant:
             out.note("llama.cpp's results depend on the batch, so answers may differ from those without speculation")
         _describe(engine, settings.draft_model)
         recommended = found.entry.sampling if found.entry else None
         sampling = default_sampling(engine.info.metadata, recommended)
-        yield OpenModel(engine, found.name, sampling, tags, _preset_name(settings))
         if engine.draft_error:
             out.note(f"{engine.draft_error}; the answers are not affected")
+        yield OpenModel(engine, found.name, sampling, tags, _preset_name(settings))
 
 
 def fetch_model(settings: Settings) -> None:
@@ -292,7 +326,7 @@ def local_options(settings: Settings) -> OpenOptions:
         context_size=settings.ctx_size,
         threads=settings.threads,
         kv_type=settings.kv_type,
-        adapters=settings.loras or (() if settings.preset is None else settings.preset.loras),
+        adapters=settings.adapters,
         gpu_layers=settings.gpu_layers,
         tensor_split=settings.tensor_split or "",
         split_mode=settings.split_mode,
@@ -375,7 +409,7 @@ def _preset_name(settings: Settings) -> str:
     return settings.preset.name
 
 
-def _describe(engine: Engine, draft_model: str | None) -> None:
+def _describe(engine: Engine | BackgroundEngine, draft_model: str | None) -> None:
     info, template = engine.info, engine.template
     out.detail(f"model      {info.name}: {info.path}")
     out.detail(
@@ -393,7 +427,7 @@ def _describe(engine: Engine, draft_model: str | None) -> None:
     out.detail(f"loaded in  {format_seconds(engine.load_s)}")
 
 
-def _drafts(engine: Engine, draft_model: str | None) -> str:
+def _drafts(engine: Engine | BackgroundEngine, draft_model: str | None) -> str:
     other = "the model's draft head" if engine.has_draft_head else draft_model
     return "by lookup" if other is None else f"by lookup and {other}"
 

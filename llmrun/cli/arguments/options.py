@@ -309,6 +309,18 @@ Speculate = Annotated[
         autocompletion=drafts,
     ),
 ]
+KeepAlive = Annotated[
+    str | None,
+    speed_option(
+        "--keep-alive",
+        metavar="DURATION",
+        help="Keep the model loaded after an answer, such as 5m, 0 or -1.",
+        autocompletion=one_of("5m", "1h", "0", "-1"),
+    ),
+]
+Warm = Annotated[
+    bool | None, speed_option("--warm/--no-warm", help="Use models that stay loaded between runs.  [default: warm]")
+]
 ChatTemplate = Annotated[
     Path | None,
     model_option("--chat-template", metavar="FILE", help="Jinja2 file to use instead of the model's chat template."),
@@ -460,7 +472,7 @@ def _requires_nothing(schema: Any) -> bool:
 
 _NOT_FOR_SERVERS = (
     *("ctx_size", "threads", "kv_type", "lora", "chat_template", "backend", "speculate", "gpu_layers"),
-    *("tensor_split", "split_mode", "main_gpu", "rpc", "rpc_anyway"),
+    *("tensor_split", "split_mode", "main_gpu", "rpc", "rpc_anyway", "keep_alive", "warm"),
 )
 
 
@@ -499,6 +511,8 @@ class AnswerFlags:
     rpc: Rpc = None
     rpc_anyway: RpcAnyway = None
     speculate: Speculate = None
+    keep_alive: KeepAlive = None
+    warm: Warm = None
     offline: Offline = False
     quiet: Quiet = False
     verbose: Verbose = False

@@ -340,19 +340,16 @@ def longest_result(engine: Answering) -> int:
 
 def _can_use_tools(engine: Answering) -> bool:
     """Return whether a model can call tools and read their results. Remote models are assumed to support tools."""
-    return engine.tools is None or (engine.tools.abilities.takes_tools and _can_read_calls(engine))
+    return engine.tools is None or (engine.tools.takes_tools and engine.tools.reads_calls)
 
 
 def _can_read_calls(engine: Answering) -> bool:
-    if engine.tools is None:
-        return True
-    abilities = engine.tools.abilities
-    return abilities.takes_results and abilities.tool_format is not None
+    return engine.tools is None or engine.tools.reads_calls
 
 
 def _reason(engine: Answering) -> str:
     """Return the reason why a local model cannot use tools."""
     assert engine.tools is not None, "servers are not asked"
-    if engine.tools.abilities.takes_tools:
+    if engine.tools.takes_tools:
         return "the format of its tool calls is unknown"
     return "its chat template does not support tools"

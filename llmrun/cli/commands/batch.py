@@ -33,7 +33,7 @@ from llmrun.cli.arguments.prompts import STDIN, read_text
 LISTING = {"heading": "Run models", "place": 13}
 
 
-@takes_answer_flags(but=("seed", "hide_thinking", "stream", "stats"))
+@takes_answer_flags(but=("seed", "hide_thinking", "stream", "stats", "keep_alive", "warm"))
 def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl, .txt, .csv or .tsv file; - for stdin.")],
     output: Annotated[

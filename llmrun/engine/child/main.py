@@ -61,8 +61,17 @@ class Connection:
 
     def received(self) -> Iterator[ToChild]:
         """Yield messages until the server has ended. Raises BadMessage or FrameTooLong."""
-        while (frame := read_frame(self._from_server, LONGEST)) is not None:
+        while (frame := self.frame()) is not None:
             yield TO_CHILD.decode(frame)
+
+    def frame(self) -> bytes | None:
+        """Return the next frame, or None if the server has ended. Raises FrameTooLong."""
+        return read_frame(self._from_server, LONGEST)
+
+    def close(self) -> None:
+        """Close both streams."""
+        self._from_server.close()
+        self._to_server.close()
 
 
 def end_process(status: int) -> None:
@@ -73,12 +82,12 @@ def end_process(status: int) -> None:
 
 # How long a Python thread waits before it interrupts another thread, in seconds. With the default of 5 ms, a thread
 # that prepares a long prompt could delay every step of the answers in progress by 5 ms.
-_SWITCH_S = 0.0005
+SWITCH_S = 0.0005
 
 
 def main() -> None:
     """Serve one model until the server closes the model, the server ends, or the engine crashes."""
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     connection = Connection.on_standard_streams()
     heart = Heart(connection.send)
     received = connection.received()
@@ -104,7 +113,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
         return_freed_memory()  # 16 MB after the header of a model with 49,152 tokens
         gc.freeze()  # otherwise, each full collection would visit the vocabulary in the middle of a step
     except Exception as error:  # noqa: BLE001 - reported to the server
-        connection.send(CannotOpen(_as_llmrun_error(error)))
+        connection.send(CannotOpen(as_llmrun_error(error)))
         return 1
     serving = EngineServing(engine, connection.send, heart, asked.max_wait_s)
     connection.send(Opened(facts))
@@ -112,7 +121,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
     try:
         serving.run()
     except Exception as error:  # noqa: BLE001 - reported to the server
-        connection.send(Crashed(_as_llmrun_error(error)))
+        connection.send(Crashed(as_llmrun_error(error)))
         return 1
     engine.close()
     return 0
@@ -124,11 +133,11 @@ def _read(received: Iterator[ToChild], opened: Future[EngineServing], connection
         for message in received:
             opened.result().take(message)
     except Exception as error:  # noqa: BLE001 - reported to the server
-        connection.send(Crashed(_as_llmrun_error(error)))
+        connection.send(Crashed(as_llmrun_error(error)))
     end_process(0)
 
 
-def _as_llmrun_error(error: Exception) -> LlmrunError:
+def as_llmrun_error(error: Exception) -> LlmrunError:
     """Return an LlmrunError unchanged. For a bug, print the traceback and return a matching LlmrunError."""
     if isinstance(error, LlmrunError):
         return error

@@ -2,10 +2,11 @@
 
 The server chooses the ids of its requests, and all events in messages from the process contain these ids.
 
-    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, Embed and Close in any order
+    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, DescribeChat, Embed
+                      and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
-                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, Spelled, PromptCounted, Embedded
-                      or Rejected; Beat at any time; Crashed at the end
+                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, Spelled, PromptCounted,
+                      ChatDescribed, Embedded or Rejected; Beat at any time; Crashed at the end
 
 Decoding is strict: all other messages raise BadMessage, because the two processes run the same code.
 """
@@ -20,6 +21,7 @@ from msgspec import field
 from llmrun.base.errors import LlmrunError
 from llmrun.base.processes.frames import Codec
 from llmrun.base.types import FinishReason, Timings
+from llmrun.engine.base import require_thinking
 from llmrun.engine.requests import Event, Finished, ModelFacts, Portable, Request, TextPrompt, TokenPrompt
 
 
@@ -110,6 +112,13 @@ class CountPrompt(Portable, frozen=True):
     request: Request
 
 
+class DescribeChat(Portable, frozen=True):
+    """Describe how the model thinks and calls tools. The first description takes 20 to 200 ms."""
+
+    id: int
+    tenant: str = ""
+
+
 class Embed(Portable, frozen=True):
     """Compute the vectors of texts or, if there is a query, the scores of documents.
 
@@ -132,7 +141,7 @@ class Close(Portable, frozen=True):
     """End the process."""
 
 
-ToChild = Open | Ask | Cancel | Tokenize | Detokenize | Spell | CountPrompt | Embed | Close
+ToChild = Open | Ask | Cancel | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | Embed | Close
 
 
 class Loading(Portable, frozen=True):
@@ -153,6 +162,10 @@ class Opened(Portable, frozen=True):
     """The model is open."""
 
     facts: ModelFacts
+
+
+class Listening(Portable, frozen=True):
+    """A background engine has opened the model, and listens on its socket. This is the last message on the pipe."""
 
 
 class CannotOpen(Portable, frozen=True):
@@ -249,6 +262,47 @@ class PromptCounted(Portable, frozen=True):
     tokens: int
 
 
+class Tags(Portable, frozen=True):
+    """The tags that enclose a model's thinking, as in `ThinkingStyle`."""
+
+    opening: str
+    closing: tuple[str, ...]
+
+
+class ThinkingFacts(Portable, frozen=True):
+    """A model's thinking tags and switch: the ThinkingSupport of a model in another process."""
+
+    style: Tags | None = None
+    has_switch: bool = False
+
+    @property
+    def can_think(self) -> bool:
+        """See ModelThinking."""
+        return self.style is not None or self.has_switch
+
+    def prepare(self) -> None:
+        """Do nothing, because the facts are known."""
+
+    def require(self) -> None:
+        """Raise UsageError if the model does not support thinking."""
+        require_thinking(self)
+
+
+class ToolFacts(Portable, frozen=True):
+    """A model's support for tool calls: the ToolSupport of a model in another process."""
+
+    takes_tools: bool = False
+    reads_calls: bool = False
+
+
+class ChatDescribed(Portable, frozen=True):
+    """The answer to DescribeChat."""
+
+    id: int
+    thinking: ThinkingFacts
+    tools: ToolFacts
+
+
 class Embedded(Portable, frozen=True):
     """The answer to Embed, or a part of the answer. Parts arrive in order, and each part contains some of the results.
 
@@ -273,6 +327,7 @@ FromChild = (
     Loading
     | Note
     | Opened
+    | Listening
     | CannotOpen
     | Rejected
     | Preparing
@@ -284,6 +339,7 @@ FromChild = (
     | Detokenized
     | Spelled
     | PromptCounted
+    | ChatDescribed
     | Embedded
     | Crashed
 )

@@ -29,6 +29,7 @@ from llmrun.options.settings import default_sampling
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
+    from llmrun.engine.templates.chat_template import TemplateProcess
 
 
 def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
@@ -70,9 +71,13 @@ def portable_options(options: OpenOptions) -> dict[str, Any]:
 
 
 def open_engine(
-    asked: Open, tell: Callable[[Loading | Note], None], on_begin: Callable[[Sequence[int]], None]
+    asked: Open,
+    tell: Callable[[Loading | Note], None],
+    on_begin: Callable[[Sequence[int]], None],
+    *,
+    templates: TemplateProcess | None = None,
 ) -> Engine:
-    """Open an engine. Raises the errors of `Engine.open`."""
+    """Open an engine. Raises the errors of `Engine.open`, which describes `templates`."""
     options = OpenOptions(
         **asked.options,
         progress=lambda work, fraction: tell(Loading(work, float(fraction))),
@@ -83,6 +88,7 @@ def open_engine(
         options,
         chat_template=asked.chat_template,
         thinking_tags=asked.thinking_tags,
+        templates=templates,
         speculate=asked.speculate,
         draft=None if asked.draft is None else Path(asked.draft),
         overcommit=asked.overcommit,

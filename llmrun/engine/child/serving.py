@@ -27,8 +27,10 @@ from llmrun.engine.child.messages import (
     Beat,
     Begun,
     Cancel,
+    ChatDescribed,
     Close,
     CountPrompt,
+    DescribeChat,
     Detokenize,
     Detokenized,
     Embed,
@@ -40,10 +42,13 @@ from llmrun.engine.child.messages import (
     Spell,
     Spelled,
     Stepped,
+    Tags,
     Taken,
+    ThinkingFacts,
     ToChild,
     Tokenize,
     Tokenized,
+    ToolFacts,
 )
 from llmrun.engine.costs import MOST_ROWS
 from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
@@ -273,7 +278,7 @@ class Embedding:
         self._send(Embedded(number, data, tokens, is_last=call.n_sent == len(job.texts)))
 
 
-_Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | Embed
+_Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | Embed
 _SAVE_S = 2.0  # the time limit for saving prefixes before the process ends
 _CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
@@ -317,7 +322,9 @@ class EngineServing:
                     self._to_prepare.put_first(message)
                 else:
                     self._to_prepare.put(request.tenant, message)
-            case Tokenize(tenant=tenant) | Detokenize(tenant=tenant) | Spell(tenant=tenant):
+            case (
+                Tokenize(tenant=tenant) | Detokenize(tenant=tenant) | Spell(tenant=tenant) | DescribeChat(tenant=tenant)
+            ):
                 self._to_prepare.put(tenant, message)
             case Embed(id=call, tenant=tenant):
                 self._embedding.expect(call)
@@ -411,6 +418,8 @@ class EngineServing:
                 self._send(Spelled(message.id, [spelled(self._engine.tokenizer, token) for token in message.tokens]))
             case CountPrompt():
                 self._send(PromptCounted(message.id, self._engine.prompt_tokens(message.request)))
+            case DescribeChat():
+                self._send(ChatDescribed(message.id, *_chat_facts(self._engine)))
             case Embed():
                 self._embedding.add(message)
                 with self._wake:
@@ -481,9 +490,20 @@ class EngineServing:
                     self._forget(request_id)
         return tuple(renamed)
 
+    def prefill_progress(self) -> tuple[Event, ...]:
+        """Return the expected progress of the prompts in the running step, with the server's ids. Thread-safe."""
+        known = [(self._server_ids.get(event.request_id), event) for event in self._engine.prefill_progress()]
+        return tuple(structs.replace(event, request_id=its_id) for its_id, event in known if its_id is not None)
+
     def _predicted_wait(self) -> float:
         """Return the predicted wait of a new request: the last prediction, minus the time since that prediction."""
         if self._engine.idle:
             return 0.0
         seconds, when = self._last_wait
         return max(0.0, seconds - (time.monotonic() - when))
+
+
+def _chat_facts(engine: Engine) -> tuple[ThinkingFacts, ToolFacts]:
+    style, tools = engine.thinking.style, engine.tools
+    tags = None if style is None else Tags(style.opening, style.closing)
+    return ThinkingFacts(tags, engine.thinking.has_switch), ToolFacts(tools.takes_tools, tools.reads_calls)

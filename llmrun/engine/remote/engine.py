@@ -34,10 +34,8 @@ from llmrun.engine.requests import (
 from llmrun.engine.thinking import Split, ThinkingSplitter, ThinkingStyle
 
 if TYPE_CHECKING:
-    from llmrun.engine.prompts import ModelThinking
+    from llmrun.engine.base import ShownTemplate, ThinkingSupport, ToolSupport
     from llmrun.engine.remote.stream import Chunk, Usage
-    from llmrun.engine.templates.chat_template import ChatTemplate
-    from llmrun.engine.tool_calls.prompting import ModelTools
 
 _AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet
 _MOST_TOKENS = 1 << 20  # the maximum length of an answer if the request does not limit it
@@ -180,9 +178,9 @@ class RemoteEngine:
         self._last_cancel = 0
         self._cancel_wishes: deque[int] = deque()
         self.load_s = load_s
-        self.template: ChatTemplate | None = None  # The server applies its own template, and handles thinking.
-        self.thinking: ModelThinking | None = None
-        self.tools: ModelTools | None = None  # Only the server knows whether its model can call tools.
+        self.template: ShownTemplate | None = None  # The server applies its own template, and handles thinking.
+        self.thinking: ThinkingSupport | None = None
+        self.tools: ToolSupport | None = None  # Only the server knows whether its model can call tools.
         self.takes_chats = True  # Servers have a chat template for their models.
         endpoint = model.endpoint
         self.info = ModelInfo(  # unknown sizes are 0

@@ -289,6 +289,16 @@ class ModelTools:
             return ToolAbilities()
         return self._process.abilities(self._template.tool_source or self._template.source).tools
 
+    @property
+    def takes_tools(self) -> bool:
+        """True if the template shows tools to the model."""
+        return self.abilities.takes_tools
+
+    @property
+    def reads_calls(self) -> bool:
+        """True if the template shows the results of calls, and the format of calls is known."""
+        return self.abilities.takes_results and self.abilities.tool_format is not None
+
     def prepared(self, prompt: ChatPrompt) -> ChatPrompt:
         """Return the prompt with past tool calls in the form that the template requires.
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmrun.base.types import TokenLogprob
 from llmrun.engine.requests import PromptDelta, TextDelta, TokenLogprobs
-from llmrun.serving.processes.request import DeliveredDeltas, ReplayDiffers
+from llmrun.serving.processes.deltas import DeliveredDeltas, ReplayDiffers
 
 PROMPT = [PromptDelta(1, "a", (TokenLogprobs(TokenLogprob(7, b"a", 0.0), ()),)), PromptDelta(1, "")]
 ANSWER: list[PromptDelta | TextDelta] = [

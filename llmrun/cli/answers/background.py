@@ -1,0 +1,213 @@
+"""Decides whether `generate` and `chat` use a background engine, which keeps the model open between runs.
+
+A run joins the engine for its model and settings if there is one. Otherwise, the second run within ten minutes starts
+an engine, and so does the first run with --keep-alive or the setting `keep_alive`. Whenever an engine cannot be used,
+the run opens the model itself, and -v shows the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
+
+from llmrun.backends.base import AUTO
+from llmrun.backends.lora_files import LoraOption
+from llmrun.backends.registry import usable_gpus
+from llmrun.base.amounts import format_duration
+from llmrun.base.errors import LlmrunError
+from llmrun.base.folders import told_once
+from llmrun.base.machine.memory_pressure import fits_beside
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
+from llmrun.engine.child.messages import Loading
+from llmrun.serving.background.eligibility import reason_not_to_join, reason_not_to_start_unasked
+from llmrun.serving.background.engine import BackgroundEngine
+from llmrun.serving.background.handshake import Birth
+from llmrun.serving.background.joining import INHERITED, RunsAlone, join, join_or_start
+from llmrun.serving.background.place import open_folder, socket_name
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from llmrun.cli.answers.loading import ModelLoading
+    from llmrun.engine.base import Answering
+    from llmrun.engine.child.messages import Note, Open
+    from llmrun.options.settings import Settings
+    from llmrun.serving.background.joining import Joined
+    from llmrun.serving.background.place import Folder
+
+_SECOND_CALL_S: Final = 600.0  # a second run within this time starts an engine
+KEEP_ALIVE_S: Final = 300.0  # how long an engine stays after an answer, as in Ollama
+SEQUENCES: Final = 4  # the maximum number of answers that an engine generates at a time
+_BACKEND: Final = "cpu"  # its answers depend neither on other requests nor on cached prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundRun:
+    """A run that may use a background engine.
+
+    to_open    finds the model's files, and returns the message that opens the model and the model's progress line
+    open_here  opens the model in this process
+    """
+
+    settings: Settings
+    chat_template: str | None
+    to_open: Callable[[], AbstractContextManager[tuple[Open, ModelLoading]]]
+    open_here: Callable[[], Answering]
+
+    def joined(self) -> BackgroundEngine | None:
+        """Join or start an engine. Returns None if this process must open the model.
+
+        Raises the errors of the hub, which finds the model's files.
+        """
+        try:
+            if reason := self._reason_to_run_alone():
+                raise RunsAlone(reason)
+            with _folder() as folder:
+                found = self._joined_in(folder, socket_name(self._key()))
+        except RunsAlone as error:
+            out.detail(f"warm       no: {error}")
+            return None
+        if found is None:
+            return None
+        joined, was_started = found
+        if was_started:
+            _tell_of_engine(self._keep_alive_s)
+        out.detail(f"warm       {'started' if was_started else 'joined'} the background engine {joined.pid}")
+        return BackgroundEngine(
+            joined, was_started=was_started, rejoin=self._rejoined, open_here=self.open_here, note=out.note
+        )
+
+    def _rejoined(self) -> Answering:
+        return self.joined() or self.open_here()
+
+    def _reason_to_run_alone(self) -> str:
+        settings = self.settings
+        if not settings.warm:
+            return "--no-warm or the setting warm"
+        if settings.backend not in (AUTO, _BACKEND) or settings.rpc_servers or settings.gpu_layers not in (AUTO, 0):
+            return "only the CPU engine runs in the background"
+        return reason_not_to_join()
+
+    def _joined_in(self, folder: Folder, name: str) -> tuple[Joined, bool] | None:
+        """Join an engine or start it. Returns None if the run should not start one. Raises RunsAlone."""
+        keep_alive_s = self.settings.keep_alive_s
+        wire_s = None if keep_alive_s is None else _on_wire(keep_alive_s)
+        if (joined := join(folder, name, wire_s)) is not None:
+            return joined, False
+        if keep_alive_s == 0:
+            return None
+        if keep_alive_s is None:
+            was_called = folder.called_within(name, _SECOND_CALL_S)
+            folder.remember_call(name)
+            if not was_called:
+                raise RunsAlone(f"the second run within {_SECOND_CALL_S / 60:.0f} minutes starts a background engine")
+            if reason := reason_not_to_start_unasked():
+                raise RunsAlone(reason)
+        if self.settings.backend == AUTO and self.settings.gpu_layers != 0 and (gpus := usable_gpus()):
+            raise RunsAlone(f"{' and '.join(gpus)} may run the model, and only the CPU engine runs in the background")
+        birth = Birth(name, self._lasting_model(), _on_wire(self._keep_alive_s))
+        loading: list[ModelLoading] = []
+
+        @contextmanager
+        def asked() -> Iterator[Open]:
+            with self.to_open() as (message, line):
+                loading.append(line)
+                if not fits_beside(Path(message.path).stat().st_size):
+                    raise RunsAlone("the model is too large to stay in memory between runs")
+                yield _in_background(message)
+
+        def tell(news: Loading | Note) -> None:
+            if isinstance(news, Loading):
+                loading[0](news.work, news.fraction)
+            elif news.is_detail:
+                out.detail(f"backend    {news.text}")
+            else:
+                out.note(news.text)
+
+        found = join_or_start(
+            folder,
+            name,
+            birth,
+            asked,
+            tell=tell,
+            waiting=lambda: out.progress("waiting for the model to be loaded ..."),
+        )
+        for each in loading:
+            each.end()
+        return found
+
+    @property
+    def _keep_alive_s(self) -> float:
+        asked = self.settings.keep_alive_s
+        return KEEP_ALIVE_S if asked is None else asked
+
+    def _lasting_model(self) -> str:
+        """Return the model's name, or the absolute path of an existing file."""
+        path = os.path.abspath(os.path.expanduser(self.settings.model))  # noqa: PTH100, PTH111  (Path may raise)
+        return path if os.path.exists(path) else self.settings.model  # noqa: PTH110
+
+    def _key(self) -> str:
+        """Return a text that differs between engines whose answers may differ."""
+        settings, draft = self.settings, self.settings.draft_model
+        decisive = {
+            "model": self._lasting_model(),
+            "draft": draft and os.path.abspath(draft) if draft and os.path.exists(draft) else draft,  # noqa: PTH100, PTH110
+            "adapters": [*map(_lasting_adapter, settings.adapters)],
+            "template": self.chat_template,
+            "speculate": settings.wants_speculation,
+            **{name: getattr(settings, name) for name in ("threads", "ctx_size", "kv_type", "text_calls", "offline")},
+            "environment": {name: os.environ.get(name) for name in INHERITED},
+        }
+        return json.dumps(decisive, sort_keys=True)
+
+
+@contextmanager
+def _folder() -> Iterator[Folder]:
+    """Open the folder of background engines. Raises RunsAlone if that is impossible."""
+    try:
+        folder = open_folder(create=True)
+    except LlmrunError as error:
+        raise RunsAlone(str(error)) from error
+    if folder is None:
+        raise RunsAlone("this system has no sockets for background engines")
+    with folder:
+        yield folder
+
+
+def _on_wire(keep_alive_s: float) -> float:
+    return -1.0 if keep_alive_s == math.inf else keep_alive_s
+
+
+def _lasting_adapter(text: str) -> str:
+    option = LoraOption.parse(text)
+    return replace(option, path=Path(os.path.abspath(option.path))).text  # noqa: PTH100
+
+
+def _in_background(asked: Open) -> Open:
+    """Return the message with absolute paths and the options of background engines."""
+    options = {
+        **asked.options,
+        "backend": _BACKEND,
+        "saves_state": True,
+        "adapters": [*map(_lasting_adapter, asked.options["adapters"])],
+    }
+    draft = asked.draft and os.path.abspath(asked.draft)  # noqa: PTH100
+    return structs.replace(asked, path=os.path.abspath(asked.path), draft=draft, options=options)  # noqa: PTH100
+
+
+def _tell_of_engine(keep_alive_s: float) -> None:
+    """Print a note that the model stays loaded. The note appears only once, and only on a terminal."""
+    if out.quiet or not is_terminal(sys.stderr) or not told_once("background-engine"):
+        return
+    duration = "until `llmrun stop`" if keep_alive_s == math.inf else f"for {format_duration(keep_alive_s)}"
+    out.note(f"the model stays loaded {duration} for the next run; `llmrun stop` unloads it")

@@ -1,0 +1,239 @@
+"""The clients that are connected to a background engine.
+
+Each connection has a thread that reads messages. The engine's threads send messages and never wait for a client: what a
+client does not read at once is buffered, and another thread sends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Final
+
+from llmrun.base.processes.frames import BadMessage, FrameTooLong, framed, read_frame
+from llmrun.engine.child.messages import (
+    FROM_CHILD,
+    LONGEST,
+    TO_CHILD,
+    Beat,
+    Begun,
+    Cancel,
+    Close,
+    FromChild,
+    Note,
+    Open,
+    Preparing,
+    Rejected,
+    Stepped,
+    Taken,
+    ToChild,
+)
+from llmrun.engine.requests import Failed, Finished
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import Event
+
+_MOST_UNREAD = 64 << 20  # bytes; a client that leaves more unread loses its connection
+_ID_BITS: Final = 32  # the ids of a connection's requests begin with the number of the connection
+
+
+class Guest:
+    """One connection. Only the thread that runs `serve` calls methods other than `send` and `close`.
+
+    first_id  the ids of this client's requests are from `first_id` to `first_id` + 2**32 - 1
+    """
+
+    def __init__(self, connection: socket.socket, number: int) -> None:
+        self._connection = connection
+        self._stream: IO[bytes] = connection.makefile("rb")
+        self._number = number
+        self._lock = threading.Lock()  # guards the fields below
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._is_sending = False  # True while a thread is sending `_unsent`
+        self._has_left = False
+
+    @property
+    def first_id(self) -> int:
+        return self._number << _ID_BITS
+
+    def owns(self, request_id: int) -> bool:
+        """Return whether an id belongs to this connection."""
+        return request_id >> _ID_BITS == self._number
+
+    def receive(self, longest: int) -> bytes | None:
+        """Return the next frame, or None if the client has left. Raises FrameTooLong."""
+        with contextlib.suppress(OSError, ValueError):
+            return read_frame(self._stream, longest)
+        return None
+
+    def send(self, data: bytes) -> None:
+        """Send a frame without waiting. Nothing is sent to clients that have left. Thread-safe."""
+        frame = framed(data)
+        with self._lock:
+            if self._has_left:
+                return
+            if not self._is_sending:
+                frame = frame[self._sent_at_once(frame) :]
+            if not frame or self._has_left:
+                return
+            self._unsent.append(frame)
+            self._unsent_bytes += len(frame)
+            if self._unsent_bytes > _MOST_UNREAD:
+                self._leave()
+            elif not self._is_sending:
+                self._is_sending = True
+                threading.Thread(target=self._send_rest, name="sending", daemon=True).start()
+
+    def close(self) -> None:
+        """End the connection. Messages that are not sent yet are lost. Idempotent and thread-safe."""
+        with self._lock:
+            self._leave()
+
+    def _sent_at_once(self, frame: bytes) -> int:
+        try:
+            return self._connection.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._leave()
+            return 0
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._lock:
+                if self._has_left or not self._unsent:
+                    self._is_sending = False
+                    return
+                frame = self._unsent.popleft()
+                self._unsent_bytes -= len(frame)
+            try:
+                self._connection.sendall(frame)
+            except OSError:
+                self.close()
+
+    def _leave(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._unsent.clear()
+            with contextlib.suppress(OSError):  # the client has closed the connection
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Free the descriptor, after which no method may be called. The reading thread calls this method at its end."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._stream.close()
+        self._connection.close()
+
+
+class Guests:
+    """The clients that have said hello, and their unfinished requests and calls.
+
+    take     passes a message to the engine
+    on_idle  called when the last unfinished request is over
+    """
+
+    def __init__(self, take: Callable[[ToChild], None], on_idle: Callable[[], None]) -> None:
+        self._take = take
+        self._on_idle = on_idle
+        self._lock = threading.Lock()
+        self._guests: dict[int, Guest] = {}
+        self._unfinished: set[int] = set()
+        self._numbers = 0
+
+    @property
+    def answers(self) -> int:
+        """The number of unfinished requests and calls."""
+        return len(self._unfinished)
+
+    def received(self, connection: socket.socket) -> Guest:
+        """Return the guest for a new connection, which receives nothing before `serve`."""
+        with self._lock:
+            self._numbers += 1
+            return Guest(connection, self._numbers)
+
+    def serve(self, guest: Guest) -> None:
+        """Pass a client's messages to the engine until the client leaves, and then cancel its requests.
+
+        Raises BadMessage if the client sends anything that this version does not send.
+        """
+        number = guest.first_id >> _ID_BITS
+        with self._lock:
+            self._guests[number] = guest
+        try:
+            while (frame := guest.receive(LONGEST)) is not None:
+                self._take_from(guest, TO_CHILD.decode(frame))
+        except FrameTooLong as error:
+            raise BadMessage(str(error)) from error
+        finally:
+            with self._lock:
+                del self._guests[number]
+                left = tuple(each for each in self._unfinished if guest.owns(each))
+            if left:
+                self._take(Cancel(left))
+
+    def _take_from(self, guest: Guest, message: ToChild) -> None:
+        if isinstance(message, Open | Close):
+            raise BadMessage("clients may not open or close the model")
+        ids = message.ids if isinstance(message, Cancel) else (message.id,)
+        if not all(map(guest.owns, ids)):
+            raise BadMessage("the id of another client's request")
+        if not isinstance(message, Cancel):
+            with self._lock:
+                self._unfinished.update(ids)
+        self._take(message)
+
+    def send(self, message: FromChild) -> None:
+        """Send a message to the clients whose requests it concerns. Thread-safe."""
+        for request_id, part in _parts(message):
+            with self._lock:
+                guest = self._guests.get(request_id >> _ID_BITS)
+            if guest is not None:
+                guest.send(FROM_CHILD.encode(part))
+        over = [each for each in _ended(message) if each in self._unfinished]
+        if over:
+            with self._lock:
+                self._unfinished.difference_update(over)
+                is_idle = not self._unfinished
+            if is_idle:
+                self._on_idle()
+
+    def close(self) -> None:
+        """End all connections."""
+        with self._lock:
+            guests = [*self._guests.values()]
+        for guest in guests:
+            guest.close()
+
+
+def _parts(message: FromChild) -> Iterator[tuple[int, FromChild]]:
+    """Yield the parts of a message for each client, with the id of one of the client's requests."""
+    match message:
+        case Stepped(events=events):
+            by_client: dict[int, list[Event]] = {}
+            for event in events:
+                by_client.setdefault(event.request_id >> _ID_BITS, []).append(event)
+            for number, its_events in by_client.items():
+                yield number << _ID_BITS, Stepped(tuple(its_events))
+        case Begun() | Beat() | Note() | Preparing():  # no client needs these messages
+            return
+        case Taken(id=request_id) | Rejected(id=request_id):
+            yield request_id, message
+        case _ if (call := getattr(message, "id", None)) is not None:
+            yield call, message
+
+
+def _ended(message: FromChild) -> list[int]:
+    """Return the ids of the requests and calls that a message ends."""
+    match message:
+        case Stepped(events=events):
+            return [event.request_id for event in events if isinstance(event, Finished | Failed)]
+        case Begun() | Beat() | Note() | Preparing() | Taken():
+            return []
+    call = getattr(message, "id", None)
+    is_over = getattr(message, "is_last", True)
+    return [call] if call is not None and is_over else []

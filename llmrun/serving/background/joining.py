@@ -1,0 +1,188 @@
+"""The client's side of the handshake: joins a background engine that is running, or starts one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from llmrun.base.errors import LlmrunError
+from llmrun.base.processes.child import Child
+from llmrun.base.processes.commands import isolated_command, isolated_environment
+from llmrun.base.processes.frames import BadMessage, FrameTooLong, framed, read_frame
+from llmrun.engine.child.messages import FROM_CHILD, LONGEST, TO_CHILD, CannotOpen, Listening, Loading, Note
+from llmrun.serving.background.eligibility import Standing
+from llmrun.serving.background.handshake import (
+    BIRTH,
+    FACTS,
+    HELLO,
+    LEAVING,
+    LONGEST_GREETING,
+    REFUSED,
+    WELCOME,
+    BackgroundFacts,
+    Birth,
+    build_id,
+    greeting,
+    read_greeting,
+)
+from llmrun.serving.background.place import connect
+
+if TYPE_CHECKING:
+    from llmrun.engine.child.messages import Open
+    from llmrun.serving.background.place import Folder
+
+_GREETING_S: Final = 5.0  # how long a greeting may take; a client whose engine is slower opens the model itself
+# The variables that determine which files a name means and how models run. Others may be secrets, such as HF_TOKEN.
+INHERITED: Final = (
+    *("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TMPDIR", "TEMP", "TZ"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "OLLAMA_MODELS"),
+    *("LLMRUN_CACHE_DIR", "LLMRUN_CONFIG", "LLMRUN_CPU_LEVEL", "LLMRUN_DATA_DIR"),
+)
+
+
+class RunsAlone(LlmrunError):
+    """Raised if a client must open the model itself. The message is the reason, for --verbose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An open connection to a background engine."""
+
+    connection: socket.socket
+    stream: Any  # a binary stream for reading
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> Link:
+        return cls(connection, connection.makefile("rb", buffering=1 << 16))
+
+    def send(self, data: bytes) -> None:
+        """Send a frame. Raises OSError if the engine has ended."""
+        self.connection.sendall(framed(data))
+
+    def receive(self, longest: int = LONGEST) -> bytes | None:
+        """Return the next frame, or None if the engine has ended. Raises FrameTooLong."""
+        with suppress(OSError, ValueError):
+            return read_frame(self.stream, longest)
+        return None
+
+    def ask(self, kind: str, **values: Any) -> tuple[str, Mapping[str, Any]]:
+        """Send a message of the handshake and return the answer, which is `leaving` if the engine has ended.
+
+        Raises RunsAlone if no answer arrives in time.
+        """
+        try:
+            self.connection.settimeout(_GREETING_S)
+            self.send(greeting(kind, **values))
+            answer = read_greeting(read_frame(self.stream, LONGEST_GREETING))
+            self.connection.settimeout(None)
+        except TimeoutError:
+            raise RunsAlone(f"the background engine did not answer within {_GREETING_S:g} s") from None
+        except (OSError, BadMessage, FrameTooLong):
+            return LEAVING, {}
+        return answer
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        with suppress(OSError):
+            self.stream.close()
+        self.connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A connection that has been welcomed.
+
+    first_id  the ids of this client's requests begin here
+    """
+
+    link: Link
+    pid: int
+    first_id: int
+    facts: BackgroundFacts
+
+
+def join(folder: Folder, name: str, keep_alive_s: float | None) -> Joined | None:
+    """Join the engine with this socket. Returns None if there is none, or if it is leaving.
+
+    keep_alive_s  how long the engine stays after an answer in seconds, negative until it is stopped; None for no change
+
+    Raises RunsAlone if the engine refuses this client or does not answer, and LlmrunError for an unsafe socket.
+    """
+    connection = connect(folder, name, _GREETING_S)
+    if connection is None:
+        return None
+    link, joined = Link.of(connection), None
+    try:
+        standing = Standing.of_this_process().as_json()
+        kind, values = link.ask(HELLO, build=build_id(), standing=standing, keep_alive_s=keep_alive_s)
+        if kind == REFUSED:
+            raise RunsAlone(str(values.get("reason")))
+        if kind == WELCOME and (data := link.receive()) is not None:
+            joined = Joined(link, int(values["pid"]), int(values["first_id"]), FACTS.decode(data))
+    except (BadMessage, FrameTooLong, KeyError, TypeError, ValueError) as error:
+        raise RunsAlone(f"the background engine sent an invalid answer: {error}") from error
+    finally:
+        if joined is None:
+            link.close()
+    return joined
+
+
+def join_or_start(
+    folder: Folder,
+    name: str,
+    birth: Birth,
+    asked: Callable[[], AbstractContextManager[Open]],
+    *,
+    tell: Callable[[Loading | Note], None],
+    waiting: Callable[[], None],
+) -> tuple[Joined, bool]:
+    """Join the engine with this socket, or start it. Returns whether this call has started it.
+
+    asked    finds the model's files, which may take a while; the engine's process starts at the same time
+    tell     called with the progress of opening the model
+    waiting  called once if another process is starting the engine
+
+    Raises the errors of `asked`, RunsAlone if the engine cannot be started, and those of `join`.
+    """
+    with folder.lock(name, waiting=waiting):
+        if (joined := join(folder, name, birth.keep_alive_s)) is not None:
+            return joined, False
+        _start(birth, asked, tell)
+        joined = join(folder, name, birth.keep_alive_s)
+    if joined is None:
+        raise RunsAlone("the background engine ended at once")
+    return joined, True
+
+
+def _start(
+    birth: Birth, asked: Callable[[], AbstractContextManager[Open]], tell: Callable[[Loading | Note], None]
+) -> None:
+    """Start an engine, and wait until it listens on its socket. It ends if this process ends before that."""
+    child = Child(
+        isolated_command("serving.background.daemon"),
+        purpose="the background engine",
+        environment={**isolated_environment(), **{name: os.environ[name] for name in INHERITED if name in os.environ}},
+    )
+    try:
+        child.send(BIRTH.encode(birth))
+        with asked() as model:
+            child.send(TO_CHILD.encode(model))
+            while (frame := child.receive(LONGEST)) is not None:
+                match FROM_CHILD.decode(frame):
+                    case Loading() | Note() as news:
+                        tell(news)
+                    case CannotOpen(error=error):
+                        raise RunsAlone(f"the background engine cannot open the model: {error}")
+                    case Listening():
+                        child.release()
+                        return
+        raise RunsAlone(f"the background engine ended: {child.ending()}")
+    except (BadMessage, FrameTooLong) as error:
+        raise RunsAlone(f"the background engine sent an invalid message: {error}") from error
+    finally:
+        child.end(0)
