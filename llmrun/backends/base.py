@@ -267,6 +267,9 @@ class KVCache(Protocol):
     def free(self, seq: int) -> None:
         """Remove all tokens of a sequence."""
 
+    def return_free_memory(self) -> None:
+        """Return the memory of free blocks to the system, if the backend can. It is allocated again when needed."""
+
     @property
     def key(self) -> str:
         """The hash of everything that determines the contents of saved parts, such as the model and the KV type.

@@ -229,6 +229,9 @@ class ScriptedCache:
     def free(self, seq: int) -> None:
         self.sequences[self.checked(seq)].clear()
 
+    def return_free_memory(self) -> None:
+        """Do nothing, because the cache is only a list of tokens."""
+
     def save(self, seq: int, n: int) -> list[SavedPart]:
         tokens = self.sequences[self.checked(seq)][:n]
         parts = []

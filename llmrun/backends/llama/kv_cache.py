@@ -120,6 +120,9 @@ class LlamaCache:
     def free(self, seq: int) -> None:
         self.truncate(seq, 0)
 
+    def return_free_memory(self) -> None:
+        """Do nothing, because llama.cpp cannot return parts of its cache."""
+
     def save(self, seq: int, n: int) -> list[SavedPart]:
         """Return a part with all tokens of the sequence, because llama.cpp cannot save only some tokens."""
         length = self.lengths[seq]

@@ -182,6 +182,7 @@ def meminfo_bytes(wanted: str, root: Path) -> int | None:
 
 
 _M_MMAP_THRESHOLD: Final = -3  # malloc.h
+_MADV_DONTNEED: Final = 4  # sys/mman.h
 _LARGE: Final = 1 << 20
 
 
@@ -204,6 +205,22 @@ def return_large_blocks_at_once() -> None:
     """
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
+
+
+def return_pages(address: int, n_bytes: int) -> None:
+    """Return the whole pages in this range to Linux, which fills them with zeros when they are used again.
+
+    The range must be in private memory that no file backs. On other systems, this function does nothing.
+    """
+    if (advise := _glibc("madvise")) is None:
+        return
+    import ctypes
+    import mmap
+
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (address + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if size > 0:
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
 def _glibc(name: str) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.scripted import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted import ScriptedBackend, ScriptedCache, scripted_answers
 from llmrun.base.errors import BackendCrashed
 from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.engine.drafting.base import Kind
@@ -304,6 +305,12 @@ def test_the_head_drafts_after_lookup() -> None:
     assert [type(source) for source in open_sources(None, None, options, WithHead(None))] == [LookupSource, HeadSource]
     assert [type(source) for source in open_sources(None, None, options, noisy())] == [LookupSource]
     assert open_sources(False, None, options, WithHead(None)) == []
+
+
+def test_the_memory_of_the_heads_cache_is_returned_too() -> None:
+    with mock.patch.object(ScriptedCache, "return_free_memory") as returned, Engine(WithHead(None)) as engine:
+        engine.release_idle_memory()
+    assert returned.call_count == 2
 
 
 def states_of(tokens: Sequence[int]) -> NDArray[np.float32]:
