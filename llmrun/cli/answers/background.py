@@ -24,7 +24,7 @@ from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import usable_gpus
 from llmrun.base.amounts import format_duration
 from llmrun.base.errors import LlmrunError
-from llmrun.base.folders import told_once
+from llmrun.base.folders import own_models_file, told_once
 from llmrun.base.machine.memory_pressure import fits_beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
@@ -115,16 +115,17 @@ class BackgroundRun:
                 raise RunsAlone(reason)
         if self.settings.backend == AUTO and self.settings.gpu_layers != 0 and (gpus := usable_gpus()):
             raise RunsAlone(f"{' and '.join(gpus)} may run the model, and only the CPU engine runs in the background")
-        birth = Birth(name, self._lasting_model(), _on_wire(self._keep_alive_s))
+        keep_alive_s = _on_wire(self._keep_alive_s)
         loading: list[ModelLoading] = []
 
         @contextmanager
-        def asked() -> Iterator[Open]:
+        def asked() -> Iterator[tuple[Birth, Open]]:
             with self.to_open() as (message, line):
                 loading.append(line)
                 if not fits_beside(Path(message.path).stat().st_size):
                     raise RunsAlone("the model is too large to stay in memory between runs")
-                yield _in_background(message)
+                message = _in_background(message)
+                yield Birth(name, self._lasting_model(), _files_of(message), keep_alive_s), message
 
         def tell(news: Loading | Note) -> None:
             if isinstance(news, Loading):
@@ -137,8 +138,8 @@ class BackgroundRun:
         found = join_or_start(
             folder,
             name,
-            birth,
             asked,
+            keep_alive_s=keep_alive_s,
             tell=tell,
             waiting=lambda: out.progress("waiting for the model to be loaded ..."),
         )
@@ -203,6 +204,16 @@ def _in_background(asked: Open) -> Open:
     }
     draft = asked.draft and os.path.abspath(asked.draft)  # noqa: PTH100
     return structs.replace(asked, path=os.path.abspath(asked.path), draft=draft, options=options)  # noqa: PTH100
+
+
+def _files_of(asked: Open) -> tuple[str, ...]:
+    """Return the files that determine the answers: the models', the adapters' and the user's catalogue."""
+    from llmrun.hub.local.paths import model_files
+
+    models = [Path(path) for path in (asked.path, asked.draft) if path is not None]
+    shards = [shard for path in models for shard in model_files(path)]
+    adapters = [LoraOption.parse(text).path for text in asked.options["adapters"]]
+    return tuple(str(path) for path in [*shards, *adapters, own_models_file()])
 
 
 def _tell_of_engine(keep_alive_s: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -61,6 +62,8 @@ def _digest_of(info: ModelInfo) -> str:
     return hashlib.sha256(path.read_bytes() if path.is_file() else path.name.encode()).hexdigest()
 
 
+_PROGRESS_S = 0.05  # seconds between two reports of progress; a model has hundreds of matrices
+
 _CALLBACKS = ("progress", "explain", "on_header", "on_tokenizer")
 
 
@@ -68,6 +71,21 @@ def portable_options(options: OpenOptions) -> dict[str, Any]:
     """Return the fields of OpenOptions that can be sent to another process."""
     portable = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _CALLBACKS}
     return {**portable, "adapters": [*options.adapters]}
+
+
+class _Throttled:
+    """Passes on at most 20 reports of progress a second, and every change of the work."""
+
+    def __init__(self, report: Callable[[str, float], None]) -> None:
+        self._report = report
+        self._work = ""
+        self._reported = 0.0
+
+    def __call__(self, work: str, fraction: float) -> None:
+        now = time.monotonic()
+        if work != self._work or fraction >= 1 or now - self._reported >= _PROGRESS_S:
+            self._work, self._reported = work, now
+            self._report(work, fraction)
 
 
 def open_engine(
@@ -80,7 +98,7 @@ def open_engine(
     """Open an engine. Raises the errors of `Engine.open`, which describes `templates`."""
     options = OpenOptions(
         **asked.options,
-        progress=lambda work, fraction: tell(Loading(work, float(fraction))),
+        progress=_Throttled(lambda work, fraction: tell(Loading(work, float(fraction)))),
         explain=lambda words: tell(Note(words, is_detail=True)),
     )
     engine = Engine.open(

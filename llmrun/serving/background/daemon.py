@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import to_builtins
 
 from llmrun import __version__
-from llmrun.backends.lora_files import LoraOption
 from llmrun.base.errors import LlmrunError, kernel_warnings_told
-from llmrun.base.folders import O_NOFOLLOW, own_models_file
+from llmrun.base.folders import O_NOFOLLOW
 from llmrun.base.machine.memory import memory_in_use, return_freed_memory
 from llmrun.base.machine.memory_pressure import PressureWatch, volunteer_for_oom
 from llmrun.base.processes.commands import HANGUP, TERMINATING
@@ -37,7 +36,6 @@ from llmrun.engine.child.messages import CannotOpen, Close, Listening, Note, Ope
 from llmrun.engine.child.opening import open_engine
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.templates.chat_template import TemplateProcess
-from llmrun.hub.local.paths import model_files
 from llmrun.options.settings import default_sampling
 from llmrun.serving.background.eligibility import Standing, stricter
 from llmrun.serving.background.guests import Guests
@@ -64,6 +62,8 @@ from llmrun.serving.background.handshake import (
 from llmrun.serving.background.place import Listener, open_folder, peer_is_us
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llmrun.engine.engine import Engine
     from llmrun.serving.background.guests import Guest
 
@@ -113,12 +113,13 @@ class Daemon:
     def __init__(self, birth: Birth, asked: Open, build: str, connection: Connection) -> None:
         """Open the model. Raises the errors of `Engine.open`."""
         self._birth, self._asked, self._build = birth, asked, build
-        self._files = _identities(_files_of(asked))
+        self._files = _identities(birth.files)
         self._standing = Standing.of_this_process()
         self._started = time.time()
         self._keep_alive_s = birth.keep_alive_s
         self._changed = threading.Condition()  # guards the fields below; notified when the keeper has to look
         self._used = time.monotonic()
+        self._is_new = True
         self._leaves = ""  # why the engine is leaving, or "" if it stays
         self._guests = Guests(lambda message: self._serving.take(message), self._note_use)
         templates = TemplateProcess()
@@ -209,8 +210,11 @@ class Daemon:
 
     def _out_of_date(self, build: str) -> bool:
         """Return whether llmrun, the model's files or the meaning of the model's name have changed."""
-        if build != self._build or _identities(_files_of(self._asked)) != self._files:
+        if build != self._build or _identities(self._birth.files) != self._files:
             return True
+        if self._is_new:  # its first client has just resolved the name
+            self._is_new = False
+            return False
         return _path_of(self._birth.model) != Path(self._asked.path)
 
     def _state(self) -> EngineState:
@@ -240,10 +244,11 @@ class Daemon:
 
     def _watch_time(self) -> None:
         """Leave when nobody has used the engine for a while, and when the socket is no longer this engine's."""
-        _path_of(self._birth.model)  # the first call imports the hub, for which no client should have to wait
         while not self._leaves:
             with self._changed:
                 self._changed.wait(min(_LOOK_S, max(_DRAINED_S, self._seconds_left())))
+            if not self._guests.answers:
+                _path_of(self._birth.model)  # the first call imports the hub, for which no client should have to wait
             if not self._listener.is_ours():
                 self._leave("its socket was removed")
             elif not self._guests.answers and self._seconds_left() <= 0:
@@ -295,20 +300,12 @@ def _facts_about(engine: Engine, asked: Open) -> BackgroundFacts:
     )
 
 
-def _files_of(asked: Open) -> list[Path]:
-    """Return the files that determine the answers: the models', the adapters' and the user's catalogue."""
-    models = [Path(asked.path), *([Path(asked.draft)] if asked.draft else [])]
-    shards = [shard for path in models for shard in model_files(path)]
-    adapters = [LoraOption.parse(text).path for text in asked.options.get("adapters", ())]
-    return [*shards, *adapters, own_models_file()]
-
-
-def _identities(paths: list[Path]) -> list[tuple[int, ...]]:
+def _identities(paths: Sequence[str]) -> list[tuple[int, ...]]:
     """Return what changes if a file is replaced or written. A missing file has no identity."""
     found: list[tuple[int, ...]] = []
     for path in paths:
         try:
-            status = path.stat()
+            status = os.stat(path)  # noqa: PTH116
         except OSError:
             found.append(())
         else:

@@ -57,11 +57,13 @@ class Birth(Portable, frozen=True):
 
     socket        the name of its socket
     model         the model's name as its user typed it; a path is absolute
+    files         the files that determine the answers: models, adapters and the user's catalogue
     keep_alive_s  seconds to stay after an answer; negative to stay until it is stopped
     """
 
     socket: str
     model: str
+    files: tuple[str, ...]
     keep_alive_s: float
 
 

@@ -135,32 +135,33 @@ def join(folder: Folder, name: str, keep_alive_s: float | None) -> Joined | None
 def join_or_start(
     folder: Folder,
     name: str,
-    birth: Birth,
-    asked: Callable[[], AbstractContextManager[Open]],
+    asked: Callable[[], AbstractContextManager[tuple[Birth, Open]]],
     *,
+    keep_alive_s: float,
     tell: Callable[[Loading | Note], None],
     waiting: Callable[[], None],
 ) -> tuple[Joined, bool]:
     """Join the engine with this socket, or start it. Returns whether this call has started it.
 
     asked    finds the model's files, which may take a while; the engine's process starts at the same time
+    keep_alive_s  as in `join`
     tell     called with the progress of opening the model
     waiting  called once if another process is starting the engine
 
     Raises the errors of `asked`, RunsAlone if the engine cannot be started, and those of `join`.
     """
     with folder.lock(name, waiting=waiting):
-        if (joined := join(folder, name, birth.keep_alive_s)) is not None:
+        if (joined := join(folder, name, keep_alive_s)) is not None:
             return joined, False
-        _start(birth, asked, tell)
-        joined = join(folder, name, birth.keep_alive_s)
+        _start(asked, tell)
+        joined = join(folder, name, keep_alive_s)
     if joined is None:
         raise RunsAlone("the background engine ended at once")
     return joined, True
 
 
 def _start(
-    birth: Birth, asked: Callable[[], AbstractContextManager[Open]], tell: Callable[[Loading | Note], None]
+    asked: Callable[[], AbstractContextManager[tuple[Birth, Open]]], tell: Callable[[Loading | Note], None]
 ) -> None:
     """Start an engine, and wait until it listens on its socket. It ends if this process ends before that."""
     child = Child(
@@ -169,8 +170,8 @@ def _start(
         environment={**isolated_environment(), **{name: os.environ[name] for name in INHERITED if name in os.environ}},
     )
     try:
-        child.send(BIRTH.encode(birth))
-        with asked() as model:
+        with asked() as (birth, model):
+            child.send(BIRTH.encode(birth))
             child.send(TO_CHILD.encode(model))
             while (frame := child.receive(LONGEST)) is not None:
                 match FROM_CHILD.decode(frame):
