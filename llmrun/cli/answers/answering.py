@@ -194,6 +194,8 @@ def _joined(
         return None
     held.enter_context(engine)
     facts = engine.facts
+    tell_of_too_many_threads(settings)
+    _tell_of_unused_gpu_flags(settings)
     _describe(engine, settings.draft_model)
     return OpenModel(engine, facts.name, facts.default_sampling, facts.thinking_tags, _preset_name(settings))
 

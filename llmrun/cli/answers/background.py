@@ -166,7 +166,7 @@ class BackgroundRun:
             "adapters": [*map(_lasting_adapter, settings.adapters)],
             "template": self.chat_template,
             "speculate": settings.wants_speculation,
-            **{name: getattr(settings, name) for name in ("threads", "ctx_size", "kv_type", "text_calls", "offline")},
+            **{name: getattr(settings, name) for name in ("threads", "ctx_size", "kv_type", "text_calls")},
             "environment": {name: os.environ.get(name) for name in INHERITED},
         }
         return json.dumps(decisive, sort_keys=True)

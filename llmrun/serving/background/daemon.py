@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import math
 import os
 import signal
 import sys
@@ -228,14 +227,15 @@ class Daemon:
             answers=answers,
             memory_bytes=memory_in_use(),
             started=self._started,
-            until=None if answers or left == math.inf else time.time() + left,
+            until=None if answers else time.time() + left,
         )
 
     def _seconds_left(self) -> float:
         """Return how long an idle engine stays, in seconds."""
+        longest = self._started + _LONGEST_LIFE_S - time.time()
         if self._keep_alive_s < 0:
-            return self._started + _LONGEST_LIFE_S - time.time()
-        return self._used + self._keep_alive_s - time.monotonic()
+            return longest
+        return min(longest, self._used + self._keep_alive_s - time.monotonic())
 
     def _note_use(self) -> None:
         with self._changed:
@@ -258,13 +258,16 @@ class Daemon:
         """Leave when other programs need the memory, as soon as no answer is in progress."""
         watch = PressureWatch()
         while not self._leaves:
-            if (reason := watch.wait(_LOOK_S)) and not self._guests.answers:
+            reason = watch.wait(_LOOK_S)
+            if reason and not self._guests.answers:
                 self._leave(reason)
+            elif reason:
+                time.sleep(_PROGRESS_S)
 
     def _report_progress(self) -> None:
         """Report the progress of long prompts to their clients."""
         while True:
-            time.sleep(_PROGRESS_S)
+            time.sleep(_PROGRESS_S if self._guests.answers else _LOOK_S)
             if events := self._serving.prefill_progress():
                 self._guests.send(Stepped(events))
 

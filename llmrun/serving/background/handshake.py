@@ -112,7 +112,7 @@ class EngineState(Portable, frozen=True):
     answers       the number of requests that are not over
     memory_bytes  the memory of the process now
     started       when the engine started, in seconds since 1970
-    until         when the engine will leave if it is not used again; None if it answers, or stays until it is stopped
+    until         when the engine will leave if it is not used again; None while it answers
     """
 
     pid: int
