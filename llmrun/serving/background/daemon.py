@@ -267,7 +267,8 @@ class Daemon:
     def _report_progress(self) -> None:
         """Report the progress of long prompts to their clients."""
         while True:
-            time.sleep(_PROGRESS_S if self._guests.answers else _LOOK_S)
+            self._guests.busy.wait()
+            time.sleep(_PROGRESS_S)
             if events := self._serving.prefill_progress():
                 self._guests.send(Stepped(events))
 

@@ -135,6 +135,7 @@ class Guests:
 
     take     passes a message to the engine
     on_idle  called when the last unfinished request is over
+    busy     set while a request is unfinished
     """
 
     def __init__(self, take: Callable[[ToChild], None], on_idle: Callable[[], None]) -> None:
@@ -144,6 +145,7 @@ class Guests:
         self._guests: dict[int, Guest] = {}
         self._unfinished: set[int] = set()
         self._numbers = 0
+        self.busy = threading.Event()
 
     @property
     def answers(self) -> int:
@@ -185,6 +187,7 @@ class Guests:
         if not isinstance(message, Cancel):
             with self._lock:
                 self._unfinished.update(ids)
+                self.busy.set()
         self._take(message)
 
     def send(self, message: FromChild) -> None:
@@ -198,7 +201,8 @@ class Guests:
         if over:
             with self._lock:
                 self._unfinished.difference_update(over)
-                is_idle = not self._unfinished
+                if is_idle := not self._unfinished:
+                    self.busy.clear()
             if is_idle:
                 self._on_idle()
 
