@@ -165,7 +165,7 @@ def open_model(
             )
 
         opened: OpenModel | None = None
-        if watch is unwatched and not is_stand_in(settings.backend):
+        if settings.warm and watch is unwatched and not is_stand_in(settings.backend):
             opened = _joined(held, settings, chat_template, open_here)
         opened = opened or open_here()
         engine = opened.engine

@@ -92,8 +92,6 @@ class BackgroundRun:
 
     def _reason_to_run_alone(self) -> str:
         settings = self.settings
-        if not settings.warm:
-            return "--no-warm or the setting warm"
         if settings.backend not in (AUTO, _BACKEND) or settings.rpc_servers or settings.gpu_layers not in (AUTO, 0):
             return "only the CPU engine runs in the background"
         return reason_not_to_join()
