@@ -67,9 +67,10 @@ def open_folder(*, create: bool) -> Folder | None:
             raise _unusable(path, "its parent folder was removed") from None
         return None
     except OSError as error:
-        is_other = error.errno in (errno.ENOTDIR, errno.ELOOP) and (path.is_symlink() or path.exists())
+        culprit = error.filename or path  # may be a folder above
+        is_other = error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST)
         reason = "not a folder, or a link to one" if is_other else error.strerror or str(error)
-        raise _unusable(path, reason) from error
+        raise _unusable(culprit, reason) from error
     found = os.fstat(descriptor)
     problem = ""
     if found.st_uid != _user():
@@ -109,11 +110,12 @@ def _folder_path() -> Path:
     with contextlib.suppress(RuntimeError):  # there is no home directory; an earlier library returns "~"
         path = cache_folder("run")
     if not path.is_absolute():
-        raise _unusable(path, "this user has no home directory", hint="set HOME or LLMRUN_CACHE_DIR")
+        hint = "set HOME or LLMRUN_CACHE_DIR"
+        raise LlmrunError("no folder for background engines: this user has no home directory", hint=hint)
     return path
 
 
-def _unusable(path: Path, reason: str, *, hint: str = "") -> LlmrunError:
+def _unusable(path: Path | str, reason: str, *, hint: str = "") -> LlmrunError:
     return LlmrunError(f"cannot use the folder for background engines: {path}: {reason}", hint=hint)
 
 
@@ -486,12 +488,15 @@ def _peer(connection: socket.socket) -> tuple[int | None, int | None]:
 
 def socket_name(key: str) -> str:
     """Return 16 hexadecimal digits that identify this computer, its current boot and the key."""
-    return _computer() + hashlib.sha256(key.encode()).hexdigest()[: 16 - _COMPUTER_DIGITS]
+    return _computer() + _digits(key, 16 - _COMPUTER_DIGITS)
 
 
 def _computer() -> str:
-    identity = f"{boot_id()}\0{socket.gethostname()}"
-    return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:_COMPUTER_DIGITS]
+    return _digits(f"{boot_id()}\0{socket.gethostname()}", _COMPUTER_DIGITS)
+
+
+def _digits(text: str, count: int) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:count]  # paths need not be UTF-8
 
 
 def boot_id() -> str:
