@@ -334,6 +334,7 @@ class Listener:
             status = folder.status(temporary)
             assert status is not None
             listener = cls(folder, name, listening, status)
+            undo.callback(listener.close)
             folder.rename(temporary, f"{name}.sock")
             undo.pop_all()
         return listener

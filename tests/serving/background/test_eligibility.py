@@ -193,6 +193,32 @@ def test_reading_the_standing_is_fast() -> None:
     assert min(times) < 0.002
 
 
+def standing_printed_by(*prefix: str, before: str = "pass") -> Standing:
+    """Return the standing of a process that is started through another program, and first runs this code."""
+    code = (
+        "import json, os\n"
+        "from llmrun.serving.background.eligibility import Standing\n"
+        f"{before}\n"
+        "print(json.dumps(Standing.of_this_process().as_json()))"
+    )
+    command = [*prefix, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return Standing.from_json(json.loads(done.stdout))
+
+
+@pytest.mark.push
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root directory")
+def test_another_root_directory_is_seen(tmp_path: Path) -> None:
+    own = Standing.of_this_process()
+    namespaces = tmp_path / "proc/self/ns"
+    namespaces.mkdir(parents=True)
+    for name in ("mnt", "pid", "user"):
+        (namespaces / name).symlink_to((Path("/proc/self/ns") / name).readlink())
+    client = standing_printed_by(before=f"Standing.of_this_process(); os.chroot({str(tmp_path)!r})")
+    assert (client.processes, client.users) == (own.processes, own.users)
+    assert "see different file systems" in stricter(client, own)
+
+
 @pytest.mark.push
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have few of these limits")
 @pytest.mark.parametrize(
@@ -217,19 +243,7 @@ def test_real_restrictions_are_seen(prefix: str, reason: str) -> None:
     processors = sorted(allowed_processors())
     if "taskset" in prefix and len(processors) < 2:
         pytest.skip("this process has one processor")
-    code = (
-        "import json\n"
-        "from llmrun.serving.background.eligibility import Standing\n"
-        "print(json.dumps(Standing.of_this_process().as_json()))"
-    )
-    done = subprocess.run(
-        [*prefix.format(first=processors[0]).split(), sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    client = Standing.from_json(json.loads(done.stdout))
+    client = standing_printed_by(*prefix.format(first=processors[0]).split())
     found = stricter(client, Standing.of_this_process())
     assert reason in found
     assert bool(reason) == bool(found)
