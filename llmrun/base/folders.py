@@ -34,7 +34,7 @@ _CACHE = {
     "llama": "GPUs that llama.cpp can use",
     "locks": "locks of running batches and of models.toml",
     "prefixes": "prefixes of prompts, from serve --save-prefixes",
-    "run": "sockets and locks of background engines, without /run/user",
+    "run": "sockets and locks of background engines, unless /run/user holds them",
 }
 _DATA = {
     "models": "models that do not come from the Hub, and records of all models",

@@ -100,12 +100,16 @@ def _unsupported() -> LlmrunError:
 
 
 def _folder_path() -> Path:
-    """Return the same path for all processes of this user, whatever their environment says about the runtime folder."""
+    """Return the same path for all processes of this user, whatever XDG_RUNTIME_DIR says.
+
+    LLMRUN_CACHE_DIR moves the folder, because engines serve no client with another cache folder anyway.
+    """
     user = _user()
-    with contextlib.suppress(OSError):
-        found = (_RUNTIME / str(user)).lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == user:
-            return _RUNTIME / str(user) / "llmrun"
+    if not os.environ.get("LLMRUN_CACHE_DIR"):
+        with contextlib.suppress(OSError):
+            found = (_RUNTIME / str(user)).lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == user:
+                return _RUNTIME / str(user) / "llmrun"
     path = Path("run")
     with contextlib.suppress(RuntimeError):  # there is no home directory; an earlier library returns "~"
         path = cache_folder("run")

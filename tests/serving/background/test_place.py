@@ -39,6 +39,14 @@ def nobody_is_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
+def default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Unset LLMRUN_CACHE_DIR, and return the folder for engines in the cache folder."""
+    monkeypatch.delenv("LLMRUN_CACHE_DIR")
+    monkeypatch.setattr(place, "cache_folder", lambda name: tmp_path / "default" / name)
+    return tmp_path / "default" / "run"
+
+
+@pytest.fixture
 def folder(nobody_is_logged_in: None) -> Iterator[Folder]:
     found = open_folder(create=True)
     assert found is not None
@@ -71,7 +79,7 @@ def test_looking_for_the_folder_does_not_create_it(tmp_path: Path) -> None:
 
 
 def test_the_runtime_folder_comes_first_whatever_the_variable_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, default_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
     (tmp_path / "users" / str(os.geteuid())).mkdir(parents=True)
@@ -82,25 +90,33 @@ def test_the_runtime_folder_comes_first_whatever_the_variable_says(
         assert stat.S_IMODE(found.path.stat().st_mode) == 0o700
 
 
-def test_a_link_is_no_runtime_folder(tmp_path: Path) -> None:
+def test_the_variable_for_the_cache_moves_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "users" / str(os.geteuid())).mkdir(parents=True)
+    found = open_folder(create=True)
+    assert found is not None
+    with found:
+        assert found.path == tmp_path / "cache" / "run"
+
+
+def test_a_link_is_no_runtime_folder(tmp_path: Path, default_cache: Path) -> None:
     (tmp_path / "users").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "users" / str(os.geteuid())).symlink_to(tmp_path / "elsewhere")
     found = open_folder(create=True)
     assert found is not None
     with found:
-        assert found.path == tmp_path / "cache" / "run"
+        assert found.path == default_cache
 
 
 @needs_root
-def test_the_runtime_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
+def test_the_runtime_folder_of_another_user_is_not_used(tmp_path: Path, default_cache: Path) -> None:
     own = tmp_path / "users" / str(os.geteuid())
     own.mkdir(parents=True)
     os.chown(own, 65534, 65534)
     found = open_folder(create=True)
     assert found is not None
     with found:
-        assert found.path == tmp_path / "cache" / "run"
+        assert found.path == default_cache
 
 
 def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
