@@ -143,10 +143,12 @@ class Child:
     def release(self) -> None:
         """Let the process live on without this one, and close all pipes. Only `end` may be called afterwards."""
         self._destroy.detach()
-        self._process.returncode = 0  # nobody waits for the process any more
+        self._process.returncode = 0
+        self._swept = True
         for pipe in (self.stdin, self.stdout):
             pipe.close()
-        self._swept = True
+        # Without a parent that waits for it, the process would remain as a zombie after its end.
+        threading.Thread(target=_reap, args=(self.pid,), name="reaping", daemon=True).start()
 
     def ending(self) -> str:
         """Describe how the process ended, with the last line of its stderr, in one line that is safe to print.
@@ -186,6 +188,12 @@ def _start(purpose: str, command: Sequence[str], **options: Any) -> subprocess.P
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, **options)
     except (OSError, ValueError) as error:  # ValueError means that an argument contains a NUL character
         raise LlmrunError(f"cannot start {_names(purpose, command)}: {_reason(error)}") from error
+
+
+def _reap(pid: int) -> None:
+    if sys.platform != "win32":
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def _destroy(process: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,6 @@ from llmrun.backends.base import AUTO
 from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import usable_gpus
 from llmrun.base.amounts import format_duration
-from llmrun.base.errors import LlmrunError
 from llmrun.base.folders import own_models_file, told_once
 from llmrun.base.machine.memory_pressure import fits_beside
 from llmrun.cli.console.output import out
@@ -33,7 +32,7 @@ from llmrun.serving.background.eligibility import reason_not_to_join, reason_not
 from llmrun.serving.background.engine import BackgroundEngine
 from llmrun.serving.background.handshake import Birth
 from llmrun.serving.background.joining import INHERITED, RunsAlone, join, join_or_start
-from llmrun.serving.background.place import open_folder, socket_name
+from llmrun.serving.background.place import PlaceError, open_folder, socket_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -69,26 +68,29 @@ class BackgroundRun:
 
         Raises the errors of the hub, which finds the model's files.
         """
+        if (found := self._found()) is None:
+            return None
+        joined, was_started = found
+        if was_started:
+            _tell_of_engine(self._keep_alive_s)
+        return BackgroundEngine(
+            joined, was_started=was_started, rejoin=self._found, open_here=self.open_here, note=out.note
+        )
+
+    def _found(self) -> tuple[Joined, bool] | None:
+        """Join or start an engine, and explain with -v. Returns whether it was started, or None for no engine."""
         try:
             if reason := self._reason_to_run_alone():
                 raise RunsAlone(reason)
             with _folder() as folder:
                 found = self._joined_in(folder, socket_name(self._key()))
-        except RunsAlone as error:
-            out.detail(f"warm       no: {error}")
+        except (PlaceError, RunsAlone) as error:
+            out.detail(f"warm       no: {error}{f' ({error.hint})' if error.hint else ''}")
             return None
-        if found is None:
-            return None
-        joined, was_started = found
-        if was_started:
-            _tell_of_engine(self._keep_alive_s)
-        out.detail(f"warm       {'started' if was_started else 'joined'} the background engine {joined.pid}")
-        return BackgroundEngine(
-            joined, was_started=was_started, rejoin=self._rejoined, open_here=self.open_here, note=out.note
-        )
-
-    def _rejoined(self) -> Answering:
-        return self.joined() or self.open_here()
+        if found is not None:
+            joined, was_started = found
+            out.detail(f"warm       {'started' if was_started else 'joined'} the background engine {joined.pid}")
+        return found
 
     def _reason_to_run_alone(self) -> str:
         settings = self.settings
@@ -172,11 +174,8 @@ class BackgroundRun:
 
 @contextmanager
 def _folder() -> Iterator[Folder]:
-    """Open the folder of background engines. Raises RunsAlone if that is impossible."""
-    try:
-        folder = open_folder(create=True)
-    except LlmrunError as error:
-        raise RunsAlone(str(error)) from error
+    """Open the folder of background engines. Raises PlaceError, and RunsAlone if there is no such folder."""
+    folder = open_folder(create=True)
     if folder is None:
         raise RunsAlone("this system has no sockets for background engines")
     with folder:

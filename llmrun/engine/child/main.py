@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """Sends and receives messages. Only `send` is thread-safe."""
+    """Sends and receives messages. Only `send` and `sent` are thread-safe."""
 
     def __init__(self, from_server: IO[bytes], to_server: IO[bytes]) -> None:
         self._from_server = from_server
@@ -52,12 +52,18 @@ class Connection:
 
     def send(self, message: FromChild) -> None:
         """Send a message. Ends the process if the server has ended."""
+        if not self.sent(message):
+            end_process(0)
+
+    def sent(self, message: FromChild) -> bool:
+        """Send a message, and return False if the server has ended."""
         data = FROM_CHILD.encode(message)
         with self._lock:
             try:
                 write_frame(self._to_server, data)
             except OSError:
-                end_process(0)
+                return False
+        return True
 
     def received(self) -> Iterator[ToChild]:
         """Yield messages until the server has ended. Raises BadMessage or FrameTooLong."""

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -61,7 +62,7 @@ from llmrun.serving.background.handshake import (
 from llmrun.serving.background.place import Listener, open_folder, peer_is_us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llmrun.engine.engine import Engine
     from llmrun.serving.background.guests import Guest
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
 _PROGRESS_S: Final = 0.2  # seconds between two reports of the progress of prompts
 _LOOK_S: Final = 2.0  # the longest time between two looks at the clock and the socket
 _LONGEST_LIFE_S: Final = 24 * 3600.0  # an idle engine leaves after this time, so that it cannot grow for days
+_LEAST_STAY_S: Final = 1.0  # the shortest stay, for the first request of a client that has just said hello
+_GREETING_S: Final = 10.0  # a client that says nothing for so long loses its connection
 _DRAINED_S: Final = 0.01
 
 
@@ -86,6 +89,7 @@ def main() -> None:
     with kernel_warnings_told(lambda words: connection.send(Note(words))):
         try:
             daemon = Daemon(birth, asked, build, connection)
+            daemon.listen()
         except Exception as error:  # noqa: BLE001 - reported to the client
             connection.send(CannotOpen(as_llmrun_error(error)))
             end_process(1)
@@ -131,53 +135,69 @@ class Daemon:
         gc.freeze()  # otherwise, each full collection would visit the vocabulary in the middle of a step
         self._serving = EngineServing(self._engine, self._guests.send, Heart(self._guests.send), None)
 
-    def run(self, connection: Connection) -> int:
-        """Listen on the socket, tell the first client, serve all clients, and return the exit status."""
+    def listen(self) -> None:
+        """Listen on the socket. From now on, errors are written to a file. Raises PlaceError."""
         folder = open_folder(create=True)
         assert folder is not None
-        with folder:
-            log = folder.path / f"{self._birth.socket}.log"
-            _write_errors_to(log)
-            self._listener = Listener.open(folder, self._birth.socket)
-            for number in TERMINATING:
-                signal.signal(number, lambda *_: self._leave("asked to end"))
-            for work in (self._accept, self._watch_time, self._watch_memory, self._report_progress):
-                threading.Thread(target=work, name=work.__name__, daemon=True).start()
-            connection.send(Listening())
-            connection.close()
-            try:
-                self._serving.run()
-            except Exception as error:  # noqa: BLE001 - written to the log; clients open the model themselves
-                as_llmrun_error(error)
-                return 1
-            finally:
-                self._listener.close()
-            self._guests.close()
-            self._engine.close()
-            log.unlink(missing_ok=True)
+        self._folder = folder
+        self._log = folder.path / f"{self._birth.socket}.log"
+        self._listener = Listener.open(folder, self._birth.socket)
+        _write_errors_to(self._log)
+
+    def run(self, connection: Connection) -> int:
+        """Tell the first client that the engine listens, serve all clients, and return the exit status."""
+        for number in TERMINATING:
+            signal.signal(number, lambda *_: self._leave("asked to end"))
+        for work in (self._accept, self._watch_time, self._watch_memory, self._report_progress):
+            threading.Thread(target=self._work, args=(work,), name=work.__name__, daemon=True).start()
+        if not connection.sent(Listening()):
+            self._leave("its first client has ended")
+        connection.close()
+        try:
+            self._serving.run()
+        except Exception as error:  # noqa: BLE001 - written to the log; clients open the model themselves
+            as_llmrun_error(error)
+            return 1
+        finally:
+            self._listener.close()
+        self._guests.close()
+        self._engine.close()
+        self._log.unlink(missing_ok=True)
+        self._folder.close()
         return 0
+
+    def _work(self, work: Callable[[], None]) -> None:
+        """Do the work of a thread. An engine without one of its threads leaves."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - written to the log
+            traceback.print_exception(error)
+            self._leave("a bug in llmrun")
 
     def _accept(self) -> None:
         while (connection := self._listener.accept()) is not None:
-            if not peer_is_us(connection):
+            guest = self._guests.received(connection) if peer_is_us(connection) else None
+            if guest is None:
                 connection.close()
                 continue
-            guest = self._guests.received(connection)
-            threading.Thread(target=self._serve, args=(guest,), name="guest", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(guest,), name="guest", daemon=True).start()
+            except RuntimeError:  # the system allows no more threads
+                self._guests.release(guest)
 
     def _serve(self, guest: Guest) -> None:
         """Answer a client's greetings and then its requests. Clients that send anything else lose the connection."""
         try:
             while self._greet(guest):
                 pass
-        except (BadMessage, FrameTooLong, KeyError, TypeError, ValueError):
+        except (BadMessage, FrameTooLong, AttributeError, KeyError, OverflowError, TypeError, ValueError):
             guest.send(greeting(LEAVING))
         finally:
-            guest.release()
+            self._guests.release(guest)
 
     def _greet(self, guest: Guest) -> bool:
         """Answer one message of the handshake, and return whether another may follow."""
-        kind, values = read_greeting(guest.receive(LONGEST_GREETING))
+        kind, values = read_greeting(guest.receive(LONGEST_GREETING, _GREETING_S))
         if kind == INFO:
             guest.send(greeting(INFO, **to_builtins(self._state())))
             return True
@@ -235,7 +255,7 @@ class Daemon:
         longest = self._started + _LONGEST_LIFE_S - time.time()
         if self._keep_alive_s < 0:
             return longest
-        return min(longest, self._used + self._keep_alive_s - time.monotonic())
+        return min(longest, self._used + max(self._keep_alive_s, _LEAST_STAY_S) - time.monotonic())
 
     def _note_use(self) -> None:
         with self._changed:
@@ -244,10 +264,12 @@ class Daemon:
 
     def _watch_time(self) -> None:
         """Leave when nobody has used the engine for a while, and when the socket is no longer this engine's."""
+        is_prepared = False
         while not self._leaves:
             with self._changed:
                 self._changed.wait(min(_LOOK_S, max(_DRAINED_S, self._seconds_left())))
-            if not self._guests.answers:
+            if not (is_prepared or self._guests.answers):
+                is_prepared = True
                 _path_of(self._birth.model)  # the first call imports the hub, for which no client should have to wait
             if not self._listener.is_ours():
                 self._leave("its socket was removed")
@@ -282,7 +304,7 @@ class Daemon:
 
     def _end(self, at_once: bool) -> None:
         self._listener.withdraw()  # new clients start another engine
-        while self._guests.answers and not at_once:
+        while not (self._guests.refuse_if_idle() or at_once):
             time.sleep(_DRAINED_S)
         self._serving.take(Close())
 

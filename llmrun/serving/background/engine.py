@@ -2,7 +2,7 @@
 
 If the engine's process ends while it answers, the client opens the model itself, repeats its unfinished requests, and
 leaves out what it has already returned. If the process has left in the meantime, because it was idle for too long, the
-client starts another one.
+client joins or starts another one. It does so only once for a request, which may be what ends the engines.
 """
 
 from __future__ import annotations
@@ -60,14 +60,20 @@ class _Ended(Exception):
 class _Unfinished:
     """A request without its last event.
 
-    number   the id in events; the engine's id differs
-    is_taken True if the engine has accepted the request
-    deltas   the pieces of the answer that the caller has received
+    number        the id in events; the engine's id differs
+    is_taken      True if an engine has accepted the request
+    is_cancelled  True if the caller has cancelled the request
+    is_told       True if the engine knows that
+    n_asked       the number of engines that have been asked
+    deltas        the pieces of the answer that the caller has received
     """
 
     number: int
     request: Request
     is_taken: bool = False
+    is_cancelled: bool = False
+    is_told: bool = False
+    n_asked: int = 0
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
 
 
@@ -85,28 +91,30 @@ class BackgroundEngine:
         joined: Joined,
         *,
         was_started: bool,
-        rejoin: Callable[[], Answering],
+        rejoin: Callable[[], tuple[Joined, bool] | None],
         open_here: Callable[[], Answering],
         note: Callable[[str], None],
     ) -> None:
         """Take over a connection.
 
-        rejoin     joins or starts an engine after this one has left
+        rejoin     joins or starts an engine after this one has left, and returns whether it was started; None if this
+                   process must open the model
         open_here  opens the model in this process after the engine has ended unexpectedly
         note       called with a sentence for the user in that case
         """
-        self._link, self._facts = joined.link, joined.facts
         self._rejoin, self._open_here, self._note = rejoin, open_here, note
-        self._engine_ids = itertools.count(joined.first_id)
         self._numbers = itertools.count()
-        self._unfinished: dict[int, _Unfinished] = {}  # keyed by the engine's id
+        self._unfinished: dict[int, _Unfinished] = {}  # keyed by the engine's id, negative without an engine
         self._arrived: deque[FromChild] = deque()  # messages that arrived while another message was expected
-        self._other: Answering | None = None  # the engine that has replaced this one
+        self._other: Answering | None = None  # the engine in this process that has replaced the background engine
         self._progress: list[PrefillProgress] = []
-        self._failed: list[Failed] = []  # requests that could not be repeated
-        # Signal handlers may write the next attributes at any time, so each write is atomic.
-        self._cancels = 0
-        self._is_sending = False
+        self._last_events: list[Finished | Failed] = []  # of requests that no engine answers
+        self._is_sending = False  # True if a signal handler must not send anything
+        self._take_over(joined, was_started=was_started)
+
+    def _take_over(self, joined: Joined, *, was_started: bool) -> None:
+        self._link, self._facts = joined.link, joined.facts
+        self._engine_ids = itertools.count(joined.first_id)
         self.load_s = self._facts.load_s if was_started else 0.0
         self.pid = joined.pid
 
@@ -148,7 +156,7 @@ class BackgroundEngine:
     @property
     def idle(self) -> bool:
         """See Engine."""
-        return not self._unfinished
+        return not self._unfinished and not self._last_events
 
     @property
     def thinking(self) -> ThinkingSupport | None:
@@ -176,30 +184,18 @@ class BackgroundEngine:
 
     def submit(self, request: Request) -> int:
         """See Engine."""
-        unfinished, before = _Unfinished(next(self._numbers), request), self._cancels
-        if self._other is None:
-            engine_id = next(self._engine_ids)
-            self._unfinished[engine_id] = unfinished
-            try:
-                self._send(Ask(engine_id, request, time.perf_counter()))
-                if self._cancels != before:
-                    self._send(Cancel((engine_id,)))
-                self._answer_to(engine_id, Taken)
-                unfinished.is_taken = True
-            except LlmrunError:
-                del self._unfinished[engine_id]
-                raise
-            except _Ended:
-                self._replace()
-        else:
-            self._unfinished[self._other.submit(request)] = unfinished
+        unfinished = _Unfinished(next(self._numbers), request)
+        try:
+            self._ask(unfinished)
+        except _Ended:
+            self._replace()
         return unfinished.number
 
     def step(self) -> list[Event]:
         """Wait until the engine sends events, and return them."""
-        if self._failed:
-            failed, self._failed = self._failed, []
-            return [*failed]
+        if self._last_events:
+            last, self._last_events = self._last_events, []
+            return [*last]
         if self._other is not None:
             return self._passed_on(self._other.step())
         try:
@@ -211,8 +207,7 @@ class BackgroundEngine:
             case Stepped(events=events):
                 return self._passed_on(events)
             case Rejected(id=engine_id, error=error) if engine_id in self._unfinished:
-                number = self._unfinished.pop(engine_id).number
-                return [cancelled_unbegun(number) if isinstance(error, Cancelled) else Failed(number, error)]
+                self._end(engine_id, error)
         return []
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -221,7 +216,7 @@ class BackgroundEngine:
             raise UsageError("cannot generate while other requests are unfinished: use submit and step instead")
         self.submit(request)
         try:
-            while not self.idle or self._failed:
+            while not self.idle:
                 for event in self.step():
                     if isinstance(event, Failed):
                         raise event.error
@@ -230,6 +225,7 @@ class BackgroundEngine:
             if not self.idle:
                 self.cancel_current()
                 self._unfinished.clear()
+                self._last_events.clear()
 
     def prefill_progress(self) -> list[PrefillProgress]:
         """See Engine."""
@@ -237,14 +233,17 @@ class BackgroundEngine:
 
     def cancel(self, request_id: int) -> None:
         """See Engine."""
-        for engine_id, unfinished in [*self._unfinished.items()]:
-            if unfinished.number == request_id:
-                self._cancel((engine_id,))
+        for unfinished in [*self._unfinished.values()]:
+            unfinished.is_cancelled |= unfinished.number == request_id
+        self._send_cancels()
 
     def cancel_current(self) -> None:
         """See Engine."""
-        self._cancels += 1
-        self._cancel(tuple(self._unfinished))
+        for unfinished in [*self._unfinished.values()]:
+            unfinished.is_cancelled = True
+        if self._other is not None:
+            self._other.cancel_current()
+        self._send_cancels()
 
     def close(self) -> None:
         """Leave the engine, which cancels all unfinished requests. Idempotent."""
@@ -261,18 +260,32 @@ class BackgroundEngine:
     ) -> None:
         self.close()
 
-    def _cancel(self, ids: tuple[int, ...]) -> None:
-        if self._other is not None:
-            if len(ids) == len(self._unfinished):
-                self._other.cancel_current()
-            for engine_id in ids:
-                self._other.cancel(engine_id)
-        elif ids and not self._is_sending:  # otherwise, `_send` is interrupted in the middle of a message
-            with suppress(OSError):
-                self._link.send(TO_CHILD.encode(Cancel(ids)))
+    def _send_cancels(self) -> None:
+        """Cancel the requests whose cancellation the engine does not know. Signal handlers call this at any time."""
+        while not self._is_sending:  # otherwise, `_send` is interrupted, and calls this method when it has finished
+            cancelled = {
+                engine_id: each
+                for engine_id, each in [*self._unfinished.items()]
+                if each.is_cancelled and not each.is_told and engine_id >= 0
+            }
+            if not cancelled:
+                return
+            for each in cancelled.values():
+                each.is_told = True
+            if self._other is None:
+                with suppress(_Ended):  # the next step notices it
+                    self._send_message(Cancel(tuple(cancelled)))
+            else:
+                for engine_id in cancelled:
+                    self._other.cancel(engine_id)
 
     def _send(self, message: ToChild) -> None:
-        before, self._is_sending = self._cancels, True
+        """Send a message, and then what a signal handler could not send in the meantime. Raises _Ended."""
+        self._send_message(message)
+        self._send_cancels()
+
+    def _send_message(self, message: ToChild) -> None:
+        self._is_sending = True
         try:
             self._link.send(TO_CHILD.encode(message))
         except OSError:
@@ -281,8 +294,31 @@ class BackgroundEngine:
             raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
         finally:
             self._is_sending = False
-        if self._cancels != before:
-            self._cancel(tuple(self._unfinished))
+
+    def _ask(self, unfinished: _Unfinished) -> None:
+        """Submit a request to the engine. Raises _Ended, and the error of a request that is not accepted."""
+        if self._other is not None:
+            self._unfinished[self._other.submit(unfinished.request)] = unfinished
+            return
+        engine_id = next(self._engine_ids)
+        self._unfinished[engine_id] = unfinished
+        unfinished.n_asked += 1
+        try:
+            self._send(Ask(engine_id, unfinished.request, time.perf_counter()))
+            self._answer_to(engine_id, Taken)
+        except Cancelled as error:
+            self._end(engine_id, error)
+        except LlmrunError:
+            del self._unfinished[engine_id]
+            raise
+        else:
+            unfinished.is_taken = True
+
+    def _end(self, engine_id: int, error: LlmrunError) -> None:
+        """End a request with an error, or without an answer if it was cancelled."""
+        number = self._unfinished.pop(engine_id).number
+        is_cancelled = isinstance(error, Cancelled)
+        self._last_events.append(cancelled_unbegun(number) if is_cancelled else Failed(number, error))
 
     def _next(self) -> FromChild:
         """Return the next message. Raises _Ended."""
@@ -309,37 +345,67 @@ class BackgroundEngine:
                 return message
 
     def _called(self, message: Callable[[int], ToChild], kind: type[Reply]) -> Reply | None:
-        """Return the answer to a call, or None if another engine has replaced this one."""
-        if self._other is None:
+        """Return the answer to a call, or None if an engine in this process has replaced the background engines."""
+        for is_last in (False, True):
+            if self._other is not None:
+                return None
             try:
                 call = next(self._engine_ids)
                 self._send(message(call))
                 return self._answer_to(call, kind)
             except _Ended:
-                self._replace()
+                self._replace(here=is_last)
         return None
 
-    def _replace(self) -> None:
-        """Continue with another engine, and repeat the unfinished requests."""
-        self._link.close()
-        unfinished, self._unfinished, before = [*self._unfinished.values()], {}, self._cancels
-        self._arrived.clear()
-        self._progress = []
-        has_crashed = any(request.is_taken for request in unfinished)
-        if has_crashed:
+    def _replace(self, *, here: bool = False) -> None:
+        """Continue with another engine, and repeat the unfinished requests. `here` opens it in this process."""
+        while True:
+            self._link.close()
+            self._arrived.clear()
+            self._progress = []
+            # Requests of the engine that has ended must not have the same ids as those of the next engine.
+            self._unfinished = {-1 - place: each for place, each in enumerate(dict.fromkeys(self._unfinished.values()))}
+            was_idle = not self._unfinished
+            self._end_cancelled()
+            if not (was_idle or self._unfinished):
+                return  # the next request replaces the engine
+            self._join_or_open(here)
+            with suppress(_Ended):
+                self._repeat()
+                return
+
+    def _join_or_open(self, here: bool) -> None:
+        unfinished = self._unfinished.values()
+        if any(each.is_taken for each in unfinished):
             self._note("the background engine ended unexpectedly, so this process continues the answer itself")
-        self._other = self._open_here() if has_crashed else self._rejoin()
-        self.load_s = self._other.load_s
-        for request in unfinished:
+            here = True
+        here = here or any(each.n_asked > 1 for each in unfinished)
+        if not here and (found := self._rejoin()) is not None:
+            joined, was_started = found
+            self._take_over(joined, was_started=was_started)
+        else:
+            self._other = self._open_here()
+            self.load_s = self._other.load_s
+
+    def _repeat(self) -> None:
+        """Ask the new engine for all unfinished requests. Raises _Ended, and the error of a request without events."""
+        self._end_cancelled()
+        for key, request in [*self._unfinished.items()]:
             request.deltas.start_again()
             try:
-                self._unfinished[self._other.submit(request.request)] = request
+                self._ask(request)
             except LlmrunError as error:
                 if not request.is_taken:
+                    del self._unfinished[key]
                     raise
-                self._failed.append(Failed(request.number, error))
-        if self._cancels != before:
-            self._other.cancel_current()
+                self._last_events.append(Failed(request.number, error))
+            del self._unfinished[key]
+        self._send_cancels()  # those of requests that were not asked yet when a signal arrived
+
+    def _end_cancelled(self) -> None:
+        for key, request in [*self._unfinished.items()]:
+            if request.is_cancelled:
+                self._end(key, Cancelled("the request was cancelled"))
 
     def _passed_on(self, events: Sequence[Event]) -> list[Event]:
         """Return the events that the caller does not have yet, with the caller's ids."""
@@ -351,6 +417,7 @@ class BackgroundEngine:
             try:
                 passed += self._news(request, renamed)
             except ReplayDiffers:
+                self.cancel(request.number)
                 renamed = Failed(request.number, LlmrunError(_DIFFERS))
                 passed.append(renamed)
             if isinstance(renamed, Finished | Failed):

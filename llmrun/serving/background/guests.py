@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import Event
 
 _MOST_UNREAD = 64 << 20  # bytes; a client that leaves more unread loses its connection
+_MOST_GUESTS: Final = 500  # more clients are not received, since each has a descriptor, of which there may be 1,024
 _ID_BITS: Final = 32  # the ids of a connection's requests begin with the number of the connection
 
 
@@ -50,6 +51,7 @@ class Guest:
         self._connection = connection
         self._stream: IO[bytes] = connection.makefile("rb")
         self._number = number
+        self._last_id = self.first_id - 1
         self._lock = threading.Lock()  # guards the fields below
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
@@ -64,10 +66,19 @@ class Guest:
         """Return whether an id belongs to this connection."""
         return request_id >> _ID_BITS == self._number
 
-    def receive(self, longest: int) -> bytes | None:
-        """Return the next frame, or None if the client has left. Raises FrameTooLong."""
+    def use(self, request_id: int) -> None:
+        """Record that a request has an id. Raises BadMessage if the id is another client's or was used before."""
+        if not self.owns(request_id) or request_id <= self._last_id:
+            raise BadMessage(f"the id {request_id} of another request")
+        self._last_id = request_id
+
+    def receive(self, longest: int, seconds: float | None = None) -> bytes | None:
+        """Return the next frame, or None if the client has left or sends nothing for so long. Raises FrameTooLong."""
         with contextlib.suppress(OSError, ValueError):
-            return read_frame(self._stream, longest)
+            self._connection.settimeout(seconds)
+            frame = read_frame(self._stream, longest)
+            self._connection.settimeout(None)
+            return frame
         return None
 
     def send(self, data: bytes) -> None:
@@ -144,7 +155,9 @@ class Guests:
         self._lock = threading.Lock()
         self._guests: dict[int, Guest] = {}
         self._unfinished: set[int] = set()
-        self._numbers = 0
+        self._n_received = 0
+        self._n_open = 0
+        self._refuses = False
         self.busy = threading.Event()
 
     @property
@@ -152,11 +165,26 @@ class Guests:
         """The number of unfinished requests and calls."""
         return len(self._unfinished)
 
-    def received(self, connection: socket.socket) -> Guest:
-        """Return the guest for a new connection, which receives nothing before `serve`."""
+    def received(self, connection: socket.socket) -> Guest | None:
+        """Return the guest for a new connection, which receives nothing before `serve`, or None for too many guests."""
         with self._lock:
-            self._numbers += 1
-            return Guest(connection, self._numbers)
+            if self._n_open >= _MOST_GUESTS:
+                return None
+            self._n_received += 1
+            self._n_open += 1
+            return Guest(connection, self._n_received)
+
+    def release(self, guest: Guest) -> None:
+        """End a connection that no thread serves any more."""
+        guest.release()
+        with self._lock:
+            self._n_open -= 1
+
+    def refuse_if_idle(self) -> bool:
+        """If no request is unfinished, refuse all further requests. Returns whether they are refused."""
+        with self._lock:
+            self._refuses = self._refuses or not self._unfinished
+            return self._refuses
 
     def serve(self, guest: Guest) -> None:
         """Pass a client's messages to the engine until the client leaves, and then cancel its requests.
@@ -168,7 +196,8 @@ class Guests:
             self._guests[number] = guest
         try:
             while (frame := guest.receive(LONGEST)) is not None:
-                self._take_from(guest, TO_CHILD.decode(frame))
+                if not self._took(guest, TO_CHILD.decode(frame)):
+                    return
         except FrameTooLong as error:
             raise BadMessage(str(error)) from error
         finally:
@@ -178,17 +207,23 @@ class Guests:
             if left:
                 self._take(Cancel(left))
 
-    def _take_from(self, guest: Guest, message: ToChild) -> None:
-        if isinstance(message, Open | Close):
-            raise BadMessage("clients may not open or close the model")
-        ids = message.ids if isinstance(message, Cancel) else (message.id,)
-        if not all(map(guest.owns, ids)):
-            raise BadMessage("the id of another client's request")
-        if not isinstance(message, Cancel):
-            with self._lock:
-                self._unfinished.update(ids)
-                self.busy.set()
+    def _took(self, guest: Guest, message: ToChild) -> bool:
+        """Pass a message to the engine, or return False if the engine is leaving."""
+        match message:
+            case Open() | Close():
+                raise BadMessage("clients may not open or close the model")
+            case Cancel(ids=ids):
+                if not all(map(guest.owns, ids)):
+                    raise BadMessage("the id of another client's request")
+            case _:
+                guest.use(message.id)
+                with self._lock:
+                    if self._refuses:
+                        return False
+                    self._unfinished.add(message.id)
+                    self.busy.set()
         self._take(message)
+        return True
 
     def send(self, message: FromChild) -> None:
         """Send a message to the clients whose requests it concerns. Thread-safe."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,13 +30,16 @@ from llmrun.serving.background.handshake import (
     greeting,
     read_greeting,
 )
-from llmrun.serving.background.place import connect
+from llmrun.serving.background.place import LockHeld, connect
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import Open
     from llmrun.serving.background.place import Folder
 
 _GREETING_S: Final = 5.0  # how long a greeting may take; a client whose engine is slower opens the model itself
+_LONGEST_WAIT_S: Final = 60.0  # how long to wait for another process that starts the engine
+_LOOK_S: Final = 0.5  # seconds between two attempts to join the engine in the meantime
+_LONGEST_FACTS: Final = 1 << 24  # bytes; a chat template may have a megabyte
 # The variables that determine which files a name means and how models run. Others may be secrets, such as HF_TOKEN.
 INHERITED: Final = (
     *("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TMPDIR", "TEMP", "TZ"),
@@ -61,36 +65,70 @@ class Link:
         return cls(connection, connection.makefile("rb", buffering=1 << 16))
 
     def send(self, data: bytes) -> None:
-        """Send a frame. Raises OSError if the engine has ended."""
-        self.connection.sendall(framed(data))
+        """Send a frame. Raises OSError if the engine has ended.
+
+        If KeyboardInterrupt stops this method or `receive`, part of a frame may be lost, so the connection is closed.
+        """
+        try:
+            self.connection.sendall(framed(data))
+        except BaseException:
+            self.close()
+            raise
 
     def receive(self, longest: int = LONGEST) -> bytes | None:
         """Return the next frame, or None if the engine has ended. Raises FrameTooLong."""
-        with suppress(OSError, ValueError):
+        try:
             return read_frame(self.stream, longest)
-        return None
+        except (OSError, ValueError):
+            return None
+        except BaseException:
+            self.close()
+            raise
 
-    def ask(self, kind: str, **values: Any) -> tuple[str, Mapping[str, Any]]:
+    def ask(self, kind: str, *, within_s: float = _GREETING_S, **values: Any) -> tuple[str, Mapping[str, Any]]:
         """Send a message of the handshake and return the answer, which is `leaving` if the engine has ended.
 
-        Raises RunsAlone if no answer arrives in time.
+        Raises RunsAlone if no answer arrives within this time.
         """
         try:
-            self.connection.settimeout(_GREETING_S)
+            self.connection.settimeout(within_s)
             self.send(greeting(kind, **values))
-            answer = read_greeting(read_frame(self.stream, LONGEST_GREETING))
-            self.connection.settimeout(None)
+            return read_greeting(self.receive_within(within_s, LONGEST_GREETING))
         except TimeoutError:
-            raise RunsAlone(f"the background engine did not answer within {_GREETING_S:g} s") from None
+            raise RunsAlone(f"the background engine did not answer within {within_s:g} s") from None
         except (OSError, BadMessage, FrameTooLong):
             return LEAVING, {}
-        return answer
+
+    def receive_within(self, seconds: float, longest: int) -> bytes | None:
+        """Return the next frame, or None if the engine has ended. Raises OSError and FrameTooLong.
+
+        Raises TimeoutError after this time, even if single bytes arrive.
+        """
+        limited: Any = _Limited(self, time.monotonic() + seconds)
+        data = read_frame(limited, longest)
+        self.connection.settimeout(None)
+        return data
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         with suppress(OSError):
             self.stream.close()
         self.connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Limited:
+    """The stream of a link, for reading until a time."""
+
+    link: Link
+    end: float  # in seconds of `time.monotonic`
+
+    def read(self, size: int) -> bytes:
+        """Return at least one byte, or none at the end of the stream. Raises TimeoutError."""
+        if (left := self.end - time.monotonic()) <= 0:
+            raise TimeoutError
+        self.link.connection.settimeout(left)
+        return bytes(self.link.stream.read1(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +149,7 @@ def join(folder: Folder, name: str, keep_alive_s: float | None) -> Joined | None
 
     keep_alive_s  how long the engine stays after an answer in seconds, negative until it is stopped; None for no change
 
-    Raises RunsAlone if the engine refuses this client or does not answer, and LlmrunError for an unsafe socket.
+    Raises RunsAlone if the engine refuses this client or does not answer, and PlaceError for an unsafe socket.
     """
     connection = connect(folder, name, _GREETING_S)
     if connection is None:
@@ -122,9 +160,9 @@ def join(folder: Folder, name: str, keep_alive_s: float | None) -> Joined | None
         kind, values = link.ask(HELLO, build=build_id(), standing=standing, keep_alive_s=keep_alive_s)
         if kind == REFUSED:
             raise RunsAlone(str(values.get("reason")))
-        if kind == WELCOME and (data := link.receive()) is not None:
+        if kind == WELCOME and (data := link.receive_within(_GREETING_S, _LONGEST_FACTS)) is not None:
             joined = Joined(link, int(values["pid"]), int(values["first_id"]), FACTS.decode(data))
-    except (BadMessage, FrameTooLong, KeyError, TypeError, ValueError) as error:
+    except (BadMessage, FrameTooLong, KeyError, OSError, TypeError, ValueError) as error:
         raise RunsAlone(f"the background engine sent an invalid answer: {error}") from error
     finally:
         if joined is None:
@@ -139,7 +177,7 @@ def join_or_start(
     *,
     keep_alive_s: float,
     tell: Callable[[Loading | Note], None],
-    waiting: Callable[[], None],
+    waiting: Callable[[], None] | None,
 ) -> tuple[Joined, bool]:
     """Join the engine with this socket, or start it. Returns whether this call has started it.
 
@@ -150,14 +188,25 @@ def join_or_start(
 
     Raises the errors of `asked`, RunsAlone if the engine cannot be started, and those of `join`.
     """
-    with folder.lock(name, waiting=waiting):
-        if (joined := join(folder, name, keep_alive_s)) is not None:
-            return joined, False
-        _start(asked, tell)
-        joined = join(folder, name, keep_alive_s)
-    if joined is None:
-        raise RunsAlone("the background engine ended at once")
-    return joined, True
+    end = time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        with ExitStack() as held:
+            try:
+                held.enter_context(folder.lock(name, seconds=_LOOK_S, waiting=waiting))
+            except LockHeld:  # perhaps by a suspended process, whose engine may be running
+                waiting = None
+                if (joined := join(folder, name, keep_alive_s)) is not None:
+                    return joined, False
+                if time.monotonic() >= end:
+                    raise RunsAlone(f"another process has been starting the engine for {_LONGEST_WAIT_S:g} s") from None
+                continue
+            if (joined := join(folder, name, keep_alive_s)) is not None:
+                return joined, False
+            _start(asked, tell)
+            joined = join(folder, name, keep_alive_s)
+        if joined is None:
+            raise RunsAlone("the background engine ended at once")
+        return joined, True
 
 
 def _start(

@@ -43,6 +43,14 @@ _ABANDONED_S = 7 * 24 * 3600  # sockets of other computers and earlier boots old
 _LOOK_S = 0.02  # seconds between two attempts to lock a file or to connect
 
 
+class PlaceError(LlmrunError):
+    """Raised if the folder, a file in it or a socket cannot be used. Clients then run the model themselves."""
+
+
+class LockHeld(PlaceError):
+    """Raised if another process still holds a lock after the time for which a caller waits."""
+
+
 def supported() -> bool:
     """Return whether Python has private Unix sockets on this system."""
     return sys.platform == "linux" or sys.platform == "darwin"
@@ -51,7 +59,7 @@ def supported() -> bool:
 def open_folder(*, create: bool) -> Folder | None:
     """Open the folder, which must be private to this user. Returns None if it does not exist and `create` is false.
 
-    Raises LlmrunError if the folder cannot be created or opened, or if it is a link or accessible to other users.
+    Raises PlaceError if the folder cannot be created or opened, or if it is a link or accessible to other users.
     """
     if sys.platform == "win32":
         return None
@@ -95,8 +103,8 @@ def _unix_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def _unsupported() -> LlmrunError:
-    return LlmrunError("background engines do not work on this system")
+def _unsupported() -> PlaceError:
+    return PlaceError("background engines do not work on this system")
 
 
 def _folder_path() -> Path:
@@ -119,23 +127,23 @@ def _folder_path() -> Path:
     return path
 
 
-def _unusable(path: Path | str, reason: str, *, hint: str = "") -> LlmrunError:
-    return LlmrunError(f"cannot use the folder for background engines: {path}: {reason}", hint=hint)
+def _unusable(path: Path | str, reason: str, *, hint: str = "") -> PlaceError:
+    return PlaceError(f"cannot use the folder for background engines: {path}: {reason}", hint=hint)
 
 
 @contextmanager
 def _explained(action: str, path: Path) -> Iterator[None]:
-    """Turn each OSError in the `with` block into an LlmrunError."""
+    """Turn each OSError in the `with` block into a PlaceError."""
     try:
         yield
     except OSError as error:
-        raise LlmrunError(f"cannot {action}: {path}: {error.strerror or error}") from error
+        raise PlaceError(f"cannot {action}: {path}: {error.strerror or error}") from error
 
 
 class Folder:
     """The open folder of background engines. A context manager, which closes the folder at the end.
 
-    A `name` is the result of `socket_name`. Methods raise LlmrunError if the system refuses an operation.
+    A `name` is the result of `socket_name`. Methods raise PlaceError if the system refuses an operation.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -163,7 +171,7 @@ class Folder:
             return str(_DESCRIPTORS / str(self._descriptor) / file)
         path = self.path / file
         if len(os.fsencode(path)) > _LONGEST_ADDRESS:
-            raise LlmrunError(f"path too long for a socket: {path}: more than {_LONGEST_ADDRESS} bytes")
+            raise PlaceError(f"path too long for a socket: {path}: more than {_LONGEST_ADDRESS} bytes")
         return str(path)
 
     def names(self) -> list[str]:
@@ -186,7 +194,7 @@ class Folder:
         seconds  how long to wait for the lock. A suspended process keeps its lock, so the wait may have no end.
         waiting  is called once if another process holds the lock
 
-        Raises LlmrunError if the lock is still held after `seconds`.
+        Raises LockHeld if the lock is still held after `seconds`.
         """
         file = f"{name}.lock"
         with _explained("lock a file", self.path / file):
@@ -200,14 +208,14 @@ class Folder:
             os.close(descriptor)
 
     def _locked(self, file: str, seconds: float, waiting: Callable[[], None] | None) -> int:
-        """Return the descriptor of a locked file that is still in the folder. Raises OSError and LlmrunError."""
+        """Return the descriptor of a locked file that is still in the folder. Raises OSError and PlaceError."""
         end = time.monotonic() + seconds
         while True:
             descriptor = self._created(file)
             try:
                 while not _try_lock(descriptor):
                     if time.monotonic() >= end:
-                        raise LlmrunError(f"another process holds a lock: {self.path / file}: after {seconds:g} s")
+                        raise LockHeld(f"another process holds a lock: {self.path / file}: after {seconds:g} s")
                     if waiting is not None:
                         waiting()
                         waiting = None
@@ -253,7 +261,7 @@ class Folder:
             if age <= (_ABANDONED_S if match[2] == "sock" else _OLD_S):
                 continue
             if match[2] == "lock":
-                with contextlib.suppress(LlmrunError), self.lock(match[1], seconds=0):
+                with contextlib.suppress(PlaceError), self.lock(match[1], seconds=0):
                     pass  # releasing the lock removes the file
             else:
                 with contextlib.suppress(FileNotFoundError):
@@ -325,7 +333,7 @@ class Listener:
 
     @classmethod
     def open(cls, folder: Folder, name: str, *, backlog: int = 128) -> Self:
-        """Listen in a folder, which must stay open until the end. Raises LlmrunError."""
+        """Listen in a folder, which must stay open until the end. Raises PlaceError."""
         temporary = f"{os.urandom(4).hex()}.tmp"
         with contextlib.ExitStack() as undo:
             undo.enter_context(_explained("listen on a socket", folder.path / f"{name}.sock"))
@@ -418,7 +426,7 @@ def connect(folder: Folder, name: str, seconds: float) -> socket.socket | None:
 
     The timeout of the connection is `seconds`.
 
-    Raises LlmrunError if the file is not a socket of this user, if another user listens on it, or if the connection
+    Raises PlaceError if the file is not a socket of this user, if another user listens on it, or if the connection
     is not accepted within `seconds`.
     """
     file = f"{name}.sock"
@@ -427,7 +435,7 @@ def connect(folder: Folder, name: str, seconds: float) -> socket.socket | None:
     if found is None:
         return None
     if not stat.S_ISSOCK(found.st_mode):
-        raise LlmrunError(f"cannot use a background engine: {path}: not a socket", hint=f"remove {path}")
+        raise PlaceError(f"cannot use a background engine: {path}: not a socket", hint=f"remove {path}")
     if found.st_uid != _user():
         raise _stranger(path, found.st_uid)
     with contextlib.ExitStack() as undo:
@@ -457,9 +465,9 @@ def _connected(connection: socket.socket, address: str, end: float) -> bool:
             return True
 
 
-def _stranger(path: Path, uid: int | None) -> LlmrunError:
+def _stranger(path: Path, uid: int | None) -> PlaceError:
     who = "an unknown user" if uid is None else f"user {uid}"
-    return LlmrunError(f"cannot use a background engine: {path}: it belongs to {who}", hint=f"remove {path}")
+    return PlaceError(f"cannot use a background engine: {path}: it belongs to {who}", hint=f"remove {path}")
 
 
 def peer_is_us(connection: socket.socket) -> bool:
