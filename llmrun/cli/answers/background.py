@@ -31,7 +31,7 @@ from llmrun.engine.child.messages import Loading
 from llmrun.serving.background.eligibility import reason_not_to_join, reason_not_to_start_unasked
 from llmrun.serving.background.engine import BackgroundEngine
 from llmrun.serving.background.handshake import Birth
-from llmrun.serving.background.joining import INHERITED, RunsAlone, join, join_or_start
+from llmrun.serving.background.joining import RunsAlone, inherited, join, join_or_start
 from llmrun.serving.background.place import PlaceError, open_folder, socket_name
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class BackgroundRun:
             "template": self.chat_template,
             "speculate": settings.wants_speculation,
             **{name: getattr(settings, name) for name in ("threads", "ctx_size", "kv_type", "text_calls")},
-            "environment": {name: os.environ.get(name) for name in INHERITED},
+            "environment": inherited(),
         }
         return json.dumps(decisive, sort_keys=True)
 

@@ -41,12 +41,23 @@ _LONGEST_WAIT_S: Final = 60.0  # how long to wait for another process that start
 _LOOK_S: Final = 0.5  # seconds between two attempts to join the engine in the meantime
 _LONGEST_FACTS: Final = 1 << 24  # bytes; a chat template may have a megabyte
 # The variables that determine which files a name means and how models run. Others may be secrets, such as HF_TOKEN.
-INHERITED: Final = (
-    *("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TMPDIR", "TEMP", "TZ"),
+_FOLDERS: Final = (
+    *("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TMPDIR", "TEMP"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
     *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "OLLAMA_MODELS"),
-    *("LLMRUN_CACHE_DIR", "LLMRUN_CONFIG", "LLMRUN_CPU_LEVEL", "LLMRUN_DATA_DIR"),
+    *("LLMRUN_CACHE_DIR", "LLMRUN_CONFIG", "LLMRUN_DATA_DIR"),
 )
+_OTHERS: Final = ("TZ", "LLMRUN_CPU_LEVEL")
+
+
+def inherited() -> dict[str, str]:
+    """Return the variables that an engine inherits. Paths are absolute, because engines run in another folder."""
+    folders = {name: os.environ[name] for name in _FOLDERS if name in os.environ}
+    absolute = {
+        name: os.path.abspath(path) if path and not path.startswith("~") else path  # noqa: PTH100  (Path takes longer)
+        for name, path in folders.items()
+    }
+    return {**absolute, **{name: os.environ[name] for name in _OTHERS if name in os.environ}}
 
 
 class RunsAlone(LlmrunError):
@@ -216,7 +227,7 @@ def _start(
     child = Child(
         isolated_command("serving.background.daemon"),
         purpose="the background engine",
-        environment={**isolated_environment(), **{name: os.environ[name] for name in INHERITED if name in os.environ}},
+        environment={**isolated_environment(), **inherited()},
     )
     try:
         with asked() as (birth, model):
