@@ -214,8 +214,8 @@ class BackgroundEngine:
         """See Engine."""
         if not self.idle:
             raise UsageError("cannot generate while other requests are unfinished: use submit and step instead")
-        self.submit(request)
         try:
+            self.submit(request)
             while not self.idle:
                 for event in self.step():
                     if isinstance(event, Failed):
