@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
+    from llmrun.engine.saved_state.budget import SavedPrefixes
     from llmrun.engine.thinking import ThinkingDecoder
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
@@ -72,6 +73,7 @@ class Answer:
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     prefix_scope     requests with the same scope share cached prefixes
+    saved            the files with saved prefixes that the request loads and saves, or None
     paused_at        the number of tokens for which the last step had no room in the KV cache, or None if it had room
     last_step        the number of the last step in which the request had rows, as counted by its scheduler
     runs_alone       True until the request has been part of a step, if that step must have no other requests
@@ -110,6 +112,7 @@ class Answer:
     cached_tokens: int | None = None
     prefill_started: float | None = None
     prefix_scope: str = ""
+    saved: SavedPrefixes | None = None
     paused_at: int | None = None
     last_step: int = 0
     runs_alone: bool = False

@@ -5,7 +5,7 @@ The metrics are defined as in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
@@ -16,7 +16,7 @@ from llmrun.base.types import Timings
 
 if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
-    from llmrun.engine.requests import Event, PrefillProgress, Request
+    from llmrun.engine.requests import Event, PrefillProgress, Request, StatePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,7 @@ class Answering(Protocol):
     template  the chat template; None if the model has none, or if the server applies its own
     thinking  the model's thinking tags and switch; None for remote models, where only the server knows them
     tools     the model's support for tool calls; None for remote models
+    saves_blocks  True if saving a longer version of a sequence adds only new parts; False for remote models
     """
 
     load_s: float
@@ -176,6 +177,9 @@ class Answering(Protocol):
     def takes_chats(self) -> bool: ...
 
     @property
+    def saves_blocks(self) -> bool: ...
+
+    @property
     def idle(self) -> bool: ...
 
     def prompt_tokens(self, request: Request) -> int | None: ...
@@ -191,6 +195,10 @@ class Answering(Protocol):
     def cancel(self, request_id: int) -> None: ...
 
     def cancel_current(self) -> None: ...
+
+    def use_state(self, place: StatePlace | None, report: Callable[[str], None]) -> None: ...
+
+    def save_state(self, most: int | None = None) -> None: ...
 
     def close(self) -> None: ...
 

@@ -18,7 +18,16 @@ from llmrun.engine.base import EngineStatus
 from llmrun.engine.costs import MOST_ROWS, StepCosts
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import ModelThinking, PromptReader
-from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, ban_tokens, check_request
+from llmrun.engine.requests import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    Request,
+    StatePlace,
+    ban_tokens,
+    check_request,
+)
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling.admission import Admission
 from llmrun.engine.scheduling.scheduler import Scheduler, Speculation, Work, batch_of, begun_by, take_results
@@ -102,6 +111,7 @@ class Engine:
             overcommit=overcommit,
         )
         self._share_prefixes = share_prefixes
+        self._saved: SavedPrefixes | None = None
         self._on_begin = on_begin
         self._ids = itertools.count()
         # Other threads and signal handlers may write the next attributes at any time, so each write is atomic.
@@ -283,6 +293,7 @@ class Engine:
         )
         if not self._share_prefixes:
             answer.prefix_scope = request.tenant
+        answer.saved = self._saved
         return answer
 
     def enqueue(self, answer: Answer, *, alone: bool = False) -> int:
@@ -401,8 +412,22 @@ class Engine:
         return self._backend.kv.saves_blocks
 
     def use_saved(self, saved: SavedPrefixes | None) -> None:
-        """Save prefixes to these files, and load saved prefixes that are longer than the cached ones."""
-        self._slots.saved = saved
+        """Let later requests load prefixes that are longer than the cached ones, and let `save_prefix` save them."""
+        self._saved = saved
+
+    def use_state(self, place: StatePlace | None, report: Callable[[str], None]) -> None:
+        """Let later requests load their state from a file, and let `save_state` save it there. None for no file.
+
+        report  called with a sentence if the state cannot be used or saved
+        """
+        from llmrun.engine.saved_state.one_file import SavedFile
+
+        if not (isinstance(self._saved, SavedFile) and self._saved.place == place):
+            self._saved = None if place is None else SavedFile(place, self.state_key, report)
+
+    def save_state(self, most: int | None = None) -> None:
+        """Save the state of the most recently finished request in the file. `save_prefix` describes the argument."""
+        self.save_prefix(most)
 
     def embedder(self, on_pass: Callable[[int], None] = lambda rows: None) -> Embedder:
         """Return a new object that computes vectors on sequences that no request uses. Call this method between steps.
@@ -413,13 +438,15 @@ class Engine:
 
         return Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
 
-    def save_prefix(self, most: int | None = None) -> bool:
+    def save_prefix(self, most: int | None = None, saved: SavedPrefixes | None = None) -> bool:
         """Save tokens of the most recently finished request with unsaved tokens. Call this method between steps.
 
-        most  number of tokens to save, or None for all
+        most   number of tokens to save, or None for all
+        saved  save only requests that use these files; None for the files of `use_saved`
         Returns whether more tokens may remain to be saved.
         """
-        return self._slots.save(most)
+        saved = saved or self._saved
+        return saved is not None and self._slots.save(saved, most)
 
     def forget(self) -> None:
         """Remove all idle sequences from the KV cache and forget finished answers, so that nothing is reused later."""

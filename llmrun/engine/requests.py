@@ -144,6 +144,20 @@ class Request(Portable, frozen=True):
         return self.sampling.seed if self.sends("seed") else None
 
 
+class StatePlace(Portable, frozen=True):
+    """A file for the state of one sequence, such as a conversation. Requests load the state, and later save it there.
+
+    path            the absolute path of the file, which need not exist
+    folders, limit  the `Budget` that contains the file; without folders, the file may have any size
+    id              in a background engine, the id under which the file's notes are sent, which differs between clients
+    """
+
+    path: str
+    folders: tuple[str, ...] = ()
+    limit: int = 0
+    id: int = 0
+
+
 class TokenLogprobs(Portable, frozen=True):
     """The chosen token, and the likeliest tokens at its position, sorted by probability and then by id."""
 

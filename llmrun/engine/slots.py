@@ -66,6 +66,7 @@ class Slot:
     busy: bool = False
     is_copy: bool = False  # True if `acquire` copied the slot's tokens from another slot
     released: int = 0  # the value of the release counter when the slot was last released
+    saved: SavedPrefixes | None = None  # the files in which the slot's tokens may be saved
     n_saved: int = 0  # number of tokens when the slot was last saved
     is_lent: bool = False  # True if the slot holds tokens of a text to embed, which no request may reuse
 
@@ -75,11 +76,10 @@ class SequenceSlots:
 
     Every token listed here is in the cache, but the cache may contain further tokens.
 
-    saved  prefixes in files, which are loaded if they are longer than the cached ones; None if there are none
+    In the methods, `saved` are prefixes in files, which are loaded if they are longer than the cached ones.
     """
 
     def __init__(self, kv: KVCache, count: int) -> None:
-        self.saved: SavedPrefixes | None = None
         self._kv = kv
         self._slots = [Slot(index) for index in range(count)]
         self._releases = 0
@@ -97,12 +97,12 @@ class SequenceSlots:
             self._idle_blocks = self._kv.held([slot.index for slot in self._slots if not slot.busy and slot.tokens])
         return self._idle_blocks
 
-    def cached(self, tokens: list[int], tenant: str) -> int:
+    def cached(self, tokens: list[int], tenant: str, saved: SavedPrefixes | None = None) -> int:
         """Return the length of the tenant's longest prefix of `tokens` that is cached or saved."""
         shared = self._longest(tokens, tenant)[0]
-        return max(shared, self.saved.longest(tokens, tenant)) if self.saved is not None else shared
+        return shared if saved is None else max(shared, saved.longest(tokens, tenant))
 
-    def acquire(self, tokens: list[int], tenant: str = "") -> Slot:
+    def acquire(self, tokens: list[int], tenant: str = "", saved: SavedPrefixes | None = None) -> Slot:
         """Take an idle slot and fill it with the tenant's longest prefix of `tokens` that is cached or saved.
 
         At least one slot must be idle. The prefix never includes the last token, whose logits require running it.
@@ -110,13 +110,13 @@ class SequenceSlots:
         self._idle_blocks = None
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
         shared, source = self._longest(tokens, tenant)
-        if self.saved is not None and self.saved.longest(tokens[:-1], tenant) >= shared + _LEAST_LOADED:
-            self._load(idle[0], tokens[:-1], tenant)
+        if saved is not None and saved.longest(tokens[:-1], tenant) >= shared + _LEAST_LOADED:
+            self._load(idle[0], tokens[:-1], tenant, saved)
             shared, source = self._longest(tokens, tenant)
         n = min(shared, len(tokens) - 1)
         slot = idle[0] if source is None else _choose_slot(source, shared, idle)
         slot.tokens = []  # stays empty if the cache raises, because the contents are then unknown
-        slot.n_saved = 0
+        slot.saved, slot.n_saved = saved, 0
         slot.is_lent = False
         slot.is_copy = source is not None and source is not slot
         if source is None or source is slot:
@@ -128,20 +128,19 @@ class SequenceSlots:
         slot.busy = True
         return slot
 
-    def _load(self, slot: Slot, tokens: list[int], tenant: str) -> None:
+    def _load(self, slot: Slot, tokens: list[int], tenant: str, saved: SavedPrefixes) -> None:
         """Replace the contents of an idle slot with the tenant's longest saved prefix of `tokens`."""
-        assert self.saved is not None
         self.forget(slot)
         kept = None
         while kept is None:
             try:
-                kept = self.saved.load(self._kv, slot.index, tokens, tenant)
+                kept = saved.load(self._kv, slot.index, tokens, tenant)
             except KVFull:
                 kept = None if self.forget_oldest_idle() else 0  # 0 if running requests need the cache
         slot.tokens, slot.tenant, slot.n_saved = tokens[:kept], tenant, kept
 
-    def save(self, most: int | None = None) -> bool:
-        """Save the tokens of the most recently released slot that is idle and has unsaved tokens.
+    def save(self, saved: SavedPrefixes, most: int | None = None) -> bool:
+        """Save the tokens of the most recently released slot that is idle and has unsaved tokens for these files.
 
         most  number of tokens to save, or None for all
         Returns whether more tokens may remain to be saved.
@@ -149,13 +148,16 @@ class SequenceSlots:
         unsaved = [
             slot
             for slot in self._slots
-            if not slot.busy and len(slot.tokens) >= _LEAST_SAVED and slot.n_saved != len(slot.tokens)
+            if slot.saved is saved
+            and not slot.busy
+            and len(slot.tokens) >= _LEAST_SAVED
+            and slot.n_saved != len(slot.tokens)
         ]
-        if self.saved is None or not unsaved:
+        if not unsaved:
             return False
         slot = max(unsaved, key=lambda slot: slot.released)
         n = len(slot.tokens) if most is None else min(most, len(slot.tokens))
-        if self.saved.save(self._kv, slot.index, slot.tokens, n, slot.tenant):
+        if saved.save(self._kv, slot.index, slot.tokens, n, slot.tenant):
             return True
         slot.n_saved = len(slot.tokens)
         return len(unsaved) > 1
@@ -193,6 +195,7 @@ class SequenceSlots:
         """Empty the slot and release it."""
         self._idle_blocks = None
         slot.tokens = []
+        slot.saved = None
         slot.busy = slot.is_lent = False
         slot.released = 0
         self._kv.free(slot.index)

@@ -22,10 +22,9 @@ from llmrun.base.errors import InvalidAnswer, ModelFileError, UsageError
 from llmrun.base.types import Adapter, Batch, Outputs
 from llmrun.engine.adapters import AdaptedTokens, adapted_tokens
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Request, TokenPrompt
+from llmrun.engine.requests import Request, StatePlace, TokenPrompt
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
-from llmrun.engine.saved_state.one_file import SavedFile
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.tiers import examples
 
@@ -183,7 +182,7 @@ def test_saved_prefixes_belong_to_their_adapters(tmp_path: Path, in_chunks: bool
             if in_chunks:
                 engine.use_saved(SavedChunks(tmp_path, engine.state_key, Budget([tmp_path], 1 << 30), pytest.fail))
             else:
-                engine.use_saved(SavedFile(tmp_path / "state", engine.state_key, None, pytest.fail))
+                engine.use_state(StatePlace(str(tmp_path / "state")), pytest.fail)
             [gathered] = answer_all(engine, [request])
             while engine.save_prefix():
                 pass

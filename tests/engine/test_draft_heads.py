@@ -12,8 +12,7 @@ from msgspec import structs
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.drafting.head import HeadSource
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.engine.saved_state.one_file import SavedFile
+from llmrun.engine.requests import Request, StatePlace, TokenPrompt
 from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.eager_speculation import speculate_eagerly
@@ -108,7 +107,7 @@ def restored(path: Path, state: Path, request: Request, *, saves: bool, adapters
     options = OpenOptions(context_size=1024, threads=2, backend="cpu", saves_state=True, adapters=adapters)
     with Engine.open(path, options) as engine:
         speculate_eagerly(engine, [one for one in engine._speculation._sources if isinstance(one, HeadSource)])
-        engine.use_saved(SavedFile(state, engine.state_key, None, pytest.fail))
+        engine.use_state(StatePlace(str(state)), pytest.fail)
         [found] = answers(engine, [request])
         while saves and engine.save_prefix():
             pass

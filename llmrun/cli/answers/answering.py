@@ -44,7 +44,16 @@ from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.console.terminal import discard_typed_input, is_terminal, keep_output_at_ctrl_c
 from llmrun.engine.base import check_generates
 from llmrun.engine.remote.request import is_endpoint, parse_endpoint
-from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
+from llmrun.engine.requests import (
+    Finished,
+    PrefillProgress,
+    Request,
+    StatePlace,
+    TextDelta,
+    TokenLogprobs,
+    ToolCall,
+    ToolCallDelta,
+)
 from llmrun.options.settings import Settings, default_sampling, is_set, model_named
 
 if TYPE_CHECKING:
@@ -662,6 +671,23 @@ def answer(
         log(done)
     check_format(done)
     return 128 + signals[0] if signals else 0
+
+
+def with_prompt_cache(
+    path: Path, engine: Answering, then: Callable[[AnsweredRequest], None] | None
+) -> Callable[[AnsweredRequest], None]:
+    """Let a local engine load prompts from a file, and return a function that saves the prompt after an answer.
+
+    then  a function that the returned function calls at the end, or None
+    """
+    engine.use_state(StatePlace(str(path.absolute())), out.note)
+
+    def answered(done: AnsweredRequest) -> None:
+        engine.save_state(done.finished.timings.prompt_tokens)
+        if then is not None:
+            then(done)
+
+    return answered
 
 
 class _ShownAnswer:

@@ -18,12 +18,12 @@ from msgspec import structs
 
 from llmrun.base.errors import ContextExceeded, TemplateRefused, UsageError
 from llmrun.base.folders import prefixes_folder
+from llmrun.cli.answers.answering import is_remote
 from llmrun.cli.chatting.events import FORGET, ON_FULL
 from llmrun.cli.chatting.store import state_path, take_over_old_state
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
-from llmrun.engine.requests import ChatPrompt, Request
-from llmrun.engine.saved_state.budget import Budget
+from llmrun.engine.requests import ChatPrompt, Request, StatePlace
 from llmrun.engine.tools.tool import Limits
 from llmrun.options.settings import RULES, with_values
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.saying import ConversationRecord
     from llmrun.engine.base import Answering
-    from llmrun.engine.engine import Engine
-    from llmrun.engine.saved_state.one_file import SavedFile
     from llmrun.engine.tools.toolbox import Toolbox
     from llmrun.options.settings import Settings
 
@@ -252,48 +250,36 @@ class ConversationState:
     """
 
     def __init__(self, conversations: Path, limit: int) -> None:
-        self._budget = Budget([conversations, prefixes_folder()], limit)
-        self._saved: SavedFile | None = None
+        self._folders = str(conversations.absolute()), str(prefixes_folder().absolute())
+        self._limit = limit
+        self._place: StatePlace | None = None
         self._conversation: Path | None = None
 
     def use(self, engine: Answering, conversation: Path | None) -> None:
         """Let an engine load and save the state of a conversation, given the conversation's file (None if unsaved)."""
-        local = _local(engine)
-        if local is None:
-            return
-        file = None if conversation is None else state_path(conversation, local.info)
-        if self._saved is not None and (file is None or not self._saved.is_for(file, local.state_key)):
-            self.finish(local)
-            self._saved = None
-        if self._saved is None and file is not None and conversation is not None:
-            from llmrun.engine.saved_state.one_file import SavedFile  # this module imports NumPy
-
-            take_over_old_state(conversation, file)
-            self._saved = SavedFile(file, local.state_key, self._budget, out.detail)
-        self._conversation = conversation
-        local.use_saved(self._saved)
+        place = None
+        if conversation is not None and not is_remote(engine):
+            file = state_path(conversation, engine.info)
+            place = StatePlace(str(file.absolute()), self._folders, self._limit)
+        if place != self._place:
+            self.finish(engine)
+            if conversation is not None and place is not None:
+                take_over_old_state(conversation, file)
+        self._place, self._conversation = place, conversation
+        engine.use_state(place, out.detail)
 
     def save(self, engine: Answering) -> None:
         """Save the tokens that the last turn added. Backends that save only whole sequences save in `finish`."""
-        local = _local(engine)
-        if local is not None and local.saves_blocks:
-            local.save_prefix()
+        if engine.saves_blocks:
+            engine.save_state()
 
     def finish(self, engine: Answering) -> None:
         """Save the complete state before the engine is closed or continues another conversation.
 
         The state is not saved if the conversation has been removed or renamed in the meantime.
         """
-        local = _local(engine)
-        if local is not None and self._conversation is not None and self._conversation.exists():
-            local.save_prefix()
-
-
-def _local(engine: Answering) -> Engine | None:
-    """Return the engine if it runs in this process, or None if the engine is remote."""
-    from llmrun.engine.engine import Engine  # this module imports NumPy
-
-    return engine if isinstance(engine, Engine) else None
+        if self._conversation is not None and self._conversation.exists():
+            engine.save_state()
 
 
 _RESULT_CHARACTERS = 2  # characters per token of the context, so one result fills about half of the context

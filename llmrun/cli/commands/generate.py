@@ -134,6 +134,7 @@ def command(
         sent_sampling,
         tell_of_default_model,
         unwatched,
+        with_prompt_cache,
     )
     from llmrun.cli.answers.report import described_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
@@ -177,8 +178,6 @@ def command(
         )
         log_answer = logger(opened.preset or None) if (settings.log if log is None else log) else None
         if prompt_cache is not None:
-            from llmrun.cli.answers.prompt_cache import with_prompt_cache
-
             log_answer = with_prompt_cache(prompt_cache, opened.engine, log_answer)
         if wanted is not None:
             from llmrun.cli.answers.samples import answer_samples

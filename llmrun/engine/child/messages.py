@@ -2,11 +2,11 @@
 
 The server chooses the ids of its requests, and all events in messages from the process contain these ids.
 
-    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, DescribeChat, Embed
-                      and Close in any order
+    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, Spell, CountPrompt, DescribeChat, Embed,
+                      SavePrefix and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
                       Rejected or Taken, then Begun and events; Tokenized, Detokenized, Spelled, PromptCounted,
-                      ChatDescribed, Embedded or Rejected; Beat at any time; Crashed at the end
+                      ChatDescribed, Embedded, PrefixSaved or Rejected; Beat and Note at any time; Crashed at the end
 
 Decoding is strict: all other messages raise BadMessage, because the two processes run the same code.
 """
@@ -22,7 +22,7 @@ from llmrun.base.errors import LlmrunError
 from llmrun.base.processes.frames import Codec
 from llmrun.base.types import FinishReason, Timings
 from llmrun.engine.base import require_thinking
-from llmrun.engine.requests import Event, Finished, ModelFacts, Portable, Request, TextPrompt, TokenPrompt
+from llmrun.engine.requests import Event, Finished, ModelFacts, Portable, Request, StatePlace, TextPrompt, TokenPrompt
 
 
 class Open(Portable, frozen=True):
@@ -64,6 +64,7 @@ class Ask(Portable, frozen=True):
     received  when the server received the request, in seconds of `time.perf_counter`, which all processes share
     admitted  whether a process that has ended had accepted the request; such a request is never refused for its wait
     alone     whether the request's first step runs no other requests
+    place     the file from which the request loads its state, and in which SavePrefix saves it, or None
     """
 
     id: int
@@ -71,6 +72,7 @@ class Ask(Portable, frozen=True):
     received: float
     admitted: bool = False
     alone: bool = False
+    place: StatePlace | None = None
 
 
 class Cancel(Portable, frozen=True):
@@ -137,11 +139,19 @@ class Embed(Portable, frozen=True):
     id: int = 0
 
 
+class SavePrefix(Portable, frozen=True):
+    """Save the state of the last finished request with this place. `most` is the number of tokens, or None for all."""
+
+    id: int
+    place: StatePlace
+    most: int | None = None
+
+
 class Close(Portable, frozen=True):
     """End the process."""
 
 
-ToChild = Open | Ask | Cancel | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | Embed | Close
+ToChild = Open | Ask | Cancel | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | Embed | SavePrefix | Close
 
 
 class Loading(Portable, frozen=True):
@@ -152,10 +162,11 @@ class Loading(Portable, frozen=True):
 
 
 class Note(Portable, frozen=True):
-    """A message for the user. Details are shown only if the user asks for them."""
+    """A message for the user. Details are shown only if the user asks for them. `id` is that of a StatePlace, or 0."""
 
     text: str
     is_detail: bool = False
+    id: int = 0
 
 
 class Opened(Portable, frozen=True):
@@ -317,6 +328,12 @@ class Embedded(Portable, frozen=True):
     is_last: bool = True
 
 
+class PrefixSaved(Portable, frozen=True):
+    """The answer to SavePrefix. If the state could not be saved, a Note precedes this message."""
+
+    id: int
+
+
 class Crashed(Portable, frozen=True):
     """The last message of a process that ends because of an error in a step."""
 
@@ -341,6 +358,7 @@ FromChild = (
     | PromptCounted
     | ChatDescribed
     | Embedded
+    | PrefixSaved
     | Crashed
 )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition, Lock
 from typing import Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from msgspec import structs
@@ -36,9 +37,12 @@ from llmrun.engine.child.messages import (
     Embed,
     Embedded,
     FromChild,
+    Note,
+    PrefixSaved,
     Preparing,
     PromptCounted,
     Rejected,
+    SavePrefix,
     Spell,
     Spelled,
     Stepped,
@@ -53,7 +57,8 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.costs import MOST_ROWS
 from llmrun.engine.embedding import EmbeddingJob, InputReader, limited_inputs
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Event, Failed, Finished, TextPrompt
+from llmrun.engine.requests import Event, Failed, Finished, StatePlace, TextPrompt
+from llmrun.engine.saved_state.one_file import SavedFile
 from llmrun.model.tokenizers.text_tokenizer import decode_spelled, spelled
 
 _BEAT_S = 0.5  # the longest time between two beats
@@ -307,6 +312,9 @@ class EngineServing:
         self._server_ids: dict[int, int] = {}
         self._cancelled: set[int] = set()  # the server's ids of requests cancelled before they had an engine's id
         self._closing = False
+        self._to_save: list[SavePrefix] = []
+        # A file is forgotten when the cache no longer holds any state that might be saved in it.
+        self._files: WeakValueDictionary[StatePlace, SavedFile] = WeakValueDictionary()
         self._embedding = Embedding(engine, send, heart.expect_rows)
         self._last_wait = (0.0, 0.0)  # the last predicted wait in seconds, and when it was predicted
         self._began = False  # True if a request began in the current step
@@ -331,6 +339,10 @@ class EngineServing:
                 self._to_prepare.put(tenant, message)
             case CountPrompt(request=request):
                 self._to_prepare.put(request.tenant, message)
+            case SavePrefix():
+                with self._wake:
+                    self._to_save.append(message)
+                    self._wake.notify()
             case Cancel(ids=ids):
                 self._cancel(ids)
             case Close():
@@ -343,12 +355,16 @@ class EngineServing:
         """Run steps until the server closes the engine. Raises the error of a step that failed."""
         while True:
             self._wait_for_work()
+            with self._wake:
+                to_save, self._to_save = self._to_save, []
             if self._closing:
+                self._save_asked(to_save)
                 self._save_prefixes()
                 return
             self._heart.step_begins()
             self._embedding.step()
             events = self._engine.step()
+            self._save_asked(to_save)  # after the step, which ends the requests that the client has cancelled before
             status, busy = self._embedding.counted(self._engine.status()), self._has_work()
             beat = self._heart.step_ended(status, busy=busy, wait_s=self._predicted_wait())
             if events or beat is not None or self._began:
@@ -357,7 +373,7 @@ class EngineServing:
 
     def _wait_for_work(self) -> None:
         def is_needed() -> bool:
-            return self._closing or self._has_work()
+            return self._closing or bool(self._to_save) or self._has_work()
 
         with self._wake:
             if self._wake.wait_for(is_needed, _IDLE_S):
@@ -370,6 +386,18 @@ class EngineServing:
 
     def _has_work(self) -> bool:
         return not (self._engine.idle and self._embedding.idle)
+
+    def _save_asked(self, asked: Sequence[SavePrefix]) -> None:
+        for message in asked:
+            if (file := self._files.get(message.place)) is not None:
+                self._engine.save_prefix(message.most, file)
+            self._send(PrefixSaved(message.id))
+
+    def _file(self, place: StatePlace) -> SavedFile:
+        if (file := self._files.get(place)) is None:
+            file = SavedFile(place, self._engine.state_key, lambda words: self._send(Note(words, id=place.id)))
+            self._files[place] = file
+        return file
 
     def _save_prefixes(self) -> None:
         """Save prefixes for up to _SAVE_S seconds before the process ends."""
@@ -438,6 +466,8 @@ class EngineServing:
         answer = self._engine.prepare(ask.request)
         # Times are measured from the moment when the server received the request.
         answer.submitted = min(answer.submitted, ask.received)
+        if ask.place is not None:
+            answer.saved = self._file(ask.place)
         wait = self._engine.predicted_wait(answer)
         self._last_wait = (wait, time.monotonic())
         if not ask.admitted and self._max_wait_s is not None and wait > self._max_wait_s:

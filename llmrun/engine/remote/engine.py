@@ -28,6 +28,7 @@ from llmrun.engine.requests import (
     Finished,
     PrefillProgress,
     Request,
+    StatePlace,
     TextDelta,
     TokenLogprobs,
 )
@@ -153,6 +154,8 @@ class RemoteEngine:
 
     left_out  the fields that the server rejected and that are no longer sent, such as "ignore_eos" or "top_k"
     """
+
+    saves_blocks = False
 
     def __init__(
         self,
@@ -306,6 +309,12 @@ class RemoteEngine:
         for answer in list(self._running.values()):
             answer.call.stop()
         self._arrivals.put(None)
+
+    def use_state(self, place: StatePlace | None, report: Callable[[str], None]) -> None:
+        """Do nothing, because only the server has the KV cache."""
+
+    def save_state(self, most: int | None = None) -> None:
+        """See `use_state`."""
 
     def close(self) -> None:
         """Drop all requests and close all connections. Idempotent."""

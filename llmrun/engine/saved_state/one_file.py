@@ -9,34 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.base.errors import IntegrityError, LlmrunError
-from llmrun.engine.saved_state.budget import Budget, note_use
+from llmrun.engine.saved_state.budget import Budget, may_overwrite, note_use
 from llmrun.engine.saved_state.state_file import StateFile
 from llmrun.engine.slots import common_prefix
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache, SavedPart
+    from llmrun.engine.requests import StatePlace
 
 
 class SavedFile:
     """Saves prefixes in one file.
 
-    path    the file, which need not exist
+    place   the file, and the space for this and other files
     key     the KVCache.key of the model
-    budget  the space for this and other files, or None for no limit
     report  called with a sentence if the state cannot be used or saved
     """
 
-    def __init__(self, path: Path, key: str, budget: Budget | None, report: Callable[[str], None]) -> None:
-        self.path = path
+    def __init__(self, place: StatePlace, key: str, report: Callable[[str], None]) -> None:
+        self.place = place
+        self.path = Path(place.path)
         self._key = key
-        self._budget = budget
+        self._budget = Budget([*map(Path, place.folders)], place.limit) if place.folders else None
         self._report = report
         self._has_failed = False
         self._is_damaged = False
-
-    def is_for(self, path: Path, key: str) -> bool:
-        """Return whether the saved file has this path and this key."""
-        return (self.path, self._key) == (path, key)
 
     def longest(self, tokens: list[int], tenant: str) -> int:
         try:
@@ -64,6 +61,10 @@ class SavedFile:
             if self._is_damaged:
                 self.path.unlink(missing_ok=True)
                 self._is_damaged = False
+            if not may_overwrite(self.path):  # for example, because of `llmrun ... > FILE`
+                self._has_failed = True
+                self._report(f"state is not saved: {self.path}: this file has other contents and is not overwritten")
+                return False
             state = StateFile(self.path, self._key)
             parts = [part for part in kv.save(seq, n) if part.end <= len(tokens)]
             state.save(tokens, parts, self._has_room)

@@ -77,11 +77,11 @@ class Admission(Neighbours):
                 return
             if answer.wait is None or is_over(answer.wait, self.running):
                 answer.wait = wait_for_prefix(
-                    answer, self.running, self._slots.cached(answer.reusable, answer.prefix_scope)
+                    answer, self.running, self._slots.cached(answer.reusable, answer.prefix_scope, answer.saved)
                 )
             if answer.wait is not None:
                 continue
-            slot = self._slots.acquire(answer.reusable, answer.prefix_scope)
+            slot = self._slots.acquire(answer.reusable, answer.prefix_scope, answer.saved)
             self.running[answer] = slot
             if not self._has_room(answer, slot):
                 self._slots.give_back(self.running.pop(answer))

@@ -30,8 +30,11 @@ from llmrun.engine.child.messages import (
     ChatDescribed,
     CountPrompt,
     DescribeChat,
+    Note,
+    PrefixSaved,
     PromptCounted,
     Rejected,
+    SavePrefix,
     Stepped,
     Taken,
     cancelled_unbegun,
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from llmrun.base.types import ModelInfo
     from llmrun.engine.base import Answering, ShownTemplate, ThinkingSupport, ToolSupport
     from llmrun.engine.child.messages import FromChild, ToChild
-    from llmrun.engine.requests import Event, Request
+    from llmrun.engine.requests import Event, Request, StatePlace
     from llmrun.serving.background.handshake import BackgroundFacts
     from llmrun.serving.background.joining import Joined
 
@@ -110,11 +113,15 @@ class BackgroundEngine:
         self._progress: list[PrefillProgress] = []
         self._last_events: list[Finished | Failed] = []  # of requests that no engine answers
         self._is_sending = False  # True if a signal handler must not send anything
+        self._place: StatePlace | None = None
+        self._report: Callable[[str], None] = note
         self._take_over(joined, was_started=was_started)
 
     def _take_over(self, joined: Joined, *, was_started: bool) -> None:
         self._link, self._facts = joined.link, joined.facts
         self._engine_ids = itertools.count(joined.first_id)
+        if self._place is not None:  # ids begin with the number of the connection
+            self._place = structs.replace(self._place, id=next(self._engine_ids))
         self.load_s = self._facts.load_s if was_started else 0.0
         self.pid = joined.pid
 
@@ -152,6 +159,11 @@ class BackgroundEngine:
     def takes_chats(self) -> bool:
         """See Engine."""
         return self._facts.takes_chats
+
+    @property
+    def saves_blocks(self) -> bool:
+        """See Engine. Only the CPU engine runs in the background."""
+        return self._other is None or self._other.saves_blocks
 
     @property
     def idle(self) -> bool:
@@ -245,6 +257,25 @@ class BackgroundEngine:
             self._other.cancel_current()
         self._send_cancels()
 
+    def use_state(self, place: StatePlace | None, report: Callable[[str], None]) -> None:
+        """See Engine."""
+        if place is not None:
+            known = self._place is not None and structs.replace(place, id=self._place.id) == self._place
+            place = self._place if known else structs.replace(place, id=next(self._engine_ids))
+        self._place, self._report = place, report
+        if self._other is not None:
+            self._other.use_state(place, report)
+
+    def save_state(self, most: int | None = None) -> None:
+        """See Engine. If the engine has ended, nothing is saved."""
+        if self._other is not None:
+            self._other.save_state(most)
+        elif self._place is not None:
+            call = next(self._engine_ids)
+            with suppress(_Ended):
+                self._send(SavePrefix(call, self._place, most))
+                self._answer_to(call, PrefixSaved)
+
     def close(self) -> None:
         """Leave the engine, which cancels all unfinished requests. Idempotent."""
         self._unfinished.clear()
@@ -304,7 +335,7 @@ class BackgroundEngine:
         self._unfinished[engine_id] = unfinished
         unfinished.n_asked += 1
         try:
-            self._send(Ask(engine_id, unfinished.request, time.perf_counter()))
+            self._send(Ask(engine_id, unfinished.request, time.perf_counter(), place=self._place))
             self._answer_to(engine_id, Taken)
         except Cancelled as error:
             self._end(engine_id, error)
@@ -326,9 +357,11 @@ class BackgroundEngine:
 
     def _received(self) -> FromChild:
         try:
-            data = self._link.receive()
-            if data is not None:
-                return FROM_CHILD.decode(data)
+            while (data := self._link.receive()) is not None:
+                message = FROM_CHILD.decode(data)
+                if not isinstance(message, Note):
+                    return message
+                self._report(message.text)
         except (BadMessage, FrameTooLong) as error:
             raise _Ended from error
         raise _Ended
@@ -386,6 +419,7 @@ class BackgroundEngine:
         else:
             self._other = self._open_here()
             self.load_s = self._other.load_s
+            self._other.use_state(self._place, self._report)
 
     def _repeat(self) -> None:
         """Ask the new engine for all unfinished requests. Raises _Ended, and the error of a request without events."""

@@ -258,7 +258,7 @@ def _parts(message: FromChild) -> Iterator[tuple[int, FromChild]]:
                 by_client.setdefault(event.request_id >> _ID_BITS, []).append(event)
             for number, its_events in by_client.items():
                 yield number << _ID_BITS, Stepped(tuple(its_events))
-        case Begun() | Beat() | Note() | Preparing():  # no client needs these messages
+        case Begun() | Beat() | Note(id=0) | Preparing():  # no client needs these messages
             return
         case Taken(id=request_id) | Rejected(id=request_id):
             yield request_id, message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import BackendCrashed
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Request, TokenPrompt
+from llmrun.engine.requests import Request, StatePlace, TokenPrompt
 from llmrun.engine.saved_state.budget import Budget, SavedPrefixes
 from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
 from llmrun.engine.saved_state.one_file import SavedFile
@@ -195,8 +195,8 @@ def test_a_server_continues_from_saved_chunks(folder: Path, tmp_path: Path, name
         again = answer(engine, PROMPT, tenant="a")
         assert again.tokens == expected
         assert again.finished.timings.cached_tokens > 1600 - 2 * CHUNK
-        assert engine._slots.saved is not None
-        assert engine._slots.saved.longest(PROMPT, "a") == again.finished.timings.cached_tokens  # what can be used
+        assert engine._saved is not None
+        assert engine._saved.longest(PROMPT, "a") == again.finished.timings.cached_tokens  # what can be used
     with closing(opened(path)) as engine:
         engine.use_saved(chunks(tmp_path, engine))
         assert answer(engine, PROMPT, tenant="b").finished.timings.cached_tokens == 0
@@ -247,7 +247,7 @@ def test_a_long_sequence_is_saved_and_loaded_in_pieces(tmp_path: Path, kind: str
     )
     full, empty = (PagedKV({0: [memory]}, 1, n_tokens, key=key) for memory in (source, target))
     full.extend({0: n_tokens})
-    saved: SavedPrefixes = SavedFile(tmp_path / "a.kv", key, None, pytest.fail)
+    saved: SavedPrefixes = SavedFile(StatePlace(str(tmp_path / "a.kv")), key, pytest.fail)
     if kind == "chunks":
         saved = SavedChunks(tmp_path, key, Budget([tmp_path], 1 << 40), pytest.fail)
     tracemalloc.start()
@@ -261,16 +261,6 @@ def test_a_long_sequence_is_saved_and_loaded_in_pieces(tmp_path: Path, kind: str
 
 
 @pytest.fixture
-def make_slots(tmp_path: Path) -> Callable[[ScriptedBackend], SequenceSlots]:
-    def make(backend: ScriptedBackend) -> SequenceSlots:
-        slots = SequenceSlots(backend.kv, backend.info.max_sequences)
-        slots.saved = saved_file(tmp_path / "a.kv", backend)
-        return slots
-
-    return make
-
-
-@pytest.fixture
 def saved_tokens(tmp_path: Path) -> list[int]:
     backend, tokens = ScriptedBackend(), [token % 256 for token in PROMPT[:300]]
     grow(backend, 0, 0, tokens)
@@ -278,48 +268,42 @@ def saved_tokens(tmp_path: Path) -> list[int]:
     return tokens
 
 
-def test_a_longer_cached_prefix_is_not_replaced(
-    make_slots: Callable[[ScriptedBackend], SequenceSlots], saved_tokens: list[int]
-) -> None:
+def test_a_longer_cached_prefix_is_not_replaced(tmp_path: Path, saved_tokens: list[int]) -> None:
     backend = ScriptedBackend()
-    slots = make_slots(backend)
+    slots, saved = SequenceSlots(backend.kv, backend.info.max_sequences), saved_file(tmp_path / "a.kv", backend)
     longer = [*saved_tokens, *saved_tokens]
-    slot = slots.acquire(longer)
+    slot = slots.acquire(longer, saved=saved)
     assert slot.tokens == saved_tokens
     grow(backend, 0, 300, longer)
     slot.tokens = longer
     slots.release(slot)
-    assert slots.acquire([*longer, 1]).tokens == longer
-    assert slots.cached([*saved_tokens, 5, 5], "") == 300
+    assert slots.acquire([*longer, 1], saved=saved).tokens == longer
+    assert slots.cached([*saved_tokens, 5, 5], "", saved) == 300
 
 
-def test_idle_prefixes_make_room_for_a_saved_one(
-    make_slots: Callable[[ScriptedBackend], SequenceSlots], saved_tokens: list[int]
-) -> None:
+def test_idle_prefixes_make_room_for_a_saved_one(tmp_path: Path, saved_tokens: list[int]) -> None:
     backend = ScriptedBackend(max_sequences=3, capacity=700)
-    slots = make_slots(backend)
+    slots, saved = SequenceSlots(backend.kv, backend.info.max_sequences), saved_file(tmp_path / "a.kv", backend)
     held = []
     for token in (1, 2):
-        slot = slots.acquire([token] * 250)
+        slot = slots.acquire([token] * 250, saved=saved)
         grow(backend, slot.index, 0, [token] * 249)
         slot.tokens = [token] * 249
         held.append(slot)
     for slot in held:
         slots.release(slot)
-    assert slots.acquire([*saved_tokens, 9]).tokens == saved_tokens
-    assert slots.cached([2] * 250, "") == 249
-    assert slots.cached([1] * 250, "") == 0
+    assert slots.acquire([*saved_tokens, 9], saved=saved).tokens == saved_tokens
+    assert slots.cached([2] * 250, "", saved) == 249
+    assert slots.cached([1] * 250, "", saved) == 0
 
 
-def test_running_requests_keep_their_room(
-    make_slots: Callable[[ScriptedBackend], SequenceSlots], saved_tokens: list[int]
-) -> None:
+def test_running_requests_keep_their_room(tmp_path: Path, saved_tokens: list[int]) -> None:
     backend = ScriptedBackend(max_sequences=2, capacity=400)
-    slots = make_slots(backend)
-    slot = slots.acquire([1] * 250)
+    slots, saved = SequenceSlots(backend.kv, backend.info.max_sequences), saved_file(tmp_path / "a.kv", backend)
+    slot = slots.acquire([1] * 250, saved=saved)
     grow(backend, slot.index, 0, [1] * 249)
     slot.tokens = [1] * 249
-    assert slots.acquire([*saved_tokens, 9]).tokens == []
+    assert slots.acquire([*saved_tokens, 9], saved=saved).tokens == []
     assert backend.kv.sequences[slot.index] == [1] * 249
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from llmrun.backends.base import Backend
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import LOGITS, Batch
+from llmrun.engine.requests import StatePlace
 from llmrun.engine.saved_state.one_file import SavedFile
 
 
@@ -28,7 +29,7 @@ def saved_file(path: Path, backend: Backend, notes: list[str] | None = None) -> 
     def fail(words: str) -> None:
         raise AssertionError(words)
 
-    return SavedFile(path, backend.kv.key, None, fail if notes is None else notes.append)
+    return SavedFile(StatePlace(str(path)), backend.kv.key, fail if notes is None else notes.append)
 
 
 def loaded(path: Path, tokens: Sequence[int]) -> list[int]:
