@@ -7,6 +7,7 @@ set -eu
 cd "$(dirname "$0")/.."
 venv=${LLMRUN_VENV:-.venv}
 unset LLMRUN_VENV # llmrun refuses variables that are not its settings
+export LLMRUN_WARM=0 # no script leaves a background engine behind
 python=$venv/bin/python
 
 # A version manager's shim may be on PATH but fail, so every candidate is run once before it is chosen. Free-threaded

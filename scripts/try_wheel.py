@@ -40,6 +40,7 @@ def main(tag: str) -> None:
         # The wheel must use neither this checkout nor the user's caches and settings.
         (folder / "config.toml").touch()
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("LLMRUN_", "PYTHON"))}
+        clean["LLMRUN_WARM"] = "0"  # a background engine would outlive the folder
         places = {"CONFIG": "config.toml", "DATA_DIR": "data", "CACHE_DIR": "cache"}
         clean |= {f"LLMRUN_{key}": str(folder / place) for key, place in places.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,8 @@ os.environ["LLMRUN_DATA_DIR"] = str(CACHE / "data")
 CACHE.mkdir(exist_ok=True)
 os.environ["LLMRUN_CONFIG"] = str(CACHE / "config.toml")
 Path(os.environ["LLMRUN_CONFIG"]).touch()
+
+os.environ["LLMRUN_WARM"] = "0"  # no test leaves a background engine behind, unless it uses the fixture `engines`
 
 # nohup ignores SIGHUP, and a shell's & ignores SIGINT in scripts, and so would every program that a test starts.
 if sys.platform != "win32":
@@ -172,6 +174,28 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, and --no-skips allows none: {call.excinfo.value if call.excinfo else ''}"
     return report
+
+
+@pytest.fixture
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Let commands use background engines in a folder of their own, and end all of these engines after the test.
+
+    Returns the folder of sockets, which the first engine creates.
+    """
+    if sys.platform == "win32":
+        pytest.skip("needs Unix sockets")
+    from tests.support.serving.fake_engine import end_all
+
+    kernels = Path(os.environ["LLMRUN_CACHE_DIR"]) / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(kernels)
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(cache))
+    monkeypatch.delenv("LLMRUN_WARM")
+    monkeypatch.delenv("CI", raising=False)
+    yield cache / "run"
+    end_all()
 
 
 @pytest.fixture

@@ -184,6 +184,13 @@ def format_age(moment: float, now: float) -> str:
     return f"{counted(int(seconds // size), unit)} ago"
 
 
+def format_until(moment: float, now: float) -> str:
+    """Format the time until a moment: `in 4 minutes`. Both arguments are seconds since 1970."""
+    seconds = max(0, int(moment - now))
+    size, unit = next(((size, unit) for size, unit in reversed(_AGES) if seconds >= size), (1, "second"))
+    return f"in {counted(seconds // size, unit)}"
+
+
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as "5m", "1h30m", "90" or "0.5s", or math.inf for a negative duration.
 

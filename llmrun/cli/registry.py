@@ -35,9 +35,7 @@ _ELSEWHERE = {
     "cp": "`llmrun preset add NAME -m MODEL` gives a model another name",
     "create": "`llmrun import FILE NAME` names a model file, and `llmrun preset add` names a model with settings",
     "models": "`llmrun list` lists the models on this machine, and `llmrun search` those to download",
-    "ps": "`llmrun serve` lists its loaded models at /api/ps; other commands unload their model when they end",
     "perplexity": "`llmrun eval MODEL --text FILE` measures the perplexity of a model",
-    "stop": "Ctrl-C ends `llmrun serve`; other commands unload their model when they end",
     "uninstall": "`pip uninstall llmrun-gguf`; `llmrun doctor --paths` lists what llmrun has stored on this machine",
     "version": "`llmrun --version`",
 }

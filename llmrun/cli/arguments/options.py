@@ -102,6 +102,13 @@ def models_here() -> list[tuple[str, str]]:
     return [(model.name, _HERE) for model in inventory.models()]
 
 
+def models_running() -> list[tuple[str, str]]:
+    """Return the models of background engines."""
+    from llmrun.serving.background.control import running
+
+    return [(engine.state.name, engine.activity) for engine in running() if engine.state is not None]
+
+
 def models_here_or_files() -> list[tuple[str, str] | str]:
     """Return the models on this machine, and FILES."""
     return [*models_here(), FILES]

@@ -242,11 +242,13 @@ class Daemon:
         return EngineState(
             pid=os.getpid(),
             model=self._birth.model,
+            name=self._asked.name,
             path=self._asked.path,
             version=__version__,
             answers=answers,
             memory_bytes=memory_in_use(),
             started=self._started,
+            used=time.time() - (time.monotonic() - self._used),
             until=None if answers else time.time() + left,
         )
 

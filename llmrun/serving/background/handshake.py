@@ -108,20 +108,24 @@ class EngineState(Portable, frozen=True):
     """The state of a background engine, as `llmrun ps` shows it.
 
     model         the model's name as its user typed it; a path is absolute
+    name          the name to display
     path          the model's file
     answers       the number of requests that are not over
     memory_bytes  the memory of the process now
     started       when the engine started, in seconds since 1970
+    used          when its last answer ended, or when a client joined after that
     until         when the engine will leave if it is not used again; None while it answers
     """
 
     pid: int
     model: str
+    name: str
     path: str
     version: str
     answers: int
     memory_bytes: int
     started: float
+    used: float
     until: float | None
 
 

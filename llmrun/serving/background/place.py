@@ -37,9 +37,9 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_ADDRESS = 103  # bytes; macOS stores 104, including a NUL
 _COMPUTER_DIGITS = 6  # of the 16 hexadecimal digits of a name
-_FILE = re.compile(r"([0-9a-f]{16})\.(sock|lock|called)|[0-9a-f]{8}\.tmp")
+_FILE = re.compile(r"([0-9a-f]{16})\.(sock|lock|called|log)|[0-9a-f]{8}\.tmp")
 _OLD_S = 3600  # calls, locks and temporary sockets older than this are removed
-_ABANDONED_S = 7 * 24 * 3600  # sockets of other computers and earlier boots older than this are removed
+_ABANDONED_S = 7 * 24 * 3600  # sockets of other computers and earlier boots, and logs, older than this are removed
 _LOOK_S = 0.02  # seconds between two attempts to lock a file or to connect
 
 
@@ -174,11 +174,14 @@ class Folder:
             raise PlaceError(f"path too long for a socket: {path}: more than {_LONGEST_ADDRESS} bytes")
         return str(path)
 
-    def names(self) -> list[str]:
-        """Return the names of the sockets of this computer since it started. They need not be in use."""
+    def names(self, kind: str = "sock") -> list[str]:
+        """Return the names of the sockets of this computer since it started. They need not be in use.
+
+        kind  "log" for the names of the files to which engines write errors, and which they remove at their end
+        """
         computer = _computer()
         found = [_FILE.fullmatch(file) for file in self._files()]
-        return sorted(match[1] for match in found if match and match[2] == "sock" and match[1].startswith(computer))
+        return sorted(match[1] for match in found if match and match[2] == kind and match[1].startswith(computer))
 
     def remove(self, name: str) -> None:
         """Remove a socket that nobody answers. Call this method with the lock held, or a new socket may vanish."""
@@ -251,14 +254,14 @@ class Folder:
         return found is not None and os.path.samestat(found, expected)
 
     def _remove_old(self, now: float) -> None:
-        own = {f"{name}.sock" for name in self.names()}
+        own = {f"{name}.{kind}" for name in self.names() for kind in ("sock", "log")}
         for file in self._files():
             match = _FILE.fullmatch(file)
             found = self.status(file) if match and file not in own else None
             if match is None or found is None:
                 continue
             age = abs(now - found.st_mtime)  # the clock may have been ahead
-            if age <= (_ABANDONED_S if match[2] == "sock" else _OLD_S):
+            if age <= (_ABANDONED_S if match[2] in ("sock", "log") else _OLD_S):
                 continue
             if match[2] == "lock":
                 with contextlib.suppress(PlaceError), self.lock(match[1], seconds=0):

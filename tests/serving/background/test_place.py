@@ -82,6 +82,7 @@ def test_the_runtime_folder_comes_first_whatever_the_variable_says(
     tmp_path: Path, default_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.delenv("LLMRUN_CACHE_DIR")
     (tmp_path / "users" / str(os.geteuid())).mkdir(parents=True)
     found = open_folder(create=True)
     assert found is not None
