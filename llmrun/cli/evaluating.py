@@ -321,7 +321,8 @@ def _opened(settings: Settings, base: Settings | None, task: Task) -> Iterator[t
         sequences = min(_MOST_SEQUENCES, 1 + max(len(question.endings) for question in task.questions))
         context = max(context, min(_LONGEST_CONTEXT, context_for(task.questions)))
     with ExitStack() as held:
-        files = [held.enter_context(model_files(one)) for one in wanted]
+        sized = [replace(one, ctx_size=context) for one in wanted]
+        files = [held.enter_context(model_files(one, sequences=sequences)) for one in sized]
         found = [one.found for one in files]
         tell_of_too_many_threads(settings)
         model, *others = (
@@ -329,7 +330,6 @@ def _opened(settings: Settings, base: Settings | None, task: Task) -> Iterator[t
                 one.found.path,
                 replace(
                     one.options,
-                    context_size=context,
                     max_sequences=sequences,
                     kv_tokens=AUTO if sequences > 1 else None,
                     progress=one.loading,

@@ -33,7 +33,10 @@ def test_without_engines_both_commands_are_calm(engines: Path) -> None:
 @pytest.mark.night
 def test_a_kept_model_is_listed_and_unloaded(engines: Path) -> None:
     model = str(smollm2())
-    run("generate", "-m", model, "--keep-alive", "1h", "-n", "1", "hi")
+    command = ("generate", "-m", model, "--keep-alive", "1h", "-n", "1", "--json", "hi")
+    first, second = (json.loads(run(*command)[0]) for _ in range(2))
+    assert (first["run"]["warm"], second["run"]["warm"]) == (False, True)
+    assert (first["timings"]["load_s"] > 0, second["timings"]["load_s"]) == (True, 0)
     (engine,) = listed()
     assert (engine["state"], engine["path"], engine["answers"]) == ("idle", model, 0)
     assert str(engine["pid"]) in run("ps")[0].splitlines()[1].split()

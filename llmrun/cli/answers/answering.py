@@ -305,14 +305,16 @@ class ModelFiles:
 
 
 @contextmanager
-def model_files(settings: Settings) -> Iterator[ModelFiles]:
+def model_files(settings: Settings, *, sequences: int = 1) -> Iterator[ModelFiles]:
     """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` in the context.
 
-    As soon as the files are known, a progress line says what is being loaded. Importing NumPy and the engine takes
-    longer than finding the files, so callers import the engine inside the context.
+    Idle background engines leave if this model needs their memory, so that each of its `sequences` can have a whole
+    context. As soon as the files are known, a progress line says what is being loaded. Importing NumPy and the engine
+    takes longer than finding the files, so callers import the engine inside the context.
 
     May raise any LlmrunError from the hub, and errors about RPC servers that cannot be used.
     """
+    from llmrun.cli.answers.room import make_room_for
     from llmrun.hub.local.safe_writes import in_use
 
     options, drafter = local_options(settings), settings.draft_model
@@ -325,6 +327,7 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
         loading = ModelLoading(found.name, found.path)
         if not is_stand_in(settings.backend):
             loading.begin()
+            make_room_for(found.path, options, draft=draft, sequences=sequences)
         yield ModelFiles(found, draft, options, loading)
 
 

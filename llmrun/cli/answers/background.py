@@ -28,6 +28,7 @@ from llmrun.base.machine.memory_pressure import fits_beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.engine.child.messages import Loading
+from llmrun.serving.background.control import make_room
 from llmrun.serving.background.eligibility import reason_not_to_join, reason_not_to_start_unasked
 from llmrun.serving.background.engine import BackgroundEngine
 from llmrun.serving.background.handshake import Birth
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _SECOND_CALL_S: Final = 600.0  # a second run within this time starts an engine
 KEEP_ALIVE_S: Final = 300.0  # how long an engine stays after an answer, as in Ollama
+_MOST_IDLE: Final = 2  # before a third engine starts, the one that has been idle longest leaves
 SEQUENCES: Final = 4  # the maximum number of answers that an engine generates at a time
 _BACKEND: Final = "cpu"  # its answers depend neither on other requests nor on cached prefixes
 
@@ -122,7 +124,9 @@ class BackgroundRun:
         def asked() -> Iterator[tuple[Birth, Open]]:
             with self.to_open() as (message, line):
                 loading.append(line)
-                if not fits_beside(Path(message.path).stat().st_size):
+                size = Path(message.path).stat().st_size
+                make_room(most_idle=_MOST_IDLE - 1)
+                if not fits_beside(size) and not (make_room() and fits_beside(size)):
                     raise RunsAlone("the model is too large to stay in memory between runs")
                 message = _in_background(message)
                 yield Birth(name, self._lasting_model(), _files_of(message), keep_alive_s), message

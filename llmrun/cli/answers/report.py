@@ -300,6 +300,7 @@ def _run(answer: AnsweredRequest) -> dict[str, Any]:
         "context_used": answer.finished.context_used,
         "context_size": info.context_size,
         "kv_type": info.kv_type,
+        "warm": answer.finished.timings.load_s == 0,  # a background engine had opened the model before
     }
 
 

@@ -29,6 +29,7 @@ from llmrun.cli.answers.answering import (
     to_open,
 )
 from llmrun.cli.answers.loading import ModelLoading
+from llmrun.cli.answers.room import make_room_for
 from llmrun.cli.arguments.prompts import filled_system
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
@@ -128,6 +129,9 @@ class _Opener:
         if files is None:
             found = await asyncio.to_thread(_stored, known)
             files = ModelFiles(found, None, local_options(self._settings), ModelLoading(found.name, found.path))
+        await asyncio.to_thread(
+            make_room_for, files.found.path, files.options, draft=files.draft, sequences=self._flags.parallel
+        )
         opening = self._to_open(files)
         given = self._settings.loras if known.path in self._files else ()
         presets = [one.preset for one in await among.listed() if one.path == known.path and one.preset is not None]

@@ -159,7 +159,7 @@ def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
     from llmrun.engine.child.opening import describe, open_engine
 
     tell_of_too_many_threads(settings)
-    with model_files(settings) as files:
+    with model_files(settings, sequences=wanted.parallel) as files:
         opening = to_open(
             settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
         )

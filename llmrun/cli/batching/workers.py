@@ -111,7 +111,7 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
     from llmrun.cli.answers.answering import to_open
 
     with ExitStack() as held:
-        files = held.enter_context(model_files(settings))
+        files = held.enter_context(model_files(settings, sequences=wanted.parallel))
         held.enter_context(smaller_ones_named(files.found.entry))
         opening = to_open(
             settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template

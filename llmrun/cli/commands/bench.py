@@ -168,12 +168,15 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
     """Return the display name of a model and the path of its file."""
     if any(map(is_stand_in, backends)):
         return Path(name).stem, name
+    from llmrun.backends.base import OpenOptions
     from llmrun.cli.answers.loading import ModelLoading
+    from llmrun.cli.answers.room import make_room_for
     from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.resolve.model_file import resolve
 
     resolved = resolve(name, offline=settings.offline, reporter=HubReporter())
     ModelLoading(resolved.name, resolved.path).begin()
+    make_room_for(resolved.path, OpenOptions())
     return resolved.name, str(resolved.path)
 
 

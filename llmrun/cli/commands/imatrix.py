@@ -87,11 +87,13 @@ def command(
     found = resolve(model, offline=settings.offline, reporter=HubReporter())
     loading = ModelLoading(found.name, found.path)
     loading.begin()
+    from llmrun.cli.answers.room import make_room_for
     from llmrun.jobs.importance import open_cpu_backend
 
     # Rounding keys and values to 8 bits would change the inputs of the matrices slightly.
     wanted = OpenOptions("cpu", context, threads=settings.threads, kv_type="f16", progress=loading)
     with in_use(found.path):
+        make_room_for(found.path, wanted)
         with kernel_warnings_told(out.note):
             backend = open_cpu_backend(found.path, wanted)
         loading.end()

@@ -180,6 +180,13 @@ def test_the_json_body_tells_steps_and_drafts() -> None:
     assert [unknown[name] for name in names] == [None, None, 0, 0]
 
 
+def test_the_json_body_tells_whether_the_model_was_open() -> None:
+    assert completion_body(answer_of())["run"]["warm"] is False
+    assert completion_body(answer_of(timings=replace(TIMINGS, load_s=0.0)))["run"]["warm"] is True
+    remote = replace(answer_of(), info=replace(INFO, backend="remote"))
+    assert "warm" not in completion_body(remote)["run"]
+
+
 def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:
     answer = answer_of()
     on_gpu = replace(answer, info=replace(answer.info, backend="llama", gpu_layers="31/31"))
