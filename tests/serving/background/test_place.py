@@ -41,7 +41,7 @@ def nobody_is_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Unset LLMRUN_CACHE_DIR, and return the folder for engines in the cache folder."""
-    monkeypatch.delenv("LLMRUN_CACHE_DIR")
+    monkeypatch.delenv("LLMRUN_CACHE_DIR", raising=False)
     monkeypatch.setattr(place, "cache_folder", lambda name: tmp_path / "default" / name)
     return tmp_path / "default" / "run"
 
@@ -82,7 +82,7 @@ def test_the_runtime_folder_comes_first_whatever_the_variable_says(
     tmp_path: Path, default_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.delenv("LLMRUN_CACHE_DIR")
+    monkeypatch.delenv("LLMRUN_CACHE_DIR", raising=False)
     (tmp_path / "users" / str(os.geteuid())).mkdir(parents=True)
     found = open_folder(create=True)
     assert found is not None
@@ -170,7 +170,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_home_there_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLMRUN_CACHE_DIR")
+    monkeypatch.delenv("LLMRUN_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without an entry in /etc/passwd
