@@ -158,6 +158,7 @@ EXCEPTIONS = {
     "base/machine/memory.py": "/proc",
     "base/machine/processor.py": "sysctl of macOS",
     "hub/local/safe_writes.py": "flock, and folders that can be opened only on POSIX",
+    "serving/background/place.py": "Unix sockets, and a folder that can be opened only on POSIX",
 }
 
 

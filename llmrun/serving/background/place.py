@@ -40,6 +40,7 @@ _COMPUTER_DIGITS = 6  # of the 16 hexadecimal digits of a name
 _FILE = re.compile(r"([0-9a-f]{16})\.(sock|lock|called|log)|[0-9a-f]{8}\.tmp")
 _OLD_S = 3600  # calls, locks and temporary sockets older than this are removed
 _ABANDONED_S = 7 * 24 * 3600  # sockets of other computers and earlier boots, and logs, older than this are removed
+_ATTEMPTS = 10_000  # to lock a file that others remove; some file systems change a file's identity at each look
 _LOOK_S = 0.02  # seconds between two attempts to lock a file or to connect
 
 
@@ -200,23 +201,23 @@ class Folder:
         Raises LockHeld if the lock is still held after `seconds`.
         """
         file = f"{name}.lock"
-        with _explained("lock a file", self.path / file):
-            descriptor = self._locked(file, seconds, waiting)
+        descriptor = self._locked(file, seconds, waiting)
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, LlmrunError):
                 if self.is_same(file, os.fstat(descriptor)):
                     self.unlink(file)
             os.close(descriptor)
 
     def _locked(self, file: str, seconds: float, waiting: Callable[[], None] | None) -> int:
-        """Return the descriptor of a locked file that is still in the folder. Raises OSError and PlaceError."""
+        """Return the descriptor of a locked file that is still in the folder."""
         end = time.monotonic() + seconds
-        while True:
-            descriptor = self._created(file)
+        for _ in range(_ATTEMPTS):
+            with _explained("lock a file", self.path / file):
+                descriptor = self._created(file)
             try:
-                while not _try_lock(descriptor):
+                while not _try_lock(descriptor, self.path / file):
                     if time.monotonic() >= end:
                         raise LockHeld(f"another process holds a lock: {self.path / file}: after {seconds:g} s")
                     if waiting is not None:
@@ -230,6 +231,7 @@ class Folder:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+        raise LlmrunError(f"cannot lock a file: {self.path / file}: the file keeps changing")
 
     def remember_call(self, name: str) -> None:
         """Record that a command would have used this engine now. Removes old files of all names."""
@@ -301,16 +303,17 @@ class Folder:
         os.chmod(file, 0o600, dir_fd=self._descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
-    """Try to lock a file. Returns False if it is locked. Raises OSError if the file system does not support locks."""
+def _try_lock(descriptor: int, path: Path) -> bool:
+    """Try to lock a file. Returns False if it is locked. Raises LlmrunError if the file system has no locks."""
     if sys.platform == "win32":
         raise _unsupported()
     import fcntl
 
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    with _explained("lock a file", path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 
@@ -404,7 +407,7 @@ class Listener:
         if not self.is_ours():
             return
         aside = f"{os.urandom(4).hex()}.tmp"
-        with contextlib.suppress(OSError):  # the folder was removed
+        with contextlib.suppress(OSError, LlmrunError):  # the folder was removed
             self._folder.rename(self._file, aside)
             if not self._folder.is_same(aside, self._status):  # another engine took over the name a moment ago
                 self._folder.link(aside, self._file)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import resource
 import signal
 import socket
 import stat
@@ -21,6 +20,9 @@ import pytest
 
 if sys.platform == "win32":
     pytest.skip("Python has no Unix sockets on Windows", allow_module_level=True)
+
+import fcntl
+import resource
 
 from llmrun.base.errors import LlmrunError
 from llmrun.serving.background import place
@@ -502,6 +504,37 @@ def test_waiting_for_a_lock_can_end_early(folder: Folder) -> None:
     assert files(folder) == set()
 
 
+def test_errors_of_the_callback_are_not_errors_of_the_lock(folder: Folder) -> None:
+    def complain() -> None:
+        raise BrokenPipeError
+
+    with folder.lock(NAME), pytest.raises(BrokenPipeError), folder.lock(NAME, waiting=complain):
+        pytest.fail("two hold the lock")
+
+
+def test_file_systems_without_locks_are_an_error(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(LlmrunError, match="No locks available"), folder.lock(NAME):
+        pytest.fail("locked")
+
+
+def test_a_lock_whose_folder_fails_is_released(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: str) -> None:
+        raise LlmrunError("the file server is gone")
+
+    def work() -> None:
+        monkeypatch.setattr(folder, "status", fail)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), folder.lock(NAME):
+        work()
+    with Folder(folder.path, os.open(folder.path, os.O_RDONLY)) as fresh, fresh.lock(NAME, seconds=0):
+        pass
+
+
 @pytest.mark.parametrize("kind", ["link", "folder"])
 def test_planted_files_get_no_lock(folder: Folder, tmp_path: Path, kind: str) -> None:
     for end in ("lock", "called"):
@@ -520,6 +553,13 @@ def test_a_lock_file_that_was_replaced_stays(folder: Folder) -> None:
         path.unlink()
         path.touch()
     assert path.exists()
+
+
+def test_a_file_that_keeps_changing_is_an_error(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_ATTEMPTS", 3)
+    monkeypatch.setattr(folder, "is_same", lambda file, expected: False)
+    with pytest.raises(LlmrunError, match="the file keeps changing"), folder.lock(NAME):
+        pytest.fail("locked")
 
 
 def forked(work: Callable[[], object]) -> int:
