@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 import re
+import selectors
 import socket
 import stat
 import struct
@@ -322,8 +323,7 @@ class Listener:
 
     def __init__(self, folder: Folder, name: str, listening: socket.socket, status: os.stat_result) -> None:
         """Take over a socket that does not block, with the status of its file. See `open`."""
-        import selectors  # clients do not need these modules
-        import threading
+        import threading  # clients do not need this module
 
         self._folder = folder
         self._file = f"{name}.sock"
@@ -335,7 +335,7 @@ class Listener:
             self._selector.register(each, selectors.EVENT_READ)
         self._is_accepting = False
         self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the socket at any moment
 
     @classmethod
     def open(cls, folder: Folder, name: str, *, backlog: int = 128) -> Self:
@@ -360,11 +360,9 @@ class Listener:
     def accept(self) -> socket.socket | None:
         """Wait for a connection. Returns None once `close` has been called. One thread at a time may wait."""
         with self._lock:
-            if self._is_closed:
-                return None
             self._is_accepting = True
         try:
-            return self._next()
+            return None if self._is_closed else self._next()
         finally:
             with self._lock:
                 self._is_accepting = False

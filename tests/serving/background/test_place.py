@@ -253,6 +253,23 @@ def test_closing_wakes_a_waiting_thread(folder: Folder) -> None:
     assert listener.accept() is None
 
 
+@pytest.mark.parametrize("delay", [0, 0.03])
+def test_a_signal_handler_may_close(folder: Folder, delay: float) -> None:
+    listener = Listener.open(folder, NAME)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: listener.close())
+    try:
+        if delay:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            assert listener.accept() is None
+        else:
+            with listener._lock:
+                signal.raise_signal(signal.SIGALRM)
+            assert listener.accept() is None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert files(folder) == set()
+
+
 def test_nobody_answers_a_leftover(folder: Folder) -> None:
     assert connect(folder, NAME, 5) is None
     listener = Listener.open(folder, NAME)
