@@ -125,7 +125,7 @@ def _folder_path() -> Path:
         path = cache_folder("run")
     if not path.is_absolute():
         hint = "set HOME or LLMRUN_CACHE_DIR"
-        raise LlmrunError("no folder for background engines: this user has no home directory", hint=hint)
+        raise PlaceError("no folder for background engines: this user has no home directory", hint=hint)
     return path
 
 
@@ -206,7 +206,7 @@ class Folder:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError, LlmrunError):
+            with contextlib.suppress(OSError, PlaceError):
                 if self.is_same(file, os.fstat(descriptor)):
                     self.unlink(file)
             os.close(descriptor)
@@ -232,7 +232,7 @@ class Folder:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        raise LlmrunError(f"cannot lock a file: {self.path / file}: the file keeps changing")
+        raise PlaceError(f"cannot lock a file: {self.path / file}: the file keeps changing")
 
     def remember_call(self, name: str) -> None:
         """Record that a command would have used this engine now. Removes old files of all names."""
@@ -305,7 +305,7 @@ class Folder:
 
 
 def _try_lock(descriptor: int, path: Path) -> bool:
-    """Try to lock a file. Returns False if it is locked. Raises LlmrunError if the file system has no locks."""
+    """Try to lock a file. Returns False if it is locked. Raises PlaceError if the file system has no locks."""
     if sys.platform == "win32":
         raise _unsupported()
     import fcntl
@@ -405,7 +405,7 @@ class Listener:
         if not self.is_ours():
             return
         aside = f"{os.urandom(4).hex()}.tmp"
-        with contextlib.suppress(OSError, LlmrunError):  # the folder was removed
+        with contextlib.suppress(OSError, PlaceError):  # the folder was removed
             self._folder.rename(self._file, aside)
             if not self._folder.is_same(aside, self._status):  # another engine took over the name a moment ago
                 self._folder.link(aside, self._file)
