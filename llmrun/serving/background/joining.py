@@ -168,7 +168,8 @@ def join(folder: Folder, name: str, keep_alive_s: float | None) -> Joined | None
     link, joined = Link.of(connection), None
     try:
         standing = Standing.of_this_process().as_json()
-        kind, values = link.ask(HELLO, build=build_id(), standing=standing, keep_alive_s=keep_alive_s)
+        mine = {"build": build_id(), "standing": standing, "keep_alive_s": keep_alive_s}
+        kind, values = link.ask(HELLO, within_s=_GREETING_S, **mine)
         if kind == REFUSED:
             raise RunsAlone(str(values.get("reason")))
         if kind == WELCOME and (data := link.receive_within(_GREETING_S, _LONGEST_FACTS)) is not None:
