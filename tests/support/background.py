@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from llmrun.serving.background.place import Folder, connect
 from tests.support.cli.commands import llmrun
 
 _MODULE = "llmrun.serving.background.daemon"
@@ -47,6 +49,18 @@ class BackgroundHome:
         """Return the only engine."""
         (found,) = self.engines()
         return found
+
+    def name(self) -> str:
+        """Return the name of the only socket."""
+        (found,) = self.folder.glob("*.sock")
+        return found.stem
+
+    def connect(self) -> socket.socket:
+        """Connect to the only engine."""
+        with Folder(self.folder, os.open(self.folder, os.O_RDONLY)) as folder:
+            connection = connect(folder, self.name(), _GONE_S)
+        assert connection is not None
+        return connection
 
     def files(self) -> set[str]:
         """Return the names of the files in the folder of sockets, without the records of calls."""
