@@ -122,9 +122,11 @@ class BackgroundRun:
 
         @contextmanager
         def asked() -> Iterator[tuple[Birth, Open]]:
+            from llmrun.hub.local.paths import model_files
+
             with self.to_open() as (message, line):
                 loading.append(line)
-                size = Path(message.path).stat().st_size
+                size = sum(shard.stat().st_size for shard in model_files(Path(message.path)))
                 make_room(most_idle=_MOST_IDLE - 1)
                 if not fits_beside(size) and not (make_room() and fits_beside(size)):
                     raise RunsAlone("the model is too large to stay in memory between runs")
