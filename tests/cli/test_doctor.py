@@ -29,7 +29,7 @@ pytestmark = pytest.mark.push
 NOWHERE = "http://127.0.0.1:1"
 NAMES = [
     *("python", "llmrun", "cpu", "kernels_level", "prefetching", "memory", "speed"),
-    *("llama_cpp", "kernels", "models", "hub_cache", "settings", "hub", "token", "terminal"),
+    *("llama_cpp", "kernels", "models", "hub_cache", "engines", "settings", "hub", "token", "terminal"),
 ]
 
 

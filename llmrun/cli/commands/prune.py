@@ -4,7 +4,8 @@ Pruning affects the cache shared with other Hugging Face tools. The command remo
 newer local revision has replaced, data that belongs to no model, unfinished downloads that have not been resumed for a
 week, and week-old files of unfinished imports. Repositories without a GGUF model are left alone. Saved states of chats
 and servers, which are mostly KV caches, are removed if they have not been used for 30 days or their conversation no
-longer exists. Compiled kernels that have not been used for 30 days, such as those of earlier versions, are removed too.
+longer exists. Compiled kernels that have not been used for 30 days, such as those of earlier versions, are removed too,
+and so are files of background engines that have ended unexpectedly.
 
 Examples:
     llmrun prune --dry-run
@@ -58,8 +59,12 @@ def command(
         told.append({"name": planned.name, "freed_bytes": freed, "files": files})
         if not json_output:
             out.lines([f"{planned.name}: {format_bytes(freed)}"])
-    for name, find in (("saved states", _abandoned_states), ("compiled kernels", _unused_kernels)):
-        freed, paths, complete = _remove_unused(find, dry_run=dry_run)
+    for name, find, remove in (
+        ("saved states", _abandoned_states, _unlink),
+        ("compiled kernels", _unused_kernels, _unlink),
+        ("leftovers of background engines", _leftovers, _remove_leftover),
+    ):
+        freed, paths, complete = _remove_unused(find, remove, dry_run=dry_run)
         exit_code = exit_code or int(not complete)
         total += freed
         if paths:
@@ -88,26 +93,49 @@ def _unused_kernels() -> list[tuple[Path, int]]:
     return unused_files(time.time())
 
 
-def _remove_unused(find: Callable[[], list[tuple[Path, int]]], *, dry_run: bool) -> tuple[int, list[Path], bool]:
-    """Remove the files whose paths and sizes `find` returns. With `dry_run`, nothing is removed.
+def _leftovers() -> list[tuple[Path, int]]:
+    from llmrun.serving.background.control import leftovers
+
+    return [(each.path, each.path.lstat().st_size) for each in leftovers()]
+
+
+def _remove_leftover(path: Path) -> None:
+    from llmrun.serving.background.control import remove
+
+    remove(path)
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _remove_unused(
+    find: Callable[[], list[tuple[Path, int]]], remove: Callable[[Path], None], *, dry_run: bool
+) -> tuple[int, list[Path], bool]:
+    """Call `remove` for each file whose path and size `find` returns. With `dry_run`, nothing is removed.
 
     Returns the number of bytes freed, the removed files, and whether all files could be removed.
     """
-    freed, removed, errors = 0, [], []
+    freed, removed, errors = 0, [], list[str]()
     try:
         for path, n_bytes in find():
             try:
                 if not dry_run:
-                    path.unlink(missing_ok=True)
+                    remove(path)
             except OSError as error:
-                errors.append(error)
+                errors.append(f"{error.filename}: cannot be removed: {error.strerror}")
+            except LlmrunError as error:
+                errors.append(str(error))
             else:
                 freed += n_bytes
                 removed.append(path)
     except OSError as error:
         out.error(f"{error.filename}: cannot be read: {error.strerror}")
         return 0, [], False
+    except LlmrunError as error:
+        out.error(str(error), error.hint)
+        return 0, [], False
     if errors:
         others = f", and neither can {counted(len(errors) - 1, 'other file')}" if len(errors) > 1 else ""
-        out.error(f"{errors[0].filename}: cannot be removed: {errors[0].strerror}{others}")
+        out.error(f"{errors[0]}{others}")
     return freed, removed, not errors

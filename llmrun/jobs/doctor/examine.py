@@ -128,6 +128,7 @@ _CHECKS = (
     ("llama.cpp", "the RPC servers", "graphics", "look_at_rpc"),
     ("Files", "compiled kernels", "folders", "look_at_kernels"),
     ("Files", "the model folders", "folders", "look_at_folders"),
+    ("Engines", "background engines", "engines", "look_at_engines"),
     ("Settings", "the settings", "folders", "look_at_settings"),
     ("Settings", "your models.toml", "folders", "look_at_own_models"),
     ("Network", "the network", "interpreter", "look_at_hub"),

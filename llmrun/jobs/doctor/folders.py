@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.base.amounts import counted, format_bytes
-from llmrun.base.errors import UsageError
-from llmrun.base.folders import Place, config_file, own_models_file, places
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.folders import Place, cache_folder, config_file, own_models_file, places
 from llmrun.base.machine.shell import another_folder, remove
 from llmrun.hub.catalog import parse_file, read_file
 from llmrun.hub.local.paths import hub_cache, models_folder
@@ -56,7 +56,17 @@ def use_of(folder: Path) -> Use:
 
 def all_places() -> list[Place]:
     """Return all folders and files that llmrun writes by itself, whether or not they exist."""
-    return [*places(), Place(hub_cache(), "models from the Hugging Face Hub, for all programs", is_shared=True)]
+    hub = Place(hub_cache(), "models from the Hugging Face Hub, for all programs", is_shared=True)
+    return [*places(), *_runtime_folder(), hub]
+
+
+def _runtime_folder() -> Iterator[Place]:
+    """Yield the folder of background engines if it is not in the cache folder."""
+    from llmrun.serving.background.place import folder_path, supported
+
+    with contextlib.suppress(LlmrunError):  # this user has no folder
+        if supported() and (path := folder_path()) != cache_folder("run"):
+            yield Place(path, "sockets and locks of background engines")
 
 
 def can_write(folder: Path) -> bool:

@@ -126,16 +126,17 @@ def stop(engine: RunningEngine, *, force: bool = False) -> None:
         try:
             pid = peer_pid(connection)
             process = None if pid is None else OtherProcess(pid)
+            wait_s = _FORCED_END_S if force else _END_S
             try:
                 kind, values = link.ask(STOP, within_s=_ANSWER_S, force=force)
             except RunsAlone:
                 if not force:
                     raise _not_ended(engine, "does not answer") from None
-                kind, values = STOP, {}
+                kind, values, wait_s = STOP, {}, 0.0
             if kind == BUSY:
                 answers = counted(int(values.get("answers", 1)), "answer")
                 raise _not_ended(engine, f"is generating {answers}")
-            if process is not None and not process.ends_within(_FORCED_END_S if force else _END_S):
+            if process is not None and not process.ends_within(wait_s):
                 if not force:
                     raise _not_ended(engine, "has not ended")
                 process.kill()
@@ -172,11 +173,11 @@ def leftovers() -> list[Leftover]:
         return [*(Leftover(folder.path / f"{name}.sock", name) for name in unused), *told]
 
 
-def remove(leftover: Leftover) -> None:
-    """Remove a leftover, unless an engine uses it by now. Raises LlmrunError."""
+def remove(path: Path) -> None:
+    """Remove the leftover with this path, unless an engine uses it by now. Raises LlmrunError."""
     with _folder() as folder:
         if folder is not None:
-            _remove_unused(folder, leftover.socket)
+            _remove_unused(folder, path.stem)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def open_folder(*, create: bool) -> Folder | None:
     """
     if sys.platform == "win32":
         return None
-    path = _folder_path()
+    path = folder_path()
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,10 +109,12 @@ def _unsupported() -> PlaceError:
     return PlaceError("background engines do not work on this system")
 
 
-def _folder_path() -> Path:
+def folder_path() -> Path:
     """Return the same path for all processes of this user, whatever XDG_RUNTIME_DIR says.
 
     LLMRUN_CACHE_DIR moves the folder, because engines serve no client with another cache folder anyway.
+
+    Raises PlaceError if there is none.
     """
     user = _user()
     if not os.environ.get("LLMRUN_CACHE_DIR"):

@@ -52,7 +52,7 @@ def test_a_socket_without_a_process_is_a_leftover(folder: Folder) -> None:
     path = abandoned(folder)
     assert running() == []
     assert leftovers() == [Leftover(path, NAME)]
-    remove(leftovers()[0])
+    remove(path)
     assert [*folder.path.iterdir()] == []
 
 
@@ -67,7 +67,7 @@ def test_the_last_words_of_a_crashed_engine_are_told(folder: Folder, log: str, p
     path = folder.path / f"{NAME}.log"
     path.write_text(log)
     assert leftovers() == [Leftover(path, NAME, problem)]
-    remove(leftovers()[0])
+    remove(path)
     assert not path.exists()
 
 
