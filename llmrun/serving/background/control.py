@@ -141,9 +141,10 @@ def stop(engine: RunningEngine, *, force: bool = False) -> None:
                     raise _not_ended(engine, "has not ended")
                 process.kill()
                 process.ends_within(_END_S)
+                with suppress(LlmrunError):  # another process is starting the engine, and replaces the files
+                    _remove_unused(folder, engine.socket)
         finally:
             link.close()
-        _remove_unused(folder, engine.socket)
 
 
 def make_room(*, most_idle: int = 0) -> bool:
