@@ -33,6 +33,15 @@ def make_room_for(path: Path, options: OpenOptions, *, draft: Path | None = None
             out.detail("memory     idle background engines have left")
 
 
+def idle_memory() -> int:
+    """Return how many bytes idle background engines hold, which leave before another model does not fit."""
+    from llmrun.serving.background.control import running
+
+    with suppress(LlmrunError):  # without a usable folder, there are no engines
+        return sum(engine.state.memory_bytes for engine in running() if engine.state is not None and engine.is_idle)
+    return 0
+
+
 def _is_short(path: Path, options: OpenOptions, others: int, sequences: int) -> bool:
     """Return whether the context would be smaller than with unlimited memory, or would not fit.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -139,12 +140,15 @@ class _FitFlags:
         from llmrun.backends.cpu.speeds.machine import Speeds
         from llmrun.backends.fitting import DEFAULT_PROMPT, Resources
         from llmrun.base.machine.cpu_count import default_threads
+        from llmrun.cli.answers.room import idle_memory
 
         self.settings, self.prompt = settings, prompt or DEFAULT_PROMPT
         threads = settings.threads or default_threads()
         self.speeds = Speeds.of_this_machine(threads, afresh=remeasure)
         options = OpenOptions(rpc=settings.rpc_servers, rpc_anyway=settings.rpc_anyway)
-        self.resources = Resources.of_this_machine(threads=threads, speeds=self.speeds, options=options)
+        found = Resources.of_this_machine(threads=threads, speeds=self.speeds, options=options)
+        memory = None if found.memory is None else found.memory + idle_memory()
+        self.resources = replace(found, memory=memory)
 
     def fit_of(self, file: GGUFFile) -> Fit:
         from llmrun.backends.fitting import fit_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,3 +100,11 @@ def test_the_longest_idle_engine_leaves_for_a_third(engines: Path) -> None:
     run("generate", "-m", str(smollm2()), "--keep-alive", "1h", "-n", "1", "hi")
     assert (old.poll(), older.poll()) == (None, 0)
     assert len(running()) == 2
+
+
+@pytest.mark.night
+def test_fit_counts_the_memory_of_idle_engines_as_free(engines: Path, model: Path) -> None:
+    started("idle", memory_bytes=10**15)
+    started("busy", memory_bytes=10**15, answers=1)
+    machine = json.loads(run("fit", str(model), "--json")[0])["machine"]
+    assert 10**15 < machine["memory_free"] < 2 * 10**15
