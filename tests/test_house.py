@@ -295,6 +295,8 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
         "quantize --help",
         "quantize a.gguf b.gguf Q9",
         "imatrix --help",
+        "ps",
+        "stop --all",
     ],
 )
 def test_help_imports_no_library_it_does_not_use(arguments: str) -> None:

@@ -70,6 +70,15 @@ def test_stop_needs_a_name_for_several_models(engines: Path) -> None:
     assert first.poll() == 0
 
 
+def test_stop_knows_presets_and_relative_paths(engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "models.toml").write_text('[presets.mine]\nmodel = "other:1b"\n')
+    started("one", path=str(tmp_path / "one.gguf"))
+    started("two", name="other", model="other:1b")
+    assert run("stop", "mine")[0] == "other: unloaded\n"
+    assert llmrun("stop", "../one.gguf", cwd=tmp_path / "cache").stdout == b"tiny: unloaded\n"
+
+
 def test_one_busy_engine_does_not_protect_the_others(engines: Path) -> None:
     idle, busy = started("idle"), started("busy", name="busy", answers=1)
     done = llmrun("stop", "--all", "--json")

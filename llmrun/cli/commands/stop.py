@@ -20,6 +20,7 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
+from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,9 @@ LISTING = {"heading": "Run models", "place": 104}
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Model as shown by llmrun ps.", autocompletion=options.models_running),
+        typer.Argument(
+            metavar="[MODEL]", help="Model or preset, as in llmrun ps or -m.", autocompletion=options.models_running
+        ),
     ] = None,
     all_models: Annotated[bool, typer.Option("--all", help="Unload all models.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also unload models that are generating.")] = False,
@@ -73,7 +76,8 @@ def _chosen(model: str | None, found: Sequence[RunningEngine]) -> Sequence[Runni
     names = ", ".join(sorted({visible_line(engine.title) for engine in found}))
     if model is None and len(found) > 1:
         raise UsageError(f"several models are loaded: {names}", hint="name one of them, or use --all")
-    chosen = [engine for engine in found if model is None or engine.is_named(model)]
+    wanted = () if model is None else (model, model_named(model))
+    chosen = [engine for engine in found if model is None or any(map(engine.is_named, wanted))]
     if not chosen:
         loaded = f"loaded: {names}" if found else "no model is loaded"
         raise LlmrunError(loaded if model is None else f"{visible_line(model)}: not loaded; {loaded}")

@@ -6,6 +6,7 @@ No function starts an engine. Engines of other versions are listed and stopped, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -81,10 +82,10 @@ class RunningEngine:
 
     def is_named(self, name: str) -> bool:
         """Return whether the engine's model has this name: as displayed, as typed, or the path of its file."""
-        return self.state is not None and (
-            name.lower() in (self.state.name.lower(), self.state.model.lower())
-            or str(Path(name).absolute()) in (self.state.path, self.state.model)
-        )
+        if self.state is None:
+            return False
+        path = os.path.abspath(os.path.expanduser(name))  # noqa: PTH100, PTH111  (Path may raise, and keeps "..")
+        return name.lower() in (self.state.name.lower(), self.state.model.lower()) or path == self.state.path
 
 
 @dataclass(frozen=True, slots=True)
