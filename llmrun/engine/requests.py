@@ -149,13 +149,13 @@ class StatePlace(Portable, frozen=True):
 
     path            the absolute path of the file, which need not exist
     folders, limit  the `Budget` that contains the file; without folders, the file may have any size
-    id              in a background engine, the id under which the file's notes are sent, which differs between clients
+    client          the first id of the background engine's client that has asked for this file
     """
 
     path: str
     folders: tuple[str, ...] = ()
     limit: int = 0
-    id: int = 0
+    client: int = 0
 
 
 class TokenLogprobs(Portable, frozen=True):

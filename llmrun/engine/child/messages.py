@@ -162,7 +162,7 @@ class Loading(Portable, frozen=True):
 
 
 class Note(Portable, frozen=True):
-    """A message for the user. Details are shown only if the user asks for them. `id` is that of a StatePlace, or 0."""
+    """A message for the user. Details are shown only if the user asks for them. `id` is the client of a StatePlace."""
 
     text: str
     is_detail: bool = False

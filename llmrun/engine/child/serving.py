@@ -395,7 +395,7 @@ class EngineServing:
 
     def _file(self, place: StatePlace) -> SavedFile:
         if (file := self._files.get(place)) is None:
-            file = SavedFile(place, self._engine.state_key, lambda words: self._send(Note(words, id=place.id)))
+            file = SavedFile(place, self._engine.state_key, lambda words: self._send(Note(words, id=place.client)))
             self._files[place] = file
         return file
 

@@ -119,9 +119,8 @@ class BackgroundEngine:
 
     def _take_over(self, joined: Joined, *, was_started: bool) -> None:
         self._link, self._facts = joined.link, joined.facts
+        self._client = joined.first_id
         self._engine_ids = itertools.count(joined.first_id)
-        if self._place is not None:  # ids begin with the number of the connection
-            self._place = structs.replace(self._place, id=next(self._engine_ids))
         self.load_s = self._facts.load_s if was_started else 0.0
         self.pid = joined.pid
 
@@ -259,9 +258,6 @@ class BackgroundEngine:
 
     def use_state(self, place: StatePlace | None, report: Callable[[str], None]) -> None:
         """See Engine."""
-        if place is not None:
-            known = self._place is not None and structs.replace(place, id=self._place.id) == self._place
-            place = self._place if known else structs.replace(place, id=next(self._engine_ids))
         self._place, self._report = place, report
         if self._other is not None:
             self._other.use_state(place, report)
@@ -273,7 +269,7 @@ class BackgroundEngine:
         elif self._place is not None:
             call = next(self._engine_ids)
             with suppress(_Ended):
-                self._send(SavePrefix(call, self._place, most))
+                self._send(SavePrefix(call, structs.replace(self._place, client=self._client), most))
                 self._answer_to(call, PrefixSaved)
 
     def close(self) -> None:
@@ -335,7 +331,8 @@ class BackgroundEngine:
         self._unfinished[engine_id] = unfinished
         unfinished.n_asked += 1
         try:
-            self._send(Ask(engine_id, unfinished.request, time.perf_counter(), place=self._place))
+            place = self._place and structs.replace(self._place, client=self._client)
+            self._send(Ask(engine_id, unfinished.request, time.perf_counter(), place=place))
             self._answer_to(engine_id, Taken)
         except Cancelled as error:
             self._end(engine_id, error)
