@@ -7,6 +7,7 @@ not suit this machine.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import secrets
@@ -254,6 +255,7 @@ def _open_here(
                 watch=watch,
             )
         held.enter_context(engine)
+        gc.freeze()  # otherwise, the first collection (__main__.py) would visit the vocabulary in the middle of a step
         files.loading.end()
         if not engine.info.gpu_layers:
             _tell_of_unused_gpu_flags(settings)
