@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.base.types import Adapter, ModelInfo
+from llmrun.base.types import Adapter, LoadTimes, ModelInfo
 from llmrun.formats.gguf.vocabulary import SUPPRESSED
 from llmrun.formats.layouts.kv import parse_kv_type
 from llmrun.model.archs.parts.tensors import parameter_count, quantization
@@ -30,6 +30,7 @@ def describe(
     gpu_layers: str = "",
     batch_invariant: bool = False,
     adapters: tuple[Adapter, ...] = (),
+    load_times: LoadTimes | None = None,
 ) -> ModelInfo:
     """Return the ModelInfo of an open file. Array metadata is left out because it is freed when the file is closed."""
     return ModelInfo(
@@ -56,6 +57,7 @@ def describe(
         adapters=adapters,
         suppressed_tokens=_suppressed(file, vocabulary_size),
         metadata={key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)},
+        load_times=load_times,
     )
 
 

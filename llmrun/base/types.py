@@ -66,6 +66,29 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """Where the time for opening a model went.
+
+    header_s   reading and checking the header of the file
+    kernels_s  loading kernels, which the first run compiles
+    tokenizer_s  creating the tokenizer, during the packing of the weights
+    packing_s  reading and packing the weights
+    backend_s  all of the backend's work, including kernels, tokenizer and packing
+    packed_bytes  the size of the packed weights in memory
+    page_faults, system_s  the page faults and the system time of the threads that packed; None if unknown
+    """
+
+    header_s: float
+    kernels_s: float
+    tokenizer_s: float
+    packing_s: float
+    backend_s: float
+    packed_bytes: int
+    page_faults: int | None = None
+    system_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Information about an open model. Fields that a remote server does not report are 0 or ""."""
 
@@ -92,6 +115,7 @@ class ModelInfo:
     batch_invariant: bool = False  # True if no bit of a row's logits depends on the other rows of its step
     adapters: tuple[Adapter, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    load_times: LoadTimes | None = field(default=None, compare=False)  # None for backends that do not measure them
 
     @property
     def bits_per_weight(self) -> float:

@@ -30,7 +30,7 @@ from llmrun.base.amounts import counted
 from llmrun.base.compiled.host import host_target, load_kernels
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.machine.cpu_count import default_threads, most_threads
-from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.base.types import HIDDEN, LOGITS, Batch, LoadTimes, Outputs
 from llmrun.formats.layouts.arena import allocate
 from llmrun.formats.layouts.records import NUMERICS
 from llmrun.formats.layouts.tokens import SAMPLING_KERNEL
@@ -60,6 +60,7 @@ class CpuBackend:
             self._open(file, options, adapters)
 
     def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
+        began = time.perf_counter()
         architecture = architecture_of(file)
         config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # checked before any slow work, because the file may be rejected
@@ -78,15 +79,20 @@ class CpuBackend:
         self._max_rows = rows_of_step(self.plan, config.train_context, context_size)
         packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head))
         self._lower(head, packed, memory, max_sequences * blocks_in(context_size), kv_type, n_threads)
+        lowered = time.perf_counter()
         self._load_kernels(packed, vocabulary_kernels, options.progress)
+        kernels_s = time.perf_counter() - lowered
         with filling(packed, n_threads) as weights:
+            packing = time.perf_counter()
             self.tokenizer: Tokenizer = load_tokenizer(file)
+            tokenizer_s = time.perf_counter() - packing
             options.on_tokenizer(self.tokenizer)
             weights.finish(_load_progress(options.progress))
         key = key_of(_decisive(file, base, ropes, kv_type)) if options.saves_state else ""
         file.check_unchanged()
         self._states = memory.recurrent_states(self.plan, keeps_rows=options.keeps_rows)
         self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key)
+        costs = weights.costs()
         weight_bytes = sum(part.layout.n_bytes for part in packed.values())
         self._team: Team = Team(self.lowered, n_threads, prefetching=Prefetching(n_threads, weight_bytes))
         self.info = describe(
@@ -104,6 +110,16 @@ class CpuBackend:
             adapters=described(options.adapters, adapters),
             hidden_size=0 if self.plan.hidden is None else self.plan.hidden.width,
             has_logits=self.plan.logits is not None,
+            load_times=LoadTimes(
+                header_s=file.read_s,
+                kernels_s=kernels_s,
+                tokenizer_s=tokenizer_s,
+                packing_s=weights.seconds,
+                backend_s=time.perf_counter() - began,
+                packed_bytes=weight_bytes,
+                page_faults=None if costs is None else costs.page_faults,
+                system_s=None if costs is None else costs.system_s,
+            ),
         )
         if self.draft_head is not None:
             self.draft_head.start(self.info)

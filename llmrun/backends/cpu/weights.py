@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import numpy as np
 
 from llmrun.base.compiled.host import load_kernels
 from llmrun.base.compiled.kernel import Kernel, KernelName
+from llmrun.base.machine.own_process import ThreadCosts, thread_costs
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate_huge, round_up
 from llmrun.formats.layouts.linear import FLOAT_BYTES, MOST_GROUPS, PACKED_TYPES, WIDE_BYTES, WIDENED_TYPES, packed_name
@@ -167,7 +169,10 @@ Progress = Callable[[int, int], None]  # (matrices done, total matrices)
 
 
 class Filling:
-    """A running job, created by `filling`, that reads matrices and packs them into their reserved memory."""
+    """A running job, created by `filling`, that reads matrices and packs them into their reserved memory.
+
+    `seconds` is the time from the start until `finish` has returned.
+    """
 
     def __init__(self, packed: Mapping[str, PackedMatrix]) -> None:
         kernels = load_kernels([packing_kernel(entry.matrix.kind) for entry in packed.values()])
@@ -180,6 +185,8 @@ class Filling:
         self._staging_bytes = max((part.rows * part.packed.matrix.row_bytes for part in parts), default=0)
         self._waiting = deque(parts)
         self._ended: SimpleQueue[_MatrixPart | BaseException] = SimpleQueue()
+        self._costs: list[ThreadCosts] = []
+        self._began, self.seconds = time.perf_counter(), 0.0
 
     def finish(self, progress: Progress | None = None) -> None:
         """Wait until all matrices are packed. Raises any error from reading."""
@@ -194,6 +201,13 @@ class Filling:
                 done += 1
                 if progress is not None:
                     progress(done, len(self._parts_of))
+        self.seconds = time.perf_counter() - self._began
+
+    def costs(self) -> ThreadCosts | None:
+        """Return the costs of all threads, which have ended after the `with` block of `filling`. None if unknown."""
+        if not self._costs:
+            return None
+        return ThreadCosts(sum(each.page_faults for each in self._costs), sum(each.system_s for each in self._costs))
 
     def stop(self) -> None:
         """Stop starting new parts. Parts that are already in progress are completed."""
@@ -213,6 +227,9 @@ class Filling:
         except BaseException as error:  # noqa: BLE001  `finish` raises the error in the caller's thread
             self.stop()
             self._ended.put(error)
+        finally:
+            if (costs := thread_costs()) is not None:  # the thread does nothing else
+                self._costs.append(costs)
 
 
 @contextmanager

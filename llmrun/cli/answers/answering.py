@@ -262,6 +262,10 @@ def _open_here(
         if settings.speculate is not None and engine.speculates and not engine.info.batch_invariant:
             out.note("llama.cpp's results depend on the batch, so answers may differ from those without speculation")
         _describe(engine, settings.draft_model)
+        if out.verbose:
+            from llmrun.cli.answers.start_report import tell_of_start
+
+            tell_of_start(engine.info, files.loading.began)
         recommended = found.entry.sampling if found.entry else None
         sampling = default_sampling(engine.info.metadata, recommended)
         if engine.draft_error:
@@ -671,6 +675,10 @@ def answer(
         limit="--max-tokens sets the limit" if is_terminal(sys.stderr) and not as_json else "",
         context="--ctx-size sets its size",
     )
+    if out.verbose:
+        from llmrun.cli.answers.start_report import tell_of_first_token
+
+        tell_of_first_token(done.info, finished.timings)
     show_statistics(done)
     if log is not None:
         log(done)

@@ -25,7 +25,10 @@ _MOST = 200  # maximum number of stored durations
 
 
 class ModelLoading:
-    """The progress line of a model that is being loaded. Backends call the object to report their progress."""
+    """The progress line of a model that is being loaded. Backends call the object to report their progress.
+
+    `began` is the moment of `time.perf_counter` at which the load began.
+    """
 
     def __init__(self, name: str, path: Path) -> None:
         """Prepare the line for the model whose first file is `path`. `begin` shows the line."""
@@ -33,11 +36,11 @@ class ModelLoading:
         self._path = path
         self._key = self._label = ""
         self._is_first = False
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     def begin(self) -> None:
         """Show the line. The duration of the load is measured from this call."""
-        self._began, self._is_first = time.perf_counter(), False
+        self.began, self._is_first = time.perf_counter(), False
         try:
             size = sum(path.stat().st_size for path in model_files(self._path))
             self._key = _key_of(self._path)
@@ -63,7 +66,7 @@ class ModelLoading:
         if self._key and not self._is_first:
             durations = _durations()
             durations.pop(self._key, None)
-            durations[self._key] = round(time.perf_counter() - self._began, 3)
+            durations[self._key] = round(time.perf_counter() - self.began, 3)
             with contextlib.suppress(OSError):  # the cache folder is not writable
                 write_whole(_file(), json.dumps(dict(list(durations.items())[-_MOST:])).encode())
 

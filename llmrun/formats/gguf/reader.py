@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Container
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,8 +40,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     Raises ModelNotFound if the file or a shard does not exist, BadGGUF if the file breaks a rule of the format, and
     ModelFileError if the file cannot be read, is being written to, or is not the first shard.
     """
-    path = Path(path)
-    return read_source(FileSource(path), path, lambda name: FileSource(path.with_name(name)))
+    began, path = time.perf_counter(), Path(path)
+    file = read_source(FileSource(path), path, lambda name: FileSource(path.with_name(name)))
+    file.read_s = time.perf_counter() - began
+    return file
 
 
 def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
@@ -141,6 +144,7 @@ class GGUFFile(Metadata):
     metadata    key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
     types       key -> its type in the file: "u32", "str", "arr[f32]", ...
     tensors     name -> TensorInfo, in file order
+    read_s      how long `open_gguf` took, in seconds
 
     The metadata, version and alignment come from the first shard.
     """
@@ -151,6 +155,7 @@ class GGUFFile(Metadata):
         self.alignment = header.alignment
         self.file_bytes = source.size
         self.tensors = tensors
+        self.read_s = 0.0
         self._source = source
 
     def __enter__(self) -> Self:

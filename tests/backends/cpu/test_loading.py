@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -84,3 +85,21 @@ def test_an_error_beside_the_packing_leaves_no_thread(tmp_path: Path, error: typ
     with open_gguf(path) as file, mock.patch.object(backend, "load_tokenizer", side_effect=error), pytest.raises(error):
         CpuBackend(file, OpenOptions(context_size=32))
     assert threading.active_count() == before
+
+
+def test_phases_of_the_load_add_up(tmp_path: Path) -> None:
+    """All threads that pack are counted, and kernels, tokenizer and packing are parts of the backend's time."""
+    began = time.perf_counter()
+    with open_gguf(tiny_llama(tmp_path / "tiny.gguf")) as file:
+        opened = CpuBackend(file, OpenOptions(context_size=32))
+    opened.close()
+    elapsed, times = time.perf_counter() - began, opened.info.load_times
+    assert times is not None
+    assert min(times.header_s, times.kernels_s, times.tokenizer_s, times.packing_s) > 0
+    assert times.tokenizer_s <= times.packing_s
+    assert times.kernels_s + times.packing_s <= times.backend_s
+    assert times.header_s + times.backend_s <= elapsed
+    assert times.packed_bytes >= opened.info.weight_bytes * 0.9
+    if sys.platform == "linux":
+        assert times.page_faults
+        assert times.system_s is not None
