@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -102,3 +104,16 @@ def test_code_points_have_one_symbol_if_no_set_tells_them_apart(several: list[fr
     for code_point in range(41):
         assert [bool(row[table[code_point]]) for row in membership] == [code_point in one for one in several]
     assert len({tuple(code_point in one for one in several) for code_point in range(42)}) == membership.shape[1]
+
+
+@pytest.mark.push
+def test_sets_of_code_points_are_built_without_masked_arrays() -> None:
+    """Importing numpy.ma takes 10 to 18 ms, for which the first token would wait for."""
+    code = (
+        "import sys; from llmrun.model.tokenizers.patterns import complement, intersection, span, symbols_of, union\n"
+        "letters = union(span(65, 90), span(97, 122))\n"
+        "symbols_of([letters, intersection(letters, span(70, 99)), complement(letters)])\n"
+        "print('numpy.ma' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
