@@ -18,7 +18,6 @@ from llmrun.base.amounts import format_bytes, format_seconds_roughly
 from llmrun.base.folders import cache_folder, write_whole
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, shortened, width
-from llmrun.hub.local.paths import model_files, read_small
 
 _ALWAYS = "loading"  # backends report the work of every load with words that begin like this, and other work only once
 _MOST = 200  # maximum number of stored durations
@@ -40,6 +39,8 @@ class ModelLoading:
 
     def begin(self) -> None:
         """Show the line. The duration of the load is measured from this call."""
+        from llmrun.hub.local.paths import model_files  # clients of a background engine do not need the hub
+
         self.began, self._is_first = time.perf_counter(), False
         try:
             size = sum(path.stat().st_size for path in model_files(self._path))
@@ -84,6 +85,8 @@ def _key_of(path: Path) -> str:
 
 def _durations() -> dict[str, float]:
     """Return the durations of loads in seconds by the models' keys, the latest last. Invalid files count as empty."""
+    from llmrun.hub.local.paths import read_small
+
     try:
         stored = json.loads(read_small(_file()))
         return {str(key): float(seconds) for key, seconds in stored.items() if 0 <= seconds < math.inf}

@@ -8,7 +8,6 @@ from typing import Any
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.matcher import schema_of
 from llmrun.engine.requests import (
     AUTO,
     NONE,
@@ -206,6 +205,7 @@ def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
             hint="OpenAI's API has only JSON schemas and JSON objects",
         )
     from llmrun.engine.constraint.closing import openai_json_schema  # most runs have no schema
+    from llmrun.engine.constraint.matcher import schema_of
 
     return {"type": "json_schema", "json_schema": openai_json_schema(schema_of(wanted))}
 
