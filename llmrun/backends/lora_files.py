@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from llmrun.base.errors import ModelFileError, ModelNotFound, UsageError, shown
 from llmrun.base.types import LARGEST_SCALE, Adapter
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 _PEFT = (".safetensors", ".bin")  # the file types of Hugging Face's PEFT
 
 
-@dataclass(frozen=True, slots=True)
-class LoraOption:
+class LoraOption(Struct, frozen=True):
     """An adapter as the user names it: [NAME=]FILE[:SCALE].
 
     name   the name in requests; by default, the name of the file without its suffix

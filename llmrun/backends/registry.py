@@ -8,10 +8,12 @@ base.py, which the engine uses. Our strict GGUF reader validates every file befo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from msgspec import Struct
 
 from llmrun.backends.base import AUTO, RPC_OFF, TRAINED_CONTEXT
 from llmrun.base.errors import DoesNotFit, UnsupportedModel, UsageError
@@ -38,8 +40,7 @@ class NoRoomOnGpu(DoesNotFit):
     """Raised when no layer fits on a GPU. Callers that requested "auto" layers continue without GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """The result of checking whether a backend can run on this machine.
 
     missing  why the backend cannot run, or "" if it can
@@ -50,8 +51,7 @@ class Probe:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
+class Gpus(Struct, frozen=True):
     """The names of the GPUs that a backend can use, and the `reason` if there are no GPUs."""
 
     names: tuple[str, ...]
@@ -120,8 +120,7 @@ class StandIn(Protocol):
         """Open the stand-in. `path` need not exist or be a GGUF file. Raises UsageError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A backend in the registry.
 
     name     the value of --backend that selects it

@@ -15,10 +15,10 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.base.amounts import format_mebibytes
 from llmrun.base.errors import DoesNotFit, shown
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True, slots=True)
-class KVBytes:
+class KVBytes(Struct, frozen=True):
     """The size in bytes of keys and values, as a function of the number of tokens.
 
     token    bytes per token in all layers that have no sliding window
@@ -134,8 +133,7 @@ _CONVOLUTION = re.compile(r"blk\.(\d+)\.(?:ssm_conv1d|shortconv\.conv)\.weight$"
 _MATRICES = re.compile(r"(blk\.\d+)\.ssm_conv1d\.weight$")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerMemory:
+class LayerMemory(Struct, frozen=True):
     """The data that a layer stores for one sequence.
 
     attends      whether the layer has keys and values
@@ -192,8 +190,7 @@ _TOKEN = 290  # bytes per token of the vocabulary, for the tokenizer and its sou
 _TEXT_TOKEN = 92
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Struct, frozen=True):
     """The memory that each part of a model needs, in bytes.
 
     weights     size of all matrices in memory
@@ -248,8 +245,7 @@ _LEAST_BITS = 1.6  # bits per weight of the smallest existing quantization
 _STEP = 32  # tokens per block of the paged cache
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryNeeds:
+class MemoryNeeds(Struct, frozen=True):
     """The memory that a model needs, and the memory that is free.
 
     footprint   the memory that the model needs

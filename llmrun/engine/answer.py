@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.types import FinishReason, TokenLogprob
@@ -47,8 +48,7 @@ _LONGEST_ENDING: Final = 64  # forced tokens; steps do not check longer sequence
 _PIECE: Final = 64  # tokens of a prompt whose log-probabilities are in the same PromptDelta
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixWait:
+class PrefixWait(Struct, frozen=True):
     """The prefix that a request waits for: the first `n` tokens of `leader`, a running request."""
 
     leader: Answer

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from llmrun.base.errors import Cancelled, KVFull, UsageError
 from llmrun.base.machine.memory import return_freed_memory
 from llmrun.engine.answer import Answer
@@ -516,7 +518,7 @@ class Engine:
                 raise
         finally:
             self._in_progress = None
-        return self._forward([replace(part, certain=(), draft=NO_DRAFT) for part in work])
+        return self._forward([structs.replace(part, certain=(), draft=NO_DRAFT) for part in work])
 
     def _cut_back(self, part: Work) -> None:
         """Remove from the cache the rows of tokens that did not become part of the answer."""

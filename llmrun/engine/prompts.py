@@ -11,12 +11,12 @@ left out if the vocabulary has no tokens for them; other files then follow "--- 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
@@ -205,8 +205,7 @@ def _with_word(messages: Sequence[Mapping[str, Any]], word: str) -> list[Mapping
     return changed
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPrompt:
+class ReadPrompt(Struct, frozen=True):
     """The tokens of a prompt, with the decoder and the constraint of its answer.
 
     cut_tokens  the number of tokens that were left out of the prompt

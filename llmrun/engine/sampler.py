@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.sampling_texts import DEFAULT_SAMPLERS, parse_breakers, parse_samplers
@@ -59,8 +59,7 @@ def needs_samplers(params: SamplingParams) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
+class SequenceRows(Struct, frozen=True):
     """Consecutive rows of one sequence, whose tokens are drawn in order.
 
     logits    float32[1 + len(draft), vocabulary], not modified; or no rows, to draw nothing
@@ -82,8 +81,7 @@ class SequenceRows:
     tokenizer: Tokenizer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """The tokens drawn for SequenceRows.
 
     tokens  one token per row, up to and including the first that differs from the draft

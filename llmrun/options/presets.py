@@ -22,9 +22,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llmrun.base.errors import UsageError, nearest
 from llmrun.base.folders import decoded_text, read_user_file
@@ -78,8 +80,7 @@ Refuse = Callable[[UsageError], None]  # called with the error for an invalid se
 Check = Callable[[str, str, object], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+class Preset(Struct, frozen=True):
     """A named model, or prompts for any model, with settings for answers.
 
     name       as written in models.toml; case does not matter

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from llmrun.backends.base import (
     AUTO,
     MOST_DEVICES,
@@ -403,7 +405,7 @@ def _completed(preset: Preset) -> Preset:
         return preset
     model = load_sound_settings()[0].model
     other = _preset_named(model)
-    return replace(preset, model=model if other is None else other.model or Settings().model)
+    return structs.replace(preset, model=model if other is None else other.model or Settings().model)
 
 
 def model_named(name: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from numpy.typing import NDArray
 
 from llmrun.base.errors import LlmrunError, ModelFileError
@@ -207,7 +208,7 @@ def different_sequences(rows: int, size: int = 6000) -> list[SequenceRows]:
         free = SequenceRows(logits, history, params, len(history), [0] * (rows - 1), masks)
         tokens = one_by_one(free, drafted=False)
         draft = [*tokens[: rows - 2], (tokens[rows - 2] + 1) % size] if rows > 1 else []
-        sequences.append(replace(free, draft=draft))
+        sequences.append(structs.replace(free, draft=draft))
     return sequences
 
 
@@ -235,7 +236,7 @@ def test_rows_of_many_sequences_equal_single_draws(n_threads: int, rows: int, mo
 
 def test_a_whole_draft_yields_one_more_token() -> None:
     (sequence, *_) = different_sequences(4)
-    right = replace(sequence, draft=one_by_one(sequence, drafted=False)[:3])
+    right = structs.replace(sequence, draft=one_by_one(sequence, drafted=False)[:3])
     (drawn,) = sampler_at(LEVELS_HERE[0]).sample_rows([right])
     assert drawn.tokens == one_by_one(right)
     assert len(drawn.tokens) == 4

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 import llmrun
 from llmrun.base.errors import BrokenEntry, ModelNotFound, UsageError
@@ -151,7 +152,7 @@ def test_every_model_and_quantization_is_found_by_its_name(ours: Catalog) -> Non
         for quant in entry.quants.values():
             wanted = ours.find(f"{name}-{quant.name}")
             assert (wanted.sources, wanted.expected) == (quant.sources, quant.files)
-            assert ours.find(wanted.name) == wanted
+            assert structs.replace(ours.find(wanted.name), is_exact=True) == wanted
 
 
 def test_the_default_model_has_a_wheel_besides() -> None:

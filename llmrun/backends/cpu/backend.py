@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.backends.base import check_batch, identity_of, key_of
 from llmrun.backends.cpu.adapters import adapted
@@ -283,8 +283,7 @@ class CpuBackend:
         self._team.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
+class _Memory(Struct, frozen=True):
     """The memory of the KV cache and of the recurrent states, for each group of layers."""
 
     kv: list[NDArray[np.uint8]]

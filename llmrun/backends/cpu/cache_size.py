@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from llmrun.backends.base import AUTO, ROWS_PER_ANSWER
 from llmrun.backends.cpu.lower import scratch_needed

@@ -7,10 +7,11 @@ and rooflines compare measured times with the costs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, structs
 
 from llmrun.backends.cpu.weights import PackedMatrix
 from llmrun.base.compiled.host import load_kernels
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 FLOAT = 4  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True):
     """The cost of one or more ops.
 
     weight_bytes      bytes of packed weights, which are read from memory once per step, however many rows it has
@@ -57,11 +57,10 @@ class Needs:
         return self.weight_bytes + self.kv_bytes
 
     def __add__(self, other: Needs) -> Needs:
-        return Needs(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Needs)))
+        return Needs(*(getattr(self, part.name) + getattr(other, part.name) for part in structs.fields(Needs)))
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(Struct, frozen=True):
     """A step that runs `rows` tokens of one sequence from position `start`.
 
     The step returns logits and hidden states for `wanted` of the tokens.
@@ -103,8 +102,7 @@ STEP_COUNTS = {  # the words of the step record that contain numbers of rows
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Struct, frozen=True):
     """Rows of activations in memory.
 
     A private buffer is written by a replicated op, so in a step of one row, each thread has its own copy.
@@ -115,8 +113,7 @@ class Buffer:
     private: bool
 
 
-@dataclass(slots=True)
-class OpRecord:
+class OpRecord(Struct):
     """A kernel call before it is written to memory. `words` is a NamedTuple from plan/ops that is stored at OP_ARGS."""
 
     kernel: KernelName

@@ -11,12 +11,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.backends.base import CHECKPOINT_PART, SavedPart
 from llmrun.backends.cpu.steps import NO_RUNS, Run, StepRuns
@@ -59,8 +59,7 @@ def checkpoint_shapes(groups: Sequence[StateGroup], count: int) -> list[tuple[in
     return [(count, group.layers, group.shape.checkpoint_bytes) for group in groups]
 
 
-@dataclass(slots=True, eq=False)
-class _Checkpoint:
+class _Checkpoint(Struct, eq=False):
     """The state after the first `position` tokens, which several sequences may own.
 
     slot  the checkpoint's index in the memory for checkpoints

@@ -5,10 +5,10 @@ The rotations are cached. Without the cache, rotations would take 30 us per step
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.base.types import HIDDEN, LOGITS
 from llmrun.formats.layouts import kv
@@ -50,8 +50,7 @@ def check_whole(sequences: Sequence[int], positions: Sequence[int]) -> None:
         raise ValueError("a model without a causal mask needs all rows of a sequence together")
 
 
-@dataclass(frozen=True, slots=True)
-class StepRuns:
+class StepRuns(Struct, frozen=True):
     """The runs of a step in the form that kernels read.
 
     words  int64[runs, RUN_WORDS] (layouts/kv.py)
@@ -65,8 +64,7 @@ class StepRuns:
 NO_RUNS: Final = StepRuns(np.zeros((0, kv.RUN_WORDS), np.int64), np.zeros(0, np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """The rows of one sequence in a step.
 
     rows     indices of the rows in the step
@@ -116,8 +114,7 @@ def runs_of(sequences: list[int], positions: list[int], wanted: list[bool]) -> l
     return runs
 
 
-@dataclass(frozen=True, slots=True)
-class WantedRows:
+class WantedRows(Struct, frozen=True):
     """The wanted rows of a step.
 
     rows    int32[], the rows whose logits are wanted, followed by the rows that want only the hidden state

@@ -19,10 +19,10 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.backends.cpu.lowering import FLOAT, STEP_COUNTS
 from llmrun.backends.cpu.ops.registry import CPU_OPS
@@ -329,8 +329,7 @@ _LAYERS, _OUTPUT = "blk.", "output."  # prefixes of the names of matrices
 _ROWS = 64  # rows that are squared at a time, so that the squares stay in the CPU's cache
 
 
-@dataclass(slots=True)
-class InputSums:
+class InputSums(Struct):
     """The sums of an input.
 
     names   the names of the tensors that are multiplied by the input
@@ -364,8 +363,7 @@ class _Tables(NamedTuple):
             yield expert, sources[begin:end]
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(Struct, frozen=True):
     """The sums of the input `x`, which is in memory before the record `first`.
 
     tables  where the step finds the experts of the rows; None outside mixtures of experts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.backends.cpu.team import Team, function_address
 from llmrun.base.compiled.kernel import KernelName
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 WORK_TIMED = KernelName.of("team", "work_timed")
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True):
     """The times of one step in seconds, float64[threads, ops], in the order of Lowered.records.
 
     For each thread, the time of an op starts when the previous op is done. The sum of `working` and `waiting` over all
@@ -35,8 +34,7 @@ class StepTimes:
     waiting: NDArray[np.float64]  # seconds spent waiting at the barrier after the op, or 0 without a barrier
 
 
-@dataclass(frozen=True, slots=True)
-class _Clock:
+class _Clock(Struct, frozen=True):
     """The clock function that the kernel calls to write a timestamp (records.STAMP_BYTES).
 
     A timestamp consists of two words. The time in ticks is `first * major + second`.

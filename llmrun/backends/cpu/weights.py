@@ -13,11 +13,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.base.compiled.host import load_kernels
 from llmrun.base.compiled.kernel import Kernel, KernelName
@@ -49,8 +49,7 @@ _LARGE_CHUNK_BYTES = 80 << 10
 _CHUNKS_PER_THREAD = 16  # the minimum number of large chunks per thread, which shortens the wait for the last chunk
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLayout:
+class PackedLayout(Struct, frozen=True):
     """The number and the size of a matrix's groups of 16 rows."""
 
     n_groups: int
@@ -76,8 +75,7 @@ class PackedLayout:
         return max(1, smallest, min(_LARGE_CHUNK_BYTES // self.group_bytes, enough))
 
 
-@dataclass(frozen=True, slots=True)
-class PackedMatrix:
+class PackedMatrix(Struct, frozen=True):
     """A matrix in the kernels' layout.
 
     `data`, uint8[groups, group bytes], is a view of memory that all matrices share.
@@ -260,8 +258,7 @@ def _part_groups(packed: PackedMatrix) -> int:
     return max(1, rows // GROUP_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
-class _MatrixPart:
+class _MatrixPart(Struct, frozen=True):
     """A part of a matrix that a thread reads and packs as a unit. `first` is the index of the part's first group."""
 
     packed: PackedMatrix

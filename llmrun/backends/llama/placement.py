@@ -14,11 +14,12 @@ import platform
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from llmrun.backends.base import AUTO, parse_tensor_split
 from llmrun.backends.llama.messages import MOST_WANTED

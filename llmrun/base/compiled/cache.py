@@ -17,9 +17,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from llmrun.base import folders
 from llmrun.base.errors import KernelWarning
@@ -38,8 +39,7 @@ _NOTED_S = 86_400.0  # a use is recorded at most once a day, so that most starts
 _UNUSED_S = 30 * 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSurvey:
+class CacheSurvey(Struct, frozen=True):
     """A summary of the cache: the number of entries, how many of them are damaged, and the total size in bytes."""
 
     folder: Path

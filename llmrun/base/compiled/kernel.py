@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llmrun.base.errors import LlmrunError
 
@@ -14,8 +15,7 @@ Progress = Callable[[int, int], None]  # called with (number of kernels ready, n
 _Function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelName:
+class KernelName(Struct, frozen=True):
     """The name of a kernel.
 
     module      dotted name of the module, below llmrun.kernels

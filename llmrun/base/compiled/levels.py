@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """One instruction level.
 
     machines      values of platform.machine(); empty for any machine
@@ -49,8 +49,7 @@ PORTABLE = Level("portable", (), (), "")
 LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_I8MM, NEON_DOT, PORTABLE)  # from best to worst
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The machine that LLVM compiles for."""
 
     level: Level

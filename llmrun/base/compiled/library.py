@@ -20,8 +20,9 @@ import hashlib
 import json
 import os
 import stat
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from llmrun import __version__
 from llmrun.base import folders
@@ -48,8 +49,7 @@ def folder() -> Path:
     return Path(__file__).resolve().parents[2] / "kernels" / "libraries"
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Struct, frozen=True):
     """The contents of index.json.
 
     version  the version of llmrun that the libraries belong to
@@ -85,8 +85,7 @@ def index() -> Index | None:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(Struct, frozen=True):
     """The open libraries of a level: the level's own, and the library of the level that it extends, if any."""
 
     handles: tuple[ctypes.CDLL, ...]
@@ -185,8 +184,7 @@ def _record_of(check: str) -> Path:
     return folders.cache_folder("levels") / hashlib.sha256(os.fsencode(check)).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class LibrarySurvey:
+class LibrarySurvey(Struct, frozen=True):
     """All libraries of this installation: their sizes in bytes, and a digest of the sources that they belong to."""
 
     sizes: dict[str, int]

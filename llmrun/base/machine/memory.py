@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from llmrun.base.machine.processor import number_of, text_of
 
@@ -28,8 +29,7 @@ _MOUNT = re.compile(r"^\S+ \S+ \S+ (/\S*) (/\S*) .*? - (cgroup2?) \S+ (\S+)$", r
 _UNLIMITED = 1 << 60  # without a memory limit, version 1 reports the largest multiple of the page size
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryGroup:
+class MemoryGroup(Struct, frozen=True):
     """A control group whose memory is limited. All values are in bytes.
 
     used   all memory of the group, including files in the page cache

@@ -12,8 +12,9 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from llmrun.base.processes import commands
 from llmrun.base.processes.child import Child
@@ -28,8 +29,7 @@ TOO_DEEP = "it is nested too deeply, or calls itself"
 INVALID_ANSWER = "its process sent an invalid answer"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLimits:
+class ProcessLimits(Struct, frozen=True):
     """The resource limits for one request.
 
     cpu_s   seconds of CPU time, which does not depend on how busy the machine is

@@ -15,10 +15,11 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from llmrun.base.folders import O_BINARY, data_folder
 from llmrun.cli.answers.report import completion_body
@@ -36,8 +37,7 @@ _SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "pres
 Entry = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
+class Logged(Struct, frozen=True):
     """The entries found, oldest first, and the number of log lines that could not be read."""
 
     entries: Sequence[Entry]

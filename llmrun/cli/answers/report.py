@@ -7,8 +7,9 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from llmrun.base.amounts import (
     counted,
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from llmrun.options.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredRequest:
+class AnsweredRequest(Struct, frozen=True):
     """A finished request with all the data for its report.
 
     model   the model's display name

@@ -7,11 +7,11 @@ import gc
 import socket
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import is_stand_in

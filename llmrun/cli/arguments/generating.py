@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+
+from msgspec import Struct
 
 from llmrun.backends.base import AUTO
 from llmrun.base.errors import UsageError
@@ -59,8 +60,7 @@ BestOf = Annotated[
 Null = Annotated[bool, _samples_option("-0", "--null", help="End each sample with a NUL byte, and print no headings.")]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplesWanted:
+class SamplesWanted(Struct, frozen=True):
     """The requested samples.
 
     best_of  the rule that chooses the sample to print, or None to print all samples

@@ -12,9 +12,11 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.errors import UsageError, nearest
 from llmrun.base.folders import decoded_text
@@ -269,8 +271,7 @@ def check_params(params: Iterable[str], preset: Preset | None) -> None:
             raise UsageError(f"--param: {name}: preset {preset.name} has no such variable", hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(Struct, frozen=True):
     """Templates for a prompt and a system prompt, with values for their variables. Values are inserted verbatim.
 
     name  the name of the preset, for error messages

@@ -10,10 +10,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
 
 from llmrun.base.amounts import counted, format_clock, format_number, format_percent, format_seconds
 from llmrun.base.errors import UsageError
@@ -66,7 +67,7 @@ def call_options(
         system = settings.system if flags.system is None else flags.system
         return CallOptions(settings.fixed_seed or 0, defaults, system, text=text)
     prompts = Prompts.of(settings, flags.prompt_values(), flags.system)
-    digest = hashlib.sha256(json.dumps(asdict(prompts)).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(structs.asdict(prompts)).encode()).hexdigest()
     return CallOptions(settings.fixed_seed or 0, defaults, prompts.system, partial(_filled, prompts), digest, text)
 
 
@@ -105,7 +106,7 @@ def _filled(common: Prompts, fields: Mapping[str, Any]) -> tuple[str, str | None
     """Return the prompt and the system prompt of a line with these fields. Raises UsageError."""
     values = {name: _value(name, value) for name, value in fields.items()}
     asked = values.pop(INPUT, "")
-    prompts = replace(common, values={**common.values, **values})
+    prompts = structs.replace(common, values={**common.values, **values})
     if prompts.needs_input and not asked:
         raise UsageError(f"preset {prompts.name}: the line has no field {INPUT}")
     try:

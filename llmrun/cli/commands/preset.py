@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.machine import shell
@@ -189,7 +190,7 @@ def _table(flags: AnswerFlags, prompt: str | None) -> Mapping[str, Any]:
 
         adapters = [LoraOption.parse(text) for text in flags.lora]
         paths = [Path(os.path.expanduser(one.path)).absolute() for one in adapters]  # noqa: PTH111  (may raise)
-        table["lora"] = [replace(one, path=path).text for one, path in zip(adapters, paths, strict=True)]
+        table["lora"] = [structs.replace(one, path=path).text for one, path in zip(adapters, paths, strict=True)]
     return table
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import structs
 
 from llmrun.base.amounts import counted, format_bytes, format_tokens, format_weights
 from llmrun.cli.arguments import options
@@ -154,7 +154,7 @@ def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: boo
     found = search_hub(" ".join(words), limit)
     out.clear_progress()
     if as_json:
-        out.json({"models": [{"name": model.name, **asdict(model)} for model in found]})
+        out.json({"models": [{"name": model.name, **structs.asdict(model)} for model in found]})
         return
     if not found:
         raise ModelNotFound(f"search --hub: no GGUF model on the Hub matches {' '.join(words)[:200]!r}")

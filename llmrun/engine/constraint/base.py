@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 LLGUIDANCE: Final = "llguidance>=1.6,<2"  # the requirement to pass to pip; llguidance enforces formats
 
@@ -19,8 +20,7 @@ class FormatKind(StrEnum):
     CHOICE = "choice"
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFormat:
+class ResponseFormat(Struct, frozen=True):
     """The format that an answer must have. The format is untrusted and may be invalid until compiled.
 
     text     the JSON schema, the regular expression, or the grammar in GBNF or Lark; unused for other kinds

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.errors import shown
 from llmrun.base.processes.frames import encoded
@@ -68,8 +70,7 @@ _MEMORY = 512_000_000
 _OUTPUT = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The result of validating an answer. `reason` is one line that is safe to print, or empty for valid answers.
 
     For invalid answers, `reason` contains the place as a JSON pointer, the problem, and the violated keyword.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from llmrun.backends.base import ROWS_PER_ANSWER
 
@@ -30,8 +31,7 @@ ANY: Final = -1  # evidence that stands for all tokens of a drafter
 Worth = Callable[[Sequence[Kind]], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """Predicted tokens, each with the kind under which its acceptance is counted.
 
     seconds  how long the prediction took, without the prefill of the prompt

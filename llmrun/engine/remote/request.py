@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
@@ -24,8 +25,7 @@ from llmrun.options.sampling_params import SAMPLING
 _EXAMPLE = "example: http://127.0.0.1:8080/v1#MODEL"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """An OpenAI-compatible server and a model on it.
 
     base   the prefix of all URLs of the server, such as "http://127.0.0.1:8080/v1"
@@ -121,8 +121,7 @@ def is_loopback(host: str) -> bool:
 _ANY_TOKEN = 1 << 31  # an upper bound for token IDs, because the size of the server's vocabulary is unknown
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteRequest:
+class RemoteRequest(Struct, frozen=True):
     """The JSON of a request: OpenAI's fields in `body`, and fields that only some servers accept in `extras`."""
 
     path: str

@@ -14,11 +14,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.backends.base import ROWS_PER_ANSWER
 from llmrun.base.types import HIDDEN, LOGITS, Batch
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from llmrun.engine.sampler import Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """One request's part of a step.
 
     depth    number of tokens in the slot before the step
@@ -377,8 +377,7 @@ def rows_until_copy(leader: Answer, slot: Slot, waiting: Iterable[Answer]) -> in
     return min((end for end in ends if end > len(slot.tokens)), default=len(leader.tokens)) - len(slot.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """The blocks that a running request needs to reach its limit, and the blocks that it frees when it ends."""
 
     needed: int

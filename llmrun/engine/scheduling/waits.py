@@ -9,9 +9,10 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.costs import StepCosts, StepSize
@@ -58,8 +59,7 @@ class AnswerLengths:
         return max(min(expected, limit - generated), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """The remaining work of a running or waiting request.
 
     missing    tokens of its prompt that are not in the cache

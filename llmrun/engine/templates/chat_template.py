@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
 from llmrun.base.processes.frames import encoded
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """The conversation format of one model family.
 
     controls  control strings that the vocabulary must contain as single tokens
@@ -159,8 +160,7 @@ _OUTPUT_PER_BYTE = 8
 _CPU_S_PER_BYTE = 1e-7
 
 
-@dataclass(frozen=True, slots=True)
-class RenderLimits(ProcessLimits):
+class RenderLimits(ProcessLimits, frozen=True):
     """The resource limits for rendering one template. All except `wall_s` grow with the size of the conversation.
 
     The default `output` is enough for about 4 million tokens.
@@ -251,8 +251,7 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # message keys
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
+class ChatTemplate(Struct, frozen=True):
     """A chat template's source and origin.
 
     origin       "model" (from the model file), "user" (from the caller) or "fallback" (the model family's template)

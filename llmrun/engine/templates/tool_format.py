@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 NAME = "\ufdd1"  # the tool's name
 CALL_ID = "\ufdd2"  # the id of the call
@@ -20,16 +21,14 @@ SLOTS = NAME + CALL_ID + INDEX + KEY
 JSON_TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")
 
 
-@dataclass(frozen=True, slots=True)
-class ValueForm:
+class ValueForm(Struct, frozen=True):
     """The texts around the value of an argument: `prefix` follows the argument's name, and `suffix` the value."""
 
     prefix: str
     suffix: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentFormat:
+class ArgumentFormat(Struct, frozen=True):
     """The notation for the arguments of a call.
 
     style       "json" (one JSON object) or "items" (a list of names and values, as described by the fields below)
@@ -64,8 +63,7 @@ class ArgumentFormat:
     ascii: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallFormat:
+class ToolCallFormat(Struct, frozen=True):
     """The texts of a message with tool calls.
 
     A message consists of `section_start`, calls with `separator` between them, and `section_end`. Each call consists of
@@ -95,7 +93,7 @@ class ToolCallFormat:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ToolCallFormat:
-        """Rebuild a format from the result of `dataclasses.asdict`. Raises KeyError or TypeError."""
+        """Rebuild a format from the result of `to_builtins`. Raises KeyError or TypeError."""
         arguments = dict(value["arguments"])
         forms = {name: ValueForm(**form) for name, form in arguments.pop("forms").items()}
         separators, wrapper = arguments.pop("separators"), arguments.pop("wrapper")
@@ -195,8 +193,7 @@ def json_type(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "array")
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingTags:
+class ThinkingTags(Struct, frozen=True):
     """The tags around thinking and, in some templates, the tags around the answer that follows.
 
     Tags have no leading or trailing whitespace, but whitespace may surround a tag. A tag may be several tokens long.
@@ -213,8 +210,7 @@ class ThinkingTags:
     answer_closing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolAbilities:
+class ToolAbilities(Struct, frozen=True):
     """The abilities of a template that concern tools.
 
     takes_tools        True if the prompt shows the tools
@@ -234,14 +230,13 @@ class ToolAbilities:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ToolAbilities:
-        """Rebuild the abilities from the result of `dataclasses.asdict`. Raises KeyError or TypeError."""
+        """Rebuild the abilities from the result of `to_builtins`. Raises KeyError or TypeError."""
 
         found = value["tool_format"]
         return cls(**{**value, "tool_format": ToolCallFormat.from_json(found) if found else None})
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateAbilities:
+class TemplateAbilities(Struct, frozen=True):
     """The abilities of a template. All fields are empty, None or False if the template rejects every test conversation.
 
     reasoning_on   variables for `ChatPrompt.template_kwargs` that switch thinking on; may be empty if thinking is on by

@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
+
+from msgspec.structs import replace
 
 from llmrun.engine.templates.jinja import Tries
 from llmrun.engine.templates.tool_format import (

@@ -13,6 +13,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from msgspec import to_builtins
+
 from llmrun.base.processes.worker import serve_limited
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 
@@ -34,8 +36,7 @@ def _answer(request: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _abilities(source: str) -> dict[str, Any]:
-    from dataclasses import asdict
 
     from llmrun.engine.templates.probing import probe
 
-    return asdict(probe(source))
+    return to_builtins(probe(source))

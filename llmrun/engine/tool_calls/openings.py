@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.engine.templates.tool_format import NAME, SLOTS, ToolCallFormat, ValueForm
 from llmrun.engine.thinking import Placeholders
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSpelling:
+class ToolSpelling(Struct, frozen=True):
     """A tool-call format as spelled in a vocabulary.
 
     format      the format with control tokens replaced by single placeholder characters
@@ -79,8 +80,7 @@ _SLOT = re.compile(f"([{SLOTS}])")
 _SURE = 8  # A text without tags begins a call only if it has this many characters; "{" also begins other answers.
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """A text after which the model writes a call.
 
     text  the text that begins the call; may be empty if `sure` is False

@@ -10,12 +10,12 @@ import json
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from llmrun.base.errors import LlmrunError, UsageError, shown
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat

@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from llmrun.base.errors import UsageError, shown
 from llmrun.engine.constraint.keywords import resolved, subschemas
@@ -67,8 +68,7 @@ _NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}")
 _MOST_BRANCHES = 200  # maximum number of subschemas whose types are inspected; all other subschemas may have any type
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A tool that the model may call.
 
     parameters  the part of the arguments' JSON schema that a grammar enforces; {} if the tool declares no arguments

@@ -6,8 +6,9 @@ llama.cpp aborts, or reads outside of arrays, for some of the adapters that this
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llmrun.base.errors import BadGGUF, ModelFileError, UnsupportedModel, shown
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf
@@ -27,8 +28,7 @@ MOST_RANK = 1024
 _MOST_INVOCATION = 1000  # number of tokens; the invocations of known adapters consist of a few words
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterFile:
+class AdapterFile(Struct, frozen=True):
     """An open adapter.
 
     alpha       the numerator of the factor alpha / rank, or 0 if the factor is 1

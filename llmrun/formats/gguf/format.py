@@ -6,8 +6,9 @@ Messages name the file, the key and the value found. This module does not import
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llmrun.base.amounts import format_bytes
 from llmrun.base.errors import BadGGUF, shown
@@ -56,8 +57,7 @@ STRING_ID = 8
 ARRAY_ID = 9
 
 
-@dataclass(frozen=True)
-class ScalarType:
+class ScalarType(Struct, frozen=True):
     """A fixed-size value type, with its binary layout and its name in error messages."""
 
     name: str

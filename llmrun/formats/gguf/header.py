@@ -15,8 +15,9 @@ of llama.cpp's gguf.cpp and some stricter ones. NumPy is imported only when the 
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from llmrun.base.errors import BadGGUF, shown
 from llmrun.formats.gguf.cursor import Cursor
@@ -40,8 +41,7 @@ _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # a one-byte name, a type and a one-byte value
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # a one-byte name, one dimension, a type and an offset
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(Struct, frozen=True):
     """The contents of a header. `types` maps each key to the name of its type, such as "u32", "str" or "arr[f32]"."""
 
     version: int
@@ -51,8 +51,7 @@ class Header:
     types: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """The version and the counts at the start of a file."""
 
     version: int

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import EllipsisType
 from typing import Final, TypeVar, cast, overload
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from llmrun.base.errors import BadGGUF, ModelFileError, shown
@@ -323,8 +323,7 @@ NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(Struct, frozen=True):
     """The shard metadata of a split model, read from its first shard.
 
     prefix   the common prefix of the shards' file names

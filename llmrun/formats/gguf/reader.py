@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Callable, Container
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from llmrun.base.errors import BadGGUF, ModelNotFound, shown

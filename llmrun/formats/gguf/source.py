@@ -18,10 +18,11 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from llmrun.base.errors import ModelFileError, ModelNotFound, shown
 
@@ -210,8 +211,7 @@ class FileSource:
 Fetch = Callable[[int, int], bytes]  # (start, end); the end is exclusive; may raise NetworkError
 
 
-@dataclass(slots=True)
-class RangeSource:
+class RangeSource(Struct):
     """A Source of `size` bytes, which are read by calling `fetch`.
 
     Each read calls `fetch` once, and nothing is cached. Reading a header from start to end fetches each byte once.

@@ -7,8 +7,9 @@ multiple of `general.alignment`, and each tensor is padded to that alignment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from llmrun.base.errors import shown
 from llmrun.formats.gguf.cursor import Cursor
@@ -34,8 +35,7 @@ _TABLES = ("ffn_gate_tid2eid.weight",)  # a table from token IDs to expert IDs
 _REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(Struct, frozen=True):
     """A tensor in a file.
 
     `shape` is in GGUF's order, with the row length first. `offset` is in bytes from the start of the file or, if the

@@ -16,9 +16,10 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, structs, to_builtins
 
 from llmrun.base.folders import write_whole
 from llmrun.hub.local import paths
@@ -29,8 +30,7 @@ _MOST_BYTES = 1 << 20  # the maximum size of a record; a thousand shards take a 
 _MOST_TEXT = 8192  # characters in a string; paths and URLs may be long
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(Struct, frozen=True):
     """The state of a file when it was recorded. `modified` is in whole seconds."""
 
     path: str  # an absolute path
@@ -39,8 +39,7 @@ class FileRecord:
     sha256: str  # "" if the file was not hashed
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRecord:
+class ModelRecord(Struct, frozen=True):
     """A model on this machine. `files[0]` is the file to open."""
 
     name: str  # the name that the user gave, such as "qwen3:4b"; "" if the user gave a path
@@ -90,7 +89,7 @@ def records_named(name: str) -> list[ModelRecord]:
 def write_record(record: ModelRecord) -> None:
     """Write a record atomically. Errors are ignored, because without a record the model is just verified again."""
     with contextlib.suppress(OSError):
-        data = json.dumps({"version": _VERSION} | asdict(record)).encode()
+        data = json.dumps({"version": _VERSION} | to_builtins(record)).encode()
         write_whole(record_path(Path(record.files[0].path)), data)
 
 
@@ -108,7 +107,7 @@ def mark_used(model: Path) -> None:
             record = ModelRecord("", "", "", (file_record(model),), fetched=0.0, used=0.0)
         except OSError:
             return  # the file is missing; the code that opens the file will report the error
-    write_record(replace(record, used=time.time()))
+    write_record(structs.replace(record, used=time.time()))
 
 
 def remember_digests(
@@ -120,9 +119,9 @@ def remember_digests(
     """
     known = read_record(files[0]) or ModelRecord(name, source, commit, (), fetched=0.0, used=0.0)
     if not known.name:
-        known = replace(known, name=name, source=source, commit=commit)
+        known = structs.replace(known, name=name, source=source, commit=commit)
     with contextlib.suppress(OSError):  # one of the files was deleted
-        write_record(replace(known, files=tuple(map(file_record, files, digests))))
+        write_record(structs.replace(known, files=tuple(map(file_record, files, digests))))
 
 
 def known_digest(path: Path, first: Path | None = None) -> str | None:

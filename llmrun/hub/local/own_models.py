@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llmrun.hub.local import paths
 from llmrun.hub.names import models_among, without_shard
@@ -19,8 +20,7 @@ _DEEPEST = 4  # the maximum depth of subfolders
 _OTHERS = ("web", "received")  # the subfolders whose models have other names; see paths.py
 
 
-@dataclass(frozen=True, slots=True)
-class OwnModel:
+class OwnModel(Struct, frozen=True):
     """A model in llmrun's own folder. `missing` is the first of its files that is a link to a missing file, or None."""
 
     name: str

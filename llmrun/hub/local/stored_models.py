@@ -16,9 +16,11 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.formats.gguf.quantization import quantization_of
@@ -58,8 +60,7 @@ _REPOSITORY = "models--"
 _DEEPEST = 8  # the maximum depth of folders below a snapshot or `refs`; our own paths are never deeper
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
+class Repository(Struct, frozen=True):
     """A repository in the cache.
 
     name       "owner/name"
@@ -128,8 +129,7 @@ def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, 
                 yield above + entry.name, commit
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """The files of a model on this machine, with their expected sizes and digests if known."""
 
     source: Source

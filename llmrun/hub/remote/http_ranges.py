@@ -15,9 +15,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from msgspec import Struct
 
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.names import LOOPBACK, SHA256, Artifact, Expected, RemoteFile, UrlSource, shards_of
@@ -52,8 +53,7 @@ class AnotherFile(IntegrityError):
     """The response contains a different file, such as a proxy's error page. Earlier bytes may still be valid."""
 
 
-@dataclass(frozen=True)
-class RangeResponse:
+class RangeResponse(Struct, frozen=True):
     """A validated response to a range request.
 
     whole      whether the server ignored the range and is sending the whole file

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError, UsageError
 from llmrun.hub.names import COMMIT, Artifact, Expected, HubSource, RemoteFile, safe_segments, shards_of, without_shard
@@ -219,8 +221,7 @@ _NO_NETWORK = "check the connection, or search the local catalogue without --hub
 _LICENCE = "license:"  # the prefix of the tag that states a repository's licence
 
 
-@dataclass(frozen=True, slots=True)
-class HubModel:
+class HubModel(Struct, frozen=True):
     """A search result. `downloads` counts the downloads of the last 30 days. `license` is "" if unknown."""
 
     repository: str  # "owner/name"
@@ -303,8 +304,7 @@ PATIENCE_S = 4.0  # a reachable Hub responds within one second
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True):
     """The result of a reachability check.
 
     endpoint  the URL of the Hub or of HF_ENDPOINT, without user name and password

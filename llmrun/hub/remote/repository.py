@@ -6,8 +6,9 @@ Shards are grouped, and companion files such as mmproj are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeGuard
+
+from msgspec import Struct
 
 from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.formats.gguf.quantization import quantization_of
@@ -24,8 +25,7 @@ from llmrun.hub.names import (
 MOST_BYTES = 1 << 50  # 1 PiB; larger sizes are rejected as implausible
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedModel:
+class OfferedModel(Struct, frozen=True):
     """A model in a repository, as one file or as shards in order."""
 
     quantization: str  # from the file name, such as "Q4_K_M"; "" if the name contains no quantization
@@ -42,8 +42,7 @@ class OfferedModel:
         return sum(file.size for file in self.files)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """All models in a repository at one commit.
 
     models    sorted by name

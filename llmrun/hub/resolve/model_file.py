@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
 
 from llmrun.base.errors import IntegrityError, LlmrunError, ModelFileError, ModelNotFound, NetworkError, UsageError
 from llmrun.formats.gguf.quantization import quantization_named
@@ -54,8 +55,7 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _HUB_FORMS = "use hf:owner/name, hf:owner/name:Q4_K_M or hf:owner/name/file.gguf"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPath:
+class LocalPath(Struct, frozen=True):
     """A path that the user gave, or a model in our own folder with its `name`. The file may not exist."""
 
     path: Path
@@ -239,8 +239,7 @@ _ONLINE = "run once without --offline and with LLMRUN_OFFLINE and HF_HUB_OFFLINE
 _CHECK_PATH = "check the path, or use a name such as smollm2:135m"
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
+class ResolvedModel(Struct, frozen=True):
     """A model file on this machine.
 
     name   the name to display, which is the catalogue's name, the requested name or the file's name
@@ -341,8 +340,7 @@ def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Struct, frozen=True):
     """A model to pull, with its location on this machine or its sources.
 
     here     the model's first file; None unless all files are on this machine
@@ -387,8 +385,8 @@ class Pull:
                 raise IntegrityError(
                     f"{self.name}: {here.name}: its sha256 is unknown", hint=f"llmrun verify {self.name}"
                 )
-            files.append(replace(file, sha256=sha256))
-        return replace(artifact, files=tuple(files))
+            files.append(structs.replace(file, sha256=sha256))
+        return structs.replace(artifact, files=tuple(files))
 
 
 def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
@@ -445,7 +443,7 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
             f" expected {held.files[0].sha256}",
             hint=f"run `llmrun rm {wanted.name}` and pull --locked again, or lock the local file: {again}",
         )
-    pinned = replace(held, name=wanted.name, source=_as_named(wanted, held))
+    pinned = structs.replace(held, name=wanted.name, source=_as_named(wanted, held))
     if named is None and here is None:
         refuse_if_offline(exact, offline)
         try:
@@ -490,21 +488,21 @@ def _at_revision(wanted: Wanted, revision: str, reporter: Reporter) -> Wanted:
         raise UsageError(f"--revision: {wanted.name} does not come from a repository of the Hub")
     if hub[0].revision not in ("main", revision):
         raise UsageError(f"--revision: {revision} contradicts the name, which specifies {hub[0].revision}")
-    sources = tuple(replace(source, revision=revision) for source in hub)
+    sources = tuple(structs.replace(source, revision=revision) for source in hub)
     if wanted.expected:
         reporter.note(
             f"{wanted.name}: --revision ignores the catalogue's sha256; run the downloaded model as {sources[0]}"
         )
-    return replace(wanted, name=str(sources[0]), sources=sources, expected=())
+    return structs.replace(wanted, name=str(sources[0]), sources=sources, expected=())
 
 
 def _exactly(wanted: Wanted, pinned: Artifact) -> Wanted:
     """Return the same request, pinned to one commit and to the sizes and digests of its files."""
     source = pinned.source
     if isinstance(source, HubSource):
-        source = replace(source, revision=pinned.commit)
+        source = structs.replace(source, revision=pinned.commit)
     expected = tuple(Expected(file.path.rpartition("/")[2], file.size, file.sha256) for file in pinned.files)
-    return replace(wanted, sources=(source,), expected=expected)
+    return structs.replace(wanted, sources=(source,), expected=expected)
 
 
 def _as_named(wanted: Wanted, held: Artifact) -> Source:
@@ -516,7 +514,7 @@ def _as_named(wanted: Wanted, held: Artifact) -> Source:
     if isinstance(source, HubSource):
         for named in wanted.sources:
             if isinstance(named, HubSource) and named.repository == source.repository:
-                return replace(source, revision=named.revision)
+                return structs.replace(source, revision=named.revision)
     return source
 
 

@@ -5,9 +5,10 @@ If the metadata request or the download fails at one source, the next source is 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.catalog import Wanted
@@ -139,7 +140,7 @@ def readable_in_parts(wanted: Wanted, reporter: Reporter) -> Artifact:
     Raises the same errors as `Sources.offer`.
     """
     sources = tuple(source for source in wanted.sources if not isinstance(source, PypiSource))
-    return Sources(replace(wanted, sources=sources or wanted.sources), reporter).offer()
+    return Sources(structs.replace(wanted, sources=sources or wanted.sources), reporter).offer()
 
 
 def here(wanted: Wanted) -> list[tuple[str, Path]]:
@@ -173,7 +174,7 @@ def _names_here(wanted: Wanted) -> list[Wanted]:
     assert isinstance(source, HubSource)
     models = stored_models.models_of(source)
     quantizations = [model.quantization for model in models]
-    named = [replace(source, **_part(model, quantizations)) for model in models]
+    named = [structs.replace(source, **_part(model, quantizations)) for model in models]
     return [Wanted(str(one), (one,)) for one in named]
 
 
@@ -216,7 +217,7 @@ def _of_repository(wanted: Wanted) -> tuple[Artifact, ...]:
     quantizations = [model.quantization for model in listing.models]
     return _smallest_first(
         [
-            Artifact(str(replace(source, **_part(model, quantizations))), source, model.files, listing.commit)
+            Artifact(str(structs.replace(source, **_part(model, quantizations))), source, model.files, listing.commit)
             for model in listing.models
         ]
     )

@@ -5,7 +5,6 @@ The parameters of the activation differ from layer to layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter, layers_of, refuse_experts
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of apertus. `curves` contains the parameters of each layer's activation."""
 
     curves: tuple[XieluCurve, ...]

@@ -6,7 +6,6 @@ Models: Command R7B and Command A.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import (
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 _WINDOWS = Windows(every=4)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     windows: tuple[int, ...]
     logit_scale: float
 

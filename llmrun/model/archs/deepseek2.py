@@ -13,11 +13,11 @@ The rotated features of a head come first in this module, but last in the file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from llmrun.model.archs.parts import draft_head
 from llmrun.model.archs.parts.architecture import (
@@ -57,8 +57,7 @@ _MOST_MULTIPLIER = 10.0  # limit for YaRN; the multiplier of real models is at m
 _MOST_SCALE = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of deepseek2.
 
     In each head, RoPE rotates `rope.dimensions` features. The remaining features are called `plain`.

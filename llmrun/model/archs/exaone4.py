@@ -5,7 +5,6 @@ In EXAONE 4.0 32B, three out of four layers use a sliding window, and every four
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import (
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 _WINDOWS = Windows(every=4, default=4096, only_with=64)  # the 32B model has 64 layers
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     windows: tuple[int, ...]
 
 

@@ -3,7 +3,6 @@ every other layer, and soft caps on scores and logits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,7 @@ _LAYERS_OF_27B = 46
 _WINDOWS = Windows(every=2, default=4096)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     windows: tuple[int, ...]
     window_base: float
     score_cap: float

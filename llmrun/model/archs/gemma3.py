@@ -3,7 +3,6 @@ and no soft caps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,7 @@ _LAYERS_OF_27B = 62
 _WINDOWS = Windows(every=6)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of gemma3. `logit_cap` is 0 if logits are not capped."""
 
     windows: tuple[int, ...]

@@ -11,7 +11,6 @@ published models, E2B and E4B. This module refuses other values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Final
 
@@ -46,8 +45,7 @@ _LOGIT_CAP: Final = 30.0
 _WINDOWS = Windows(every=5)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of gemma3n. `windows` contains the window of each layer."""
 
     windows: tuple[int, ...]

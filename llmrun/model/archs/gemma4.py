@@ -7,7 +7,6 @@ the keys and values of earlier layers. The layers of 26B-A4B have experts in add
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of gemma4.
 
     shapes          attention shape of each layer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of gemma-embedding. A window of 0 means that rows attend to the whole sequence.
 
     `dense` is the number of features between the two matrices that follow pooling, or 0 if no matrices follow pooling.

@@ -6,7 +6,6 @@ Models that also read images have M-RoPE, and their files pair the features of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import (
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of glm4.
 
     unused  number of unused layers at the end, which are for multi-token prediction

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter, Windows, windows_of
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 _WINDOWS = Windows(every=2)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     windows: tuple[int, ...]
     window_base: float
     experts: Experts

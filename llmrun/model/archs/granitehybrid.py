@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import (
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of granitehybrid.
 
     looks_back       True for each layer that is an attention layer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter, feed_forward_of
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of granitemoe.
 
     attention_scale  None if the scale is derived from the head size

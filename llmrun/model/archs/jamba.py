@@ -5,7 +5,6 @@ The feed-forward of some layers is a mixture of experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import (
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of jamba.
 
     looks_back  True for each layer that is an attention layer

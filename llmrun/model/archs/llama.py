@@ -6,8 +6,10 @@ experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from llmrun.model.archs.parts.architecture import Architecture, Hyperparameters, PlanWriter
 from llmrun.model.archs.parts.experts import Experts, add_experts, experts_of, has_experts
@@ -19,8 +21,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of llama. `growth` specifies how queries are scaled by their position (see Rope.growth)."""
 
     experts: Experts | None = None
@@ -32,7 +33,7 @@ def read_config(file: GGUFFile) -> Config:
     config = Config.of(keys)
     if not has_experts(keys):
         return config
-    return replace(config, experts=experts_of(keys, config.feed_forward, normalized=True))
+    return structs.replace(config, experts=experts_of(keys, config.feed_forward, normalized=True))
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:

@@ -5,8 +5,9 @@ Models: Ministral 3.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from llmrun.model.archs import llama
 from llmrun.model.archs.parts.architecture import Architecture, refuse_experts

@@ -5,7 +5,6 @@ In some models, the experts have fewer input and output features than the layers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Config(NemotronConfig):
+class Config(NemotronConfig, frozen=True):
     """The hyperparameters of nemotron_h_moe.
 
     latent  number of input and output features of the experts; 0 if it equals the number of the layers' features

@@ -6,8 +6,9 @@ layers use a sliding window and unscaled RoPE.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from llmrun.model.archs.parts.architecture import (
     Architecture,
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 _WINDOWS = Windows(every=4)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     windows: tuple[int, ...]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts import draft_head
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Config(DeltaConfig):
+class Config(DeltaConfig, frozen=True):
     """The hyperparameters of qwen35moe and qwen3next. `shared` is the number of features of the shared expert."""
 
     experts: Experts

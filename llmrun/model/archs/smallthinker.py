@@ -6,7 +6,6 @@ with a sliding window, every fourth layer attends to all positions and has no Ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.model.archs.parts.architecture import (
@@ -38,8 +37,7 @@ _WINDOW = 4096  # llama.cpp uses this window even if the file specifies another 
 _WINDOWS = Windows(every=4, first=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
+class Config(Hyperparameters, frozen=True):
     """The hyperparameters of smallthinker. `windows` contains the window of each layer, or 0 for no window."""
 
     windows: tuple[int, ...]

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from unicodedata import normalize
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.compiled.host import load_kernel, load_kernels
 from llmrun.base.compiled.kernel import KernelName
@@ -52,16 +53,14 @@ if TYPE_CHECKING:
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """One pass over the pieces. For every kind except MATCHES, the pattern consists of a single set."""
 
     pattern: str
     kind: int = MATCHES
 
 
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
+class PreTokenizer(Struct, frozen=True):
     """The rules for one value of `tokenizer.ggml.pre`."""
 
     stages: tuple[Stage, ...]
@@ -701,8 +700,7 @@ def _usable(scores: NDArray[np.float32], kinds: NDArray[np.int32]) -> tuple[NDAr
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(Struct, frozen=True):
     """A kind of tokenizer: its loader, its kernels and an optional check of the metadata."""
 
     load: Callable[[GGUFFile], Tokenizer]

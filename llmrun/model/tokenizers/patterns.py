@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.formats.layouts.tokens import ENDS_HERE, NO_WAY_ON, ROW_SHIFT
 
@@ -321,36 +321,31 @@ _ESCAPED = {"r": "\r", "n": "\n", "t": "\t"}
 _NO_MORE_WORD = r"(?!\S)"
 
 
-@dataclass(frozen=True, eq=False)
-class OneOf:
+class OneOf(Struct, frozen=True, eq=False):
     """A node that matches one character of a set."""
 
     members: CodePoints
 
 
-@dataclass(frozen=True, eq=False)
-class Ahead:
+class Ahead(Struct, frozen=True, eq=False):
     """A lookahead that matches before a character of a set and at the end of the text."""
 
     members: CodePoints
 
 
-@dataclass(frozen=True, eq=False)
-class Sequence:
+class Sequence(Struct, frozen=True, eq=False):
     """A node that matches its parts one after the other."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
+class Choice(Struct, frozen=True, eq=False):
     """A node that matches the first of its parts with which the whole pattern matches."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Repeat:
+class Repeat(Struct, frozen=True, eq=False):
     """A node that matches its part `least` to `most` times, as often as possible. `most` is None for no limit."""
 
     part: Node
@@ -472,24 +467,21 @@ class _Parser:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Take:
+class _Take(Struct, frozen=True):
     """A step that consumes one character, which must be in the set with the given index."""
 
     set_number: int
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(Struct, frozen=True):
     """A step that requires the next character, if there is one, to be in the set, without consuming the character."""
 
     set_number: int
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Fork:
+class _Fork(Struct, frozen=True):
     """A step that branches to several other steps, in order of preference."""
 
     after: tuple[int, ...]

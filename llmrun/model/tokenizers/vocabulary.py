@@ -21,11 +21,11 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.formats.layouts.tokens import CONTROL as CONTROL_FLAG
 from llmrun.formats.layouts.tokens import NOT_FOUND, ONE_CHARACTER
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from llmrun.formats.gguf.reader import GGUFFile
 
 
-@dataclass(frozen=True, slots=True)
-class FillTokens:
+class FillTokens(Struct, frozen=True):
     """The ids of the control tokens in fill-in-the-middle prompts.
 
     bos         the token before the prefix, or None
@@ -242,8 +241,7 @@ _LONGEST_IN_TREE = 512  # maximum length in bytes
 _ASCII_SPACE = " \t\n\v\f\r"
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialToken:
+class SpecialToken(Struct, frozen=True):
     """A control token or user-defined token."""
 
     token_id: int
@@ -364,8 +362,7 @@ class SpecialTokens:
         return _Matches(occurring, places[:count], numbers[:count], bool(overlap))
 
 
-@dataclass(frozen=True, slots=True)
-class _Matches:
+class _Matches(Struct, frozen=True):
     """The kernel's result for a text.
 
     present  the tokens that occur, longest first
@@ -447,8 +444,7 @@ def _is_marked(marks: Sequence[int], first: int, after: int) -> bool:
     return bool(marks) and bisect_left(marks, first) < bisect_left(marks, after)
 
 
-@dataclass(frozen=True)
-class _Texts:
+class _Texts(Struct, frozen=True):
     """The addresses and byte lengths of a list of texts, int64[n] each, and the array that owns the memory."""
 
     owner: NDArray[np.uint8]
@@ -587,8 +583,7 @@ _NAMED_TOKENS = ("bos", "eos", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "f
 _FORMER_NAMES = ("prefix", "suffix", "middle")
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(Struct, frozen=True):
     """The defaults of one kind of tokenizer, for keys that the file does not contain."""
 
     bos_id: int | None
@@ -596,8 +591,7 @@ class Defaults:
     add_bos: bool
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True):
     """The vocabulary of a model, with its special tokens."""
 
     tables: TokenTables

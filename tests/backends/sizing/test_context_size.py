@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend as cpu
@@ -150,7 +151,7 @@ def test_the_sum_counts_scratch_and_the_vocabulary_and_a_smaller_quantization_is
     )
     assert caught.value.hint == "try a quantization with at most 4.1 bits per weight (this one has 8.4)"
     with pytest.raises(DoesNotFit) as caught:
-        chosen(1024, 131_072, replace(needs, free=200 * MIB))
+        chosen(1024, 131_072, structs.replace(needs, free=200 * MIB))
     assert caught.value.hint == "try a smaller model, or close other programs"
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.cache_size import MAX_ROWS, footprint_on_cpu
@@ -180,6 +181,6 @@ def test_adapters_are_counted(tmp_path: Path, kind: BackendKind) -> None:
         assert found.weights - plain.weights == 2 * expected
         assert found.scratch - plain.scratch >= MAX_ROWS * (16 + 64) * 4
     else:
-        assert replace(found, weights=found.weights - expected) == plain
+        assert structs.replace(found, weights=found.weights - expected) == plain
     for adapter in files:
         adapter.file.close()

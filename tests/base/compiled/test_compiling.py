@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import llvmlite.binding as llvm
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import llmrun
 from llmrun.backends.cpu.team import START, TEAM_KERNELS

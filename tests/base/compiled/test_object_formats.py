@@ -12,10 +12,10 @@ import re
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 
 import capstone
 import pytest
+from msgspec.structs import replace
 
 from llmrun.base.compiled.kernel import KernelName
 from llmrun.base.compiled.levels import AVX2, AVX512_VNNI, NEON_DOT, PORTABLE, Level, Target

@@ -84,10 +84,10 @@ def test_an_answer_ends_with_a_short_line(
 def test_the_short_line_counts_thinking_and_warns_of_a_full_context() -> None:
     answer = answer_of()
     finished = structs.replace(answer.finished, thinking_tokens=100, context_used=7800)
-    line = short_line(replace(answer, finished=finished))
+    line = short_line(structs.replace(answer, finished=finished))
     assert line == "128 tokens (100 thinking) in 1.5 s, 92 tok/s, context 95% full"
-    remote = replace(answer, info=replace(INFO, context_size=0))
-    stopped = replace(remote, finished=structs.replace(finished, timings=replace(TIMINGS, generated_tokens=0)))
+    remote = structs.replace(answer, info=replace(INFO, context_size=0))
+    stopped = structs.replace(remote, finished=structs.replace(finished, timings=replace(TIMINGS, generated_tokens=0)))
     assert short_line(stopped) == "stopped before the answer began, after 1.5 s"
 
 
@@ -104,7 +104,7 @@ def test_every_statistic_has_a_line_of_its_own() -> None:
     drafted = replace(TIMINGS, steps=50, drafted_tokens=96, accepted_tokens=78, cached_tokens=30)
     answer = answer_of(timings=drafted)
     thought = structs.replace(answer.finished, thinking_tokens=100, first_answer_s=1.2)
-    assert stats_lines(replace(answer, finished=thought)) == [
+    assert stats_lines(structs.replace(answer, finished=thought)) == [
         "model       smollm2:135m cpu×2",
         "prompt      8 tokens computed at 65.5 tok/s, 30 cached",
         "answer      128 tokens (100 thinking)",
@@ -189,7 +189,7 @@ def test_the_json_body_tells_whether_the_model_was_open() -> None:
 
 def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:
     answer = answer_of()
-    on_gpu = replace(answer, info=replace(answer.info, backend="llama", gpu_layers="31/31"))
+    on_gpu = structs.replace(answer, info=replace(answer.info, backend="llama", gpu_layers="31/31"))
     line = "  ".join(stats_fields(on_gpu))
     assert line.startswith("smollm2:135m llama GPU 31/31  38 in 311/s  ")
     assert len(line) <= 110

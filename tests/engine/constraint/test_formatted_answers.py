@@ -339,7 +339,7 @@ def test_thinking_is_free() -> None:
 def test_formats_that_cannot_be_enforced_are_refused(wanted: ResponseFormat, words: str) -> None:
     engine = Engine(noisy())
     with pytest.raises(UsageError, match=re.escape(words)) as refused:
-        engine.submit(formatted(replace(wanted, origin="--flag")))
+        engine.submit(formatted(structs.replace(wanted, origin="--flag")))
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith("--flag: ")
     assert engine.idle

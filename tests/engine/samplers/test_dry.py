@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.sampler import Sampler, SequenceRows
@@ -78,4 +79,4 @@ def test_a_request_without_dry_never_reads_the_vocabulary() -> None:
     rows = SequenceRows(np.eye(1, SIZE, 5, dtype=np.float32), [1], params, 1, tokenizer=Unreadable())
     assert Sampler().sample_rows([rows])[0].tokens == [5]
     with pytest.raises(AssertionError):
-        Sampler().sample_rows([replace(rows, params=ON)])
+        Sampler().sample_rows([structs.replace(rows, params=ON)])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict
 from time import thread_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from llmrun.base.errors import LlmrunError
 from llmrun.engine.templates.probing import probe
@@ -76,7 +76,7 @@ def test_the_process_finds_the_same_format(name: str) -> None:
 @pytest.mark.push
 @pytest.mark.parametrize("name", WITH_FORMATS)
 def test_a_format_survives_json(name: str) -> None:
-    assert ToolAbilities.from_json(asdict(tools_of(name))) == tools_of(name)
+    assert ToolAbilities.from_json(to_builtins(tools_of(name))) == tools_of(name)
 
 
 def test_ids_and_numbers_of_calls_are_found() -> None:
@@ -154,7 +154,7 @@ def test_a_format_predicts_its_template(before: str, middle: str, after: str, ca
     found = probe(made_up(before, middle, after, calls)).tools.tool_format
     if found is None:
         return
-    assert found == ToolCallFormat.from_json(asdict(found))
+    assert found == ToolCallFormat.from_json(to_builtins(found))
     arguments = {"qa": "Qzx", "qb": "Qzy"}
     written = "".join(f"{before}{name}{middle}{found_arguments(calls, arguments)}{after}" for name in ("one", "two"))
     assert found.written([("one", arguments, ""), ("two", arguments, "")]).strip() == written.strip()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from time import process_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmrun.backends.scripted import ScriptedTokenizer
 from llmrun.engine.requests import ToolCallDelta

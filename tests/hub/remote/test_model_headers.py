@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
 from llmrun.formats.gguf.reader import GGUFFile, open_gguf

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmrun.base.errors import DoesNotFit, IntegrityError, ModelNotFound, NetworkError, UsageError
 from llmrun.hub.local import model_records, paths

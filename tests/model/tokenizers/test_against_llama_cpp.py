@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.tokenizers.vocabulary import fill_tokens_of

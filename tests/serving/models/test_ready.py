@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,5 +80,9 @@ def test_names_without_a_preset_add_nothing() -> None:
 
 def test_each_preset_has_its_signature() -> None:
     """Streams are resumed only under the same signature."""
-    others = (None, replace(PIRATE, variables={}), replace(PIRATE, values={**VALUES, "temperature": 0.4}))
+    others = (
+        None,
+        structs.replace(PIRATE, variables={}),
+        structs.replace(PIRATE, values={**VALUES, "temperature": 0.4}),
+    )
     assert len({ready(preset).signature for preset in (PIRATE, *others)}) == 4

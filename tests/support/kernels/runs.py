@@ -7,13 +7,13 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from unittest import mock
 
 import gguf
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from llmrun import kernels

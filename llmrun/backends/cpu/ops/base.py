@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from llmrun.backends.cpu.lowering import Needs, StepShape
 from llmrun.model.plan.twin import Value
@@ -19,8 +20,7 @@ NeedsOf = Callable[[Any, str, StepShape], Needs]
 SecondsOf = Callable[[Any, "SpeedTable", str, StepShape], float]
 
 
-@dataclass(frozen=True, slots=True)
-class CpuOp:
+class CpuOp(Struct, frozen=True):
     """A kind of op. `needs` and `seconds` are called with the op, the KV cache type and the step.
 
     name     the name in profiles; ops that do the same work share a name

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.backends.cpu.lowering import (
     FLOAT,
@@ -123,8 +123,7 @@ def _multiply_needs(op: Multiply, kv_type: str, step: StepShape) -> Needs:
 # --- parts of rows ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _CopiedPart:
+class _CopiedPart(Struct, frozen=True):
     """The range of bytes to copy from an input row to each part of an output row."""
 
     of: Buffer

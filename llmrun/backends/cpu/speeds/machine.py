@@ -15,10 +15,11 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lower import kv_shapes, lower
@@ -335,7 +336,7 @@ class Speeds:
         """Measure all row-wise ops together, and record their speeds."""
         found = measuring.rows()
         for name, speed in found.items():
-            self._record(f"rows {name}", asdict(speed), measuring.load)
+            self._record(f"rows {name}", structs.asdict(speed), measuring.load)
         return found
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
@@ -373,7 +374,7 @@ class Speeds:
     def _speed(self, name: str, kind: type[Speed], measure: Callable[[OpSpeeds], Speed]) -> Speed:
         self._used.add(name)
         kept = self.known.get(name)
-        is_usable = kept is not None and kept.keys() == {one.name for one in fields(kind)}
+        is_usable = kept is not None and kept.keys() == {one.name for one in structs.fields(kind)}
         is_usable = is_usable and kept is not None and _are_speeds(list(kept.values()))
         if self._only_known and not is_usable:
             raise LookupError(name)
@@ -382,7 +383,7 @@ class Speeds:
         self._measuring = self._measuring or OpSpeeds(self.n_threads)
         load = self._measuring.load = Load.empty()
         measured = measure(self._measuring)
-        self._record(name, asdict(measured), load)
+        self._record(name, structs.asdict(measured), load)
         return measured
 
     def _is_due(self, name: str) -> bool:

@@ -16,12 +16,12 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun import __version__
 from llmrun.base import folders
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 WIDTHS = (512, 2048, 8192)
 
 
-@dataclass(frozen=True, slots=True)
-class LinearSpeed:
+class LinearSpeed(Struct, frozen=True):
     """The speed of matrix products with one weight type.
 
     read      bytes of weights read per second with a single row
@@ -56,8 +55,7 @@ class LinearSpeed:
         return between(columns, self.multiply)
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpeed:
+class RowSpeed(Struct, frozen=True):
     """The speed of a row-wise op for each row width in WIDTHS.
 
     one   seconds for a single row
@@ -78,8 +76,7 @@ class RowSpeed:
         return rows * width * self.many[-1] / WIDTHS[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSpeed:
+class AttentionSpeed(Struct, frozen=True):
     """The speed of attention for one attention shape and one KV cache type.
 
     op          seconds for one row with an empty context

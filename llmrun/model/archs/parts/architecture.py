@@ -7,7 +7,6 @@ planning one model would import sixty files. The limits of the hyperparameters p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +14,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.base.errors import UnsupportedModel, shown
 from llmrun.model.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
@@ -36,8 +36,7 @@ def _no_head(file: GGUFFile, config: Any) -> Plan | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(Struct, frozen=True):
     """The layers that have a sliding window, if the file does not list them.
 
     every            the last layer of each `every` layers has no window; 0 if all layers have a window
@@ -54,8 +53,7 @@ class Windows:
     unused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Struct, frozen=True):
     """An architecture that llmrun supports.
 
     name         the value of `general.architecture`. The module has the same name, with "_" for "-"
@@ -148,8 +146,7 @@ RMS_EPSILON: Final = "attention.layer_norm_rms_epsilon"
 LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
 
 
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
+class Hyperparameters(Struct, frozen=True):
     """The sizes of the layers, the epsilon of the norms, the RoPE settings, and the presence of a causal mask.
 
     Architectures may add fields in a subclass.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import Struct
 
 from llmrun.formats.gguf.metadata import MAX_EXPERTS
 from llmrun.model.archs.parts.architecture import MOST_WIDTH, Hyperparameters, feed_forward_of
@@ -23,8 +23,7 @@ _SIZE: Final = "expert_feed_forward_length"
 _GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """The experts of a layer: `count` feed-forward networks with `feed_forward` features each.
 
     Each row uses `used` of the networks.
@@ -43,8 +42,7 @@ class Experts:
     groups: ExpertGroups | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MixtureConfig(Hyperparameters):
+class MixtureConfig(Hyperparameters, frozen=True):
     """The hyperparameters of models with a shared expert and with dense first layers.
 
     dense   number of layers before the first layer with experts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from llmrun.model.archs.parts.architecture import (
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from llmrun.model.plan.twin import Value
 
 
-@dataclass(frozen=True, slots=True)
-class NemotronConfig(Hyperparameters):
+class NemotronConfig(Hyperparameters, frozen=True):
     """The hyperparameters of Nemotron-H models.
 
     feed_forwards  number of features of each layer's feed-forward network; 0 for layers without such a network

@@ -6,9 +6,10 @@ Qwen3-Next and Qwen3.5. Sizes (`ssm.*`) have limits that protect against malicio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from msgspec import Struct
 
 from llmrun.model.archs.parts.architecture import MOST_HEADS, MOST_WIDTH, Hyperparameters, layers_ahead, layers_of
 from llmrun.model.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
@@ -24,8 +25,7 @@ _MOST_HEAD_SIZE: Final = 1024  # the head size of real models is at most 256
 _LEAST_TAPS, _MOST_TAPS = 2, 16  # the limits for the length of the convolution's kernel, which is 4 in real models
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentSizes:
+class RecurrentSizes(Struct, frozen=True):
     """The sizes of a recurrent layer, whose state is a matrix per head.
 
     heads       number of value heads
@@ -142,8 +142,7 @@ def mamba(w: PlanWriter, block: str, h: Value, sizes: RecurrentSizes) -> Value:
     return plan.headnorm(y, w.tensors.vector(norm, features, s.key_heads).reshape(s.key_heads, features), w.epsilon)
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaConfig(Hyperparameters):
+class DeltaConfig(Hyperparameters, frozen=True):
     """The hyperparameters of models with gated delta nets.
 
     recurrent  True for each layer that is a gated delta net

@@ -7,11 +7,12 @@ and one magnitude. The formulas come from ggml's rope, with llama.cpp's defaults
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor, pi
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from msgspec import Struct, structs
 
 from llmrun.model.plan.elementary import Pairing, Rope, inverse_powers, log
 
@@ -27,8 +28,7 @@ _LEAST_FREQUENCY = 1e-6  # with a lower frequency, a pair rotates by less than a
 _MOST_CONTEXT = 1 << 27
 
 
-@dataclass(frozen=True, slots=True)
-class YarnSettings:
+class YarnSettings(Struct, frozen=True):
     """The settings of YaRN.
 
     YaRN keeps the frequency of fast feature pairs and divides the frequency of slow pairs by the factor.
@@ -46,8 +46,7 @@ class YarnSettings:
     log_multiplier: float
 
 
-@dataclass(frozen=True, slots=True)
-class RopeSettings:
+class RopeSettings(Struct, frozen=True):
     """The RoPE settings shared by all layers with the same rotation.
 
     dimensions        number of features of a head that are rotated, starting with the first
@@ -85,7 +84,7 @@ class RopeSettings:
         )
 
     def with_base(self, base: float) -> RopeSettings:
-        return replace(self, base=base)
+        return structs.replace(self, base=base)
 
     def with_yarn_of(self, keys: Keys) -> RopeSettings:
         """Return the settings with the YaRN parameters from the file.
@@ -99,14 +98,14 @@ class RopeSettings:
         multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
         if multiplier < 0:
             raise keys.bad("rope.scaling.yarn_log_multiplier", f"must be 0 or more, not {multiplier}")
-        return replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
+        return structs.replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
 
     def with_dimensions(self, dimensions: int) -> RopeSettings:
-        return replace(self, dimensions=dimensions)
+        return structs.replace(self, dimensions=dimensions)
 
     def unscaled(self) -> RopeSettings:
         """Return the settings without scaling, for sliding-window layers."""
-        return replace(self, factor=1.0, yarn=None)
+        return structs.replace(self, factor=1.0, yarn=None)
 
     def rope(self, file: GGUFFile, pairing: Pairing, factors: NDArray[np.float32] | None = None) -> Rope:
         """Build the Rope. `factors` is float32[pairs]; the frequency of each pair is divided by its factor.

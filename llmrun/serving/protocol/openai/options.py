@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from msgspec import structs
+
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import ModelFacts, Prompt, Request
 from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
@@ -186,7 +188,7 @@ def _openai_format(wanted: objects.ResponseFormat) -> Iterator[ResponseFormat]:
             raise missing("response_format.json_schema")
         described = wanted["json_schema"]
         schema_format = json_schema_format(described["schema"], "response_format.json_schema.schema")
-        yield replace(schema_format, strict=described.get("strict", False))
+        yield structs.replace(schema_format, strict=described.get("strict", False))
 
 
 def _vllm_formats(given: Mapping[str, Any], prefix: str, place: str) -> Iterator[ResponseFormat]:

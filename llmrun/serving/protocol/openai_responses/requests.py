@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard, cast
 
+from msgspec import structs
+
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import AUTO, ModelFacts, Request, ToolCall
 from llmrun.serving.protocol.declarations import missing, read
@@ -253,7 +255,9 @@ def _format(wanted: TextFormat) -> Iterator[ResponseFormat]:
     if wanted["type"] == "json_schema" and "schema" not in wanted:
         raise missing("text.format.schema")
     if wanted["type"] != "text" and "schema" in wanted:
-        yield replace(json_schema_format(wanted["schema"], "text.format.schema"), strict=wanted.get("strict", False))
+        yield structs.replace(
+            json_schema_format(wanted["schema"], "text.format.schema"), strict=wanted.get("strict", False)
+        )
     elif wanted["type"] == "json_object":
         yield ResponseFormat(FormatKind.JSON_OBJECT, origin="text.format")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from llmrun.backends.cpu.lowering import StepShape
 from llmrun.backends.cpu.ops.registry import needs_of
@@ -35,8 +35,8 @@ def changed(name: str, **values: Any) -> Speeds:
     linear = LinearSpeed(read=FAST, op=NOTHING, multiply=(FAST,) * 3)
     row = RowSpeed((NOTHING,) * 3, (NOTHING,) * 3)
     attention = AttentionSpeed(NOTHING, FAST, FAST, NOTHING, NOTHING, NOTHING)
-    known = {f"rows {one}": asdict(row) for one in ("rmsnorm", "swiglu", "quantize")}
-    known |= {"linear q8_0": asdict(linear), "attention 4 2 16 16 f16": asdict(attention)}
+    known = {f"rows {one}": structs.asdict(row) for one in ("rmsnorm", "swiglu", "quantize")}
+    known |= {"linear q8_0": structs.asdict(linear), "attention 4 2 16 16 f16": structs.asdict(attention)}
     known["limits"] = {"read": FAST}
     known[name] |= values
     return Speeds(1, known)
