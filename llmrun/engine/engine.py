@@ -35,7 +35,6 @@ from llmrun.engine.scheduling.admission import Admission
 from llmrun.engine.scheduling.scheduler import Scheduler, Speculation, Work, batch_of, begun_by, take_results
 from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.templates.chat_template import ChatTemplate, TemplateProcess
-from llmrun.engine.tool_calls.prompting import ModelTools
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.engine.embedding import Embedder
     from llmrun.engine.saved_state.budget import SavedPrefixes
+    from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
 

@@ -13,16 +13,13 @@ import numpy as np
 from msgspec import Struct
 
 from llmrun.backends.base import check_batch, identity_of, key_of
-from llmrun.backends.cpu.adapters import adapted
 from llmrun.backends.cpu.cache_size import cache_size, kv_type_of, rows_of_step
-from llmrun.backends.cpu.draft_head import CpuDraftHead
 from llmrun.backends.cpu.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV, blocks_in
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
 from llmrun.backends.cpu.steps import Rotations, WantedRows, check_whole, runs_of, steps_of
 from llmrun.backends.cpu.team import TEAM_KERNELS, SummingTeam, Team, WatchedTeam, named_digests
-from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights import filling, packing_kernels, reserve
 from llmrun.backends.describe import describe
 from llmrun.backends.lora_files import described, opened_adapters
@@ -41,6 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions, Progress
+    from llmrun.backends.cpu.draft_head import CpuDraftHead
+    from llmrun.backends.cpu.timed_team import TimedTeam
     from llmrun.backends.cpu.weights import PackedMatrix
     from llmrun.formats.gguf.adapter import AdapterFile
     from llmrun.formats.gguf.reader import GGUFFile
@@ -65,7 +64,11 @@ class CpuBackend:
         config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # checked before any slow work, because the file may be rejected
         base = architecture.plan(file, config)
-        self.plan = adapted(base, adapters)
+        self.plan = base
+        if adapters:
+            from llmrun.backends.cpu.adapters import adapted
+
+            self.plan = adapted(base, adapters)
         head = architecture.draft_plan(file, config) if options.draft_head else None
         n_threads = options.threads or default_threads()
         max_sequences = options.max_sequences
@@ -148,6 +151,8 @@ class CpuBackend:
         )
         self.draft_head: CpuDraftHead | None = None
         if head is not None:
+            from llmrun.backends.cpu.draft_head import CpuDraftHead
+
             # The head's cache has as many blocks as the cache of layers without a window. All sequences share these
             # blocks, which may take less memory than a whole context for each sequence would.
             kv = memory.by_window(self.plan).get(0)
@@ -238,6 +243,8 @@ class CpuBackend:
 
         Other threads must not run steps within the block.
         """
+        from llmrun.backends.cpu.timed_team import TimedTeam
+
         with self._replaced(TimedTeam(self.lowered, self.info.threads)) as timed:
             yield timed
 

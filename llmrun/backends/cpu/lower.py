@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.cpu.lowering import FLOAT, LANES, Lowered, Lowering
-from llmrun.backends.cpu.ops.experts import give_back_tables
-from llmrun.backends.cpu.ops.registry import CPU_OPS
+from llmrun.backends.cpu.ops.registry import cpu_op
 from llmrun.backends.cpu.weights import PackedLayout, PackedMatrix
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, floats_at, round_up
@@ -38,7 +37,7 @@ def _records(work: Lowering) -> Lowered:
         before = set(work.buffers)
         if op.changes is not None and not work.buffer_of(op.changes).private:
             work.wait_for_readers(work.buffer_of(op.changes).address, op.changes)
-        CPU_OPS[type(op)].lower(work, op)
+        cpu_op(type(op)).lower(work, op)
         work.note_reads(*(work.buffer_of(value).address for value in op.inputs))
         written.append(
             [(value, of) for value, of in work.buffers.items() if value not in before or value is op.changes]
@@ -46,6 +45,8 @@ def _records(work: Lowering) -> Lowered:
         if op.changes is not None:
             work.give_integers_back(op.changes)
         for routing in [routing for routing in work.tables if last_routed[routing] == index]:
+            from llmrun.backends.cpu.ops.experts import give_back_tables  # most models have no experts
+
             give_back_tables(work, routing)
         _release(work, index, last_use)
         origins += [index] * (len(work.records) - len(origins))

@@ -23,7 +23,6 @@ to 11 alternating rounds, on virtual machines with two cores, and vary by up to 
 from __future__ import annotations
 
 import math
-from statistics import median
 from typing import Final
 
 from llmrun.backends.cpu.speeds.measured import keep_speeds, kept_speeds
@@ -109,6 +108,8 @@ class Prefetching:
 
     def _decide(self) -> None:
         """Compare all rounds except the first, which is a warm-up. Without a clear winner, keep the default."""
+        from statistics import median  # importing statistics takes 4 ms, and most processes need no median
+
         rounds = []
         for done in range(1, 1 + _ROUNDS):
             taken = self._seconds[done * len(WAYS) : (done + 1) * len(WAYS)]
@@ -125,4 +126,6 @@ class Prefetching:
 
 def _is_clear(ratios: list[float]) -> bool:
     """Return whether a method is faster than another method, given the ratios of their times."""
+    from statistics import median
+
     return median(ratios) < _CLEAR_RATIO and sum(ratio < 1 for ratio in ratios) >= _CLEAR_ROUNDS

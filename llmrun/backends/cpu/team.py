@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Struct
 
 from llmrun.backends.cpu.lowering import FLOAT, STEP_COUNTS
-from llmrun.backends.cpu.ops.registry import CPU_OPS
+from llmrun.backends.cpu.ops.registry import cpu_op
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.steps import NO_RUNS, StepRuns
 from llmrun.base.compiled.host import load_kernels
@@ -311,7 +311,7 @@ def named_digests(plan: Plan, digests: list[str]) -> list[tuple[str, str]]:
     """
     names, last = [], ""
     for op in plan.ops:
-        kind, matrix = CPU_OPS[type(op)].name, op.matrix
+        kind, matrix = cpu_op(type(op)).name, op.matrix
         if matrix is not None:
             last = matrix.name.removesuffix(".weight")
         names.append(f"{kind} {last}" if matrix is not None else f"{kind} after {last}" if last else kind)

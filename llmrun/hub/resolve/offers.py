@@ -15,8 +15,6 @@ from llmrun.hub.catalog import Wanted
 from llmrun.hub.local import stored_models
 from llmrun.hub.names import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source
 from llmrun.hub.progress_reporter import Reporter
-from llmrun.hub.remote import huggingface
-from llmrun.hub.remote.network_errors import Unreachable
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog import CatalogEntry
@@ -109,6 +107,8 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
 
 def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
     """Return the class of the combined error. Errors that the user can fix take precedence over network errors."""
+    from llmrun.hub.remote.network_errors import Unreachable
+
     for kind in (DoesNotFit, IntegrityError):
         if any(isinstance(error, kind) for error in errors):
             return kind
@@ -199,6 +199,9 @@ def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:
 
 
 def _listing(source: HubSource, reporter: Reporter) -> Listing | None:
+    from llmrun.hub.remote import huggingface
+    from llmrun.hub.remote.network_errors import Unreachable
+
     try:
         return huggingface.listing(source)
     except Unreachable:
@@ -211,6 +214,8 @@ def _listing(source: HubSource, reporter: Reporter) -> Listing | None:
 def _of_repository(wanted: Wanted) -> tuple[Artifact, ...]:
     (source, *_) = wanted.sources
     assert isinstance(source, HubSource)
+    from llmrun.hub.remote import huggingface
+
     listing = huggingface.listing(source)
     if not listing.models:
         raise ModelNotFound(f"{wanted.name}: the repository has no GGUF model")

@@ -20,7 +20,7 @@ from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.lowering import Needs, StepShape
 from llmrun.backends.cpu.ops.linear import quantizing_needs
-from llmrun.backends.cpu.ops.registry import CPU_OPS, needs_of
+from llmrun.backends.cpu.ops.registry import cpu_op, needs_of
 from llmrun.backends.cpu.speeds.measured import MachineLimits
 from llmrun.base.types import LOGITS, Batch
 from llmrun.formats.gguf.reader import open_gguf
@@ -393,7 +393,7 @@ def _op_profile(plan: Plan, part: _OpPart, spent: Spent) -> OpProfile:
     op = plan.ops[part.origin]
     matrix = op.matrix
     return OpProfile(
-        kind=_QUANTIZE if part.quantizes else CPU_OPS[type(op)].name,
+        kind=_QUANTIZE if part.quantizes else cpu_op(type(op)).name,
         layer=_layer(plan, part.origin),
         name=matrix.name if matrix else "",
         weight_type=matrix.kind if matrix and not part.quantizes else "",

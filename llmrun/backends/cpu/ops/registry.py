@@ -1,43 +1,25 @@
-"""The registry of all ops that the CPU engine supports."""
+"""Finds what the CPU engine needs for an op. Only the modules of the ops that a plan contains are imported."""
 
 from __future__ import annotations
 
+import functools
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from llmrun.backends.cpu.ops import (
-    activations,
-    adapters,
-    attention,
-    convolution,
-    embedding,
-    experts,
-    linear,
-    norms,
-    recurrences,
-    rope,
-    rows,
-)
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering import Needs, StepShape
     from llmrun.backends.cpu.ops.base import CpuOp
     from llmrun.model.plan.ops.base import Op
 
-CPU_OPS: dict[type[Op], CpuOp] = {
-    **embedding.OPS,
-    **norms.OPS,
-    **linear.OPS,
-    **adapters.OPS,
-    **rows.OPS,
-    **rope.OPS,
-    **attention.OPS,
-    **activations.OPS,
-    **convolution.OPS,
-    **recurrences.OPS,
-    **experts.OPS,
-}
+
+@functools.cache
+def cpu_op(kind: type[Op]) -> CpuOp:
+    """Return the functions for a kind of op. For ops in model/plan/ops/NAME.py, they are in `OPS` of NAME.py here."""
+    name = kind.__module__.rpartition(".")[2]
+    found: CpuOp = import_module(f"llmrun.backends.cpu.ops.{name}").OPS[kind]
+    return found
 
 
 def needs_of(op: Op, kv_type: str, step: StepShape) -> Needs:
     """Return the cost of one op in one step, excluding the quantization of its input (`quantizing_needs`)."""
-    return CPU_OPS[type(op)].needs(op, kv_type, step)
+    return cpu_op(type(op)).needs(op, kv_type, step)

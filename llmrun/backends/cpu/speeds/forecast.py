@@ -15,7 +15,7 @@ import numpy as np
 from llmrun.backends.cpu.lowering import StepShape
 from llmrun.backends.cpu.ops.attention import attention_speed
 from llmrun.backends.cpu.ops.base import row_seconds
-from llmrun.backends.cpu.ops.registry import CPU_OPS
+from llmrun.backends.cpu.ops.registry import cpu_op
 from llmrun.model.plan.ops.attention import Attention
 from llmrun.model.plan.ops.linear import Product
 
@@ -79,7 +79,7 @@ def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) 
     total = _STEP_PYTHON + max(attention, default=0.0)
     quantized: set[Value] = set()
     for op in plan.ops:
-        total += CPU_OPS[type(op)].seconds(op, speeds, kv_type, step)
+        total += cpu_op(type(op)).seconds(op, speeds, kv_type, step)
         if isinstance(op, Product) and op.weight.is_integer and op.x not in quantized:
             quantized.add(op.x)
             total += row_seconds("quantize", op.x, speeds, step)
