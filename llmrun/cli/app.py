@@ -17,7 +17,7 @@ from llmrun import __version__
 from llmrun.base.errors import BrokenEntry, LlmrunError, warnings_told
 from llmrun.base.machine.processor import missing_instructions
 from llmrun.base.processes.commands import TERMINATING
-from llmrun.cli.arguments.options import Debug, general_option
+from llmrun.cli.arguments.usage import Debug, general_option
 from llmrun.cli.console.output import Stdout, out, silence
 from llmrun.cli.messages import message_for
 from llmrun.cli.registry import Commands

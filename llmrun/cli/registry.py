@@ -19,8 +19,7 @@ import typer
 from typer.core import TyperOption
 
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.options import DEBUG_HELP, names_a_model
-from llmrun.cli.arguments.usage import GENERAL, NO_COMMAND, CommandGroup, SingleCommand
+from llmrun.cli.arguments.usage import DEBUG_HELP, GENERAL, NO_COMMAND, CommandGroup, SingleCommand
 
 if TYPE_CHECKING:
     from llmrun.cli.arguments.help_page import Section
@@ -82,8 +81,11 @@ class Commands(CommandGroup):
         if cmd_name in _ELSEWHERE:
             raise UsageError(f"no such command '{cmd_name}'", hint=_ELSEWHERE[cmd_name])
         name = cmd_name if cmd_name in self.commands else aliases().get(cmd_name)
-        if name is None and (" " in cmd_name or names_a_model(cmd_name)):
-            raise UsageError(f"no such command '{cmd_name}'", hint=NO_COMMAND)
+        if name is None:
+            from llmrun.cli.arguments.options import names_a_model  # `--help` needs no settings
+
+            if " " in cmd_name or names_a_model(cmd_name):
+                raise UsageError(f"no such command '{cmd_name}'", hint=NO_COMMAND)
         return name and load(name)
 
     def names_by_heading(self) -> dict[str, list[str]]:

@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from llmrun.backends.base import AUTO
 from llmrun.base.errors import UsageError
-from llmrun.cli.arguments.options import one_of, prompt_option, under
+from llmrun.cli.arguments.options import one_of, prompt_option
 from llmrun.cli.arguments.prompts import checked_text, read_text
+from llmrun.cli.arguments.usage import under
 from llmrun.engine.remote.request import is_endpoint
 from llmrun.options.settings import RULES
 

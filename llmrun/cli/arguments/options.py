@@ -29,7 +29,7 @@ from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import templates_folder
 from llmrun.cli.arguments.prompts import check_params, checked_text, parse_params, read_text
-from llmrun.cli.arguments.usage import GENERAL
+from llmrun.cli.arguments.usage import general_option, under
 from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_CHOICES
 from llmrun.options.sampling_params import SAMPLING
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat
 
 
-def under(heading: str) -> Callable[..., Any]:
-    """Return `typer.Option` for options that `--help-all` lists under a heading. Long pages of `--help` omit them."""
-    return functools.partial(typer.Option, rich_help_panel=heading)
-
-
 model_option = under("Model")
 prompt_option = under("Prompt")
 sampling_option = under("Sampling")
@@ -54,7 +49,6 @@ thinking_option = under("Thinking")
 speed_option = under("Speed and memory")
 device_option = under("GPUs and servers")
 output_option = under("Output")
-general_option = under(GENERAL)
 
 FILES = "<files>"
 _HERE = "on this machine"
@@ -352,8 +346,6 @@ Choice = Annotated[
     str | None, format_option("--choice", metavar="A,B,C", help="Answer with one of these texts, separated by commas.")
 ]
 Offline = Annotated[bool, general_option("--offline", help="Use only local files; do not access the network.")]
-DEBUG_HELP = "Show a traceback if the command fails."
-Debug = Annotated[bool, general_option("--debug", help=DEBUG_HELP)]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed without removing it.")]
 
 

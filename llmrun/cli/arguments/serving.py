@@ -13,6 +13,7 @@ from llmrun.base.errors import UsageError
 from llmrun.base.folders import prefixes_folder
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import all_models, given_by
+from llmrun.cli.arguments.usage import under
 from llmrun.cli.console.output import out
 from llmrun.engine.remote.request import is_loopback, parse_endpoint
 from llmrun.options.settings import Settings, load_settings
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 _KEEP_STORED_S = 300.0  # seconds, as in Ollama
 _SECURITY = "see docs/serving.md"
 
-_access_option = options.under("Access")
-_upstream_option = options.under("Other servers")
-_request_option = options.under("Requests")
+_access_option = under("Access")
+_upstream_option = under("Other servers")
+_request_option = under("Requests")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
-"""Subclasses of Typer's command classes that use llmrun's error format and llmrun's help pages."""
+"""Subclasses of Typer's command classes that use llmrun's error format and llmrun's help pages, and general options.
+
+Every command line imports this file, and most of them need no settings, so it imports no settings.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import TyperException
@@ -24,6 +28,17 @@ NO_COMMAND = '`llmrun chat MODEL` starts a chat, and `llmrun generate -m MODEL "
 _WHOLE = 1000  # characters; summaries are shorter, so they are not cut off
 _MOST_MEANT = 3  # a hint suggests at most this many options
 _SLACK = 0.1  # the largest difference in similarity between the best match and a suggested option
+
+
+def under(heading: str) -> Callable[..., Any]:
+    """Return `typer.Option` for options that `--help-all` lists under a heading. Long pages of `--help` omit them."""
+    return functools.partial(typer.Option, rich_help_panel=heading)
+
+
+general_option = under(GENERAL)
+
+DEBUG_HELP = "Show a traceback if the command fails."
+Debug = Annotated[bool, general_option("--debug", help=DEBUG_HELP)]
 
 
 def _print_whole_page(context: Any, option: Any, wanted: bool) -> None:

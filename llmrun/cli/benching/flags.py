@@ -16,6 +16,7 @@ from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.options import drafts, models, one_of
+from llmrun.cli.arguments.usage import under
 from llmrun.cli.console.output import out
 from llmrun.formats.layouts.kv import KV_TYPE, parse_kv_type
 from llmrun.jobs.bench.serving.plan import CONCURRENCY, ServingPlan, parse_goodput
@@ -39,8 +40,8 @@ _NOT_SERVING = ("chat", "prompts", "cold", "profile", "seconds", "repetitions", 
 _LIST = "(a number, 1,2,8 or 1-8)."
 _BACKENDS = ", ".join(CHOICES)
 
-_workload_option = options.under("Workload")
-_serving_option = options.under("Servers under load")
+_workload_option = under("Workload")
+_serving_option = under("Servers under load")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.usage import Debug
 from llmrun.cli.console.output import out
 from llmrun.options.settings import load_sound_settings
 
@@ -28,7 +29,7 @@ def command(
     offline: options.Offline = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    debug: options.Debug = False,
+    debug: Debug = False,
 ) -> int:
     # Errors about invalid settings are ignored here because the report lists them.
     settings, _ = load_sound_settings({"offline": offline or None, "quiet": quiet or None})

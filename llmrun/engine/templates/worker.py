@@ -36,7 +36,7 @@ def _answer(request: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _abilities(source: str) -> dict[str, Any]:
-
     from llmrun.engine.templates.probing import probe
 
-    return to_builtins(probe(source))
+    found: dict[str, Any] = to_builtins(probe(source))
+    return found
