@@ -82,7 +82,7 @@ def prompts(count: int) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("count", [len(FLAGS), pytest.param(100, marks=pytest.mark.night)])
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.night)])
 def test_warm_answers_are_cold_answers(count: int, shared: BackgroundHome, adapter: Path) -> None:
     """The engines answer the later prompts with the prefixes of the earlier ones in their caches."""
     for arguments in prompts(count):
@@ -94,9 +94,9 @@ def test_warm_answers_are_cold_answers(count: int, shared: BackgroundHome, adapt
         assert (warm.returncode, warm.stdout) == (cold.returncode, cold.stdout), words
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.night)])
-def test_many_clients_at_once_get_their_own_answers(count: int, home: BackgroundHome) -> None:
-    model = str(smollm2())
+@pytest.mark.night
+def test_fifty_clients_at_once_get_their_own_answers(home: BackgroundHome) -> None:
+    count, model = 50, str(smollm2())
     flags = ["-v", "-m", model, "-n", "12"]
     asked = [[*flags, "--seed", str(number), f"Write line {number} about bees."] for number in range(count)]
     clients = [popen(home, *each) for each in asked]
@@ -105,7 +105,7 @@ def test_many_clients_at_once_get_their_own_answers(count: int, home: Background
     assert sum(b"started the background engine" in errors for _, errors in found) == 1
     assert sum(b"joined the background engine" in errors for _, errors in found) == count - 1
     assert len(home.engines()) == 1
-    for each, (answer, _) in list(zip(asked, found, strict=True))[:: max(1, count // 10)]:
+    for each, (answer, _) in list(zip(asked, found, strict=True))[::5]:
         assert home.llmrun("generate", *each, "--no-warm").stdout == answer
 
 
@@ -131,7 +131,7 @@ def killed_after(home: BackgroundHome, seconds: float, *arguments: str) -> tuple
     return output, errors
 
 
-@pytest.mark.parametrize("moments", [4, pytest.param(60, marks=pytest.mark.night)])
+@pytest.mark.parametrize("moments", [3, pytest.param(60, marks=pytest.mark.night)])
 def test_kill_9_changes_no_byte(moments: int, home: BackgroundHome) -> None:
     """The moments are spread over the load, the prefill and the decode."""
     prompt = "Tell me about bees. " * 20
