@@ -230,3 +230,34 @@ def test_an_event_loop_kills_descendants() -> None:
         return descendant
 
     assert is_gone(asyncio.run(killed()))
+
+
+LETS_GO = "read(); nothing = os.open(os.devnull, os.O_RDWR)\nfor each in (0, 1, 2): os.dup2(nothing, each)\n"
+
+
+@posix
+def test_a_released_child_lives_on() -> None:
+    with child(LETS_GO + "time.sleep(60)") as made:
+        made.send(b"go")
+        process = psutil.Process(made.pid)
+        time.sleep(0.1)
+        made.release()
+        began = time.monotonic()
+        made.end(0)
+        assert time.monotonic() - began < 0.5  # nothing waits for the child or its stderr
+        del made
+        gc.collect()
+        assert process.is_running()
+        process.kill()
+
+
+@posix
+def test_a_released_child_does_not_remain_as_a_zombie() -> None:
+    with child(LETS_GO + "time.sleep(0.2)") as made:
+        made.send(b"go")
+        made.release()
+        pid = made.pid
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
