@@ -83,6 +83,7 @@ class Raw:
 
     def __init__(self, home: BackgroundHome) -> None:
         self.socket = home.connect()
+        self.socket.settimeout(60)
         self._stream = self.socket.makefile("rb")
 
     def __enter__(self) -> Raw:
@@ -386,3 +387,32 @@ def test_many_clients_start_one_engine(home: BackgroundHome, model: Path) -> Non
     assert sum(b"started the background engine" in errors for _, errors in found) == 1
     assert sum(b"joined the background engine" in errors for _, errors in found) == 5
     assert len(home.engines()) == 1
+
+
+@pytest.mark.night
+def test_a_thousand_requests_do_not_make_an_engine_grow(home: BackgroundHome, model: Path) -> None:
+    ask(home, model, "--keep-alive", "1h")
+    process = home.engine()
+    number = 0
+
+    def work(connections: int) -> int:
+        """Ask through many connections, and return the engine's memory in bytes."""
+        nonlocal number
+        for _ in range(connections):
+            with Raw(home) as client:
+                _, welcome = client.hello()
+                for place in range(10):
+                    number += 1
+                    sampling = SamplingParams(temperature=5.0, seed=number)
+                    request = Request(TextPrompt(f"Text {number}"), max_tokens=4, sampling=sampling)
+                    client.say(TO_CHILD.encode(Ask(welcome["first_id"] + place, request, 0.0)))
+                n_finished = 0
+                while n_finished < 10:
+                    frame = client.heard()
+                    assert frame is not None
+                    n_finished += frame.count(b"Finished")
+        return int(process.memory_info().rss)
+
+    before = work(30)
+    assert work(100) - before < 4_000_000
+    assert ask(home, model)[1].count("joined the background engine") == 1
