@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -194,7 +194,7 @@ def _on_wire(keep_alive_s: float) -> float:
 
 def _lasting_adapter(text: str) -> str:
     option = LoraOption.parse(text)
-    return replace(option, path=Path(os.path.abspath(option.path))).text  # noqa: PTH100
+    return structs.replace(option, path=Path(os.path.abspath(option.path))).text  # noqa: PTH100
 
 
 def _in_background(asked: Open) -> Open:
