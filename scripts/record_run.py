@@ -28,7 +28,7 @@ def record(arguments: list[str]) -> str:
         sys.executable,
         ["-m", "llmrun", *arguments],
         cwd=str(ROOT),
-        env={**os.environ, "TERM": "xterm-256color"},
+        env={**os.environ, "TERM": "xterm-256color", "LLMRUN_WARM": "0"},
         dimensions=(40, COLUMNS),
         timeout=600,
     )

@@ -93,7 +93,7 @@ def _chatting(soak: Soak, number: int, findings: Findings) -> Iterator[Person]:
         script = script_file(folder, [("assistant\n", _ANSWER)], step_seconds=0.002)
         model = ["--backend", "scripted", script, "--speculate", "off"]
     words = shlex.join([*LLMRUN, "chat", *model, "-c", str(_CONTEXT if soak.model else 4 * _CONTEXT)])
-    environment = {"LLMRUN_DATA_DIR": str(folder), "LLMRUN_CONFIG": str(folder / "config.toml")}
+    environment = {"LLMRUN_DATA_DIR": str(folder), "LLMRUN_CONFIG": str(folder / "config.toml"), "LLMRUN_WARM": "0"}
     shell: Shell = (TmuxShell if shutil.which("tmux") else PtyShell)(folder, environment)
     seconds = 1.5 if soak.model else 0.4
     person = Person(shell, folder, words, findings, soak.random(number), answer_seconds=seconds)

@@ -105,7 +105,7 @@ class Damage:
         words = ["generate", "--raw", "-m", str(self._model), "--backend", "cpu", "-p", "Hello world", "-n", "3"]
         words += ["--seed", "1", "--json", "--logprobs", str(_VOCABULARY)]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LLMRUN_")}
-        environment, pipe = {**kept, "LLMRUN_CACHE_DIR": str(cache)}, subprocess.PIPE
+        environment, pipe = {**kept, "LLMRUN_CACHE_DIR": str(cache), "LLMRUN_WARM": "0"}, subprocess.PIPE
         return subprocess.Popen([*LLMRUN, *words], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
