@@ -73,7 +73,7 @@ def command(
 
 def _chosen(model: str | None, found: Sequence[RunningEngine]) -> Sequence[RunningEngine]:
     """Return the engines to end. Raises LlmrunError if none is meant, and UsageError if several could be meant."""
-    names = ", ".join(sorted({visible_line(engine.title) for engine in found}))
+    names = ", ".join(sorted(visible_line(engine.title) for engine in found))
     if model is None and len(found) > 1:
         raise UsageError(f"several models are loaded: {names}", hint="name one of them, or use --all")
     wanted = () if model is None else (model, model_named(model))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llmrun.serving.background.place import Folder
 
 _ANSWER_S: Final = 1.0  # an engine answers within milliseconds
+_AGREE_S: Final = 5.0  # only force ends an engine that does not answer, so a busy machine gets more time
 _END_S: Final = 30.0  # an engine that is about to end may have accepted another request just before
 _FORCED_END_S: Final = 3.0
 _LONGEST_LOG: Final = 1 << 16  # bytes
@@ -129,7 +130,7 @@ def stop(engine: RunningEngine, *, force: bool = False) -> None:
             process = None if pid is None else OtherProcess(pid)
             wait_s = _FORCED_END_S if force else _END_S
             try:
-                kind, values = link.ask(STOP, within_s=_ANSWER_S, force=force)
+                kind, values = link.ask(STOP, within_s=_ANSWER_S if force else _AGREE_S, force=force)
             except RunsAlone:
                 if not force:
                     raise _not_ended(engine, "does not answer") from None

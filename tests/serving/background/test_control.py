@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.base.errors import LlmrunError
+from llmrun.serving.background import control
 from llmrun.serving.background.control import Leftover, leftovers, make_room, remove, running, stop
 from llmrun.serving.background.place import Folder, open_folder, socket_name
 from tests.support.serving.fake_engine import started
@@ -114,7 +115,8 @@ def test_only_force_ends_an_answering_engine(folder: Folder) -> None:
 
 
 @pytest.mark.push
-def test_suspended_engines_delay_nobody(folder: Folder) -> None:
+def test_suspended_engines_delay_nobody(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_AGREE_S", 0.3)
     processes = [started(key) for key in ("one", "two", "three")]
     for process in processes:
         process.send_signal(signal.SIGSTOP)
