@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from llmrun.backends.cpu.team import SPIN, START, WAIT, WORK
 from llmrun.backends.cpu.timed_team import WORK_TIMED
 from llmrun.base.compiled.host import IDENTIFY
-from llmrun.base.compiled.kernel import KernelName
-from llmrun.base.compiled.level_check import TRIAL
+from llmrun.base.compiled.kernel import TRIAL, KernelName
 from llmrun.base.compiled.library import BASE, EXTENDS
 from llmrun.base.compiled.sources import sources
 from llmrun.formats.layouts.kv import parse_kv_type

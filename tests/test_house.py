@@ -40,28 +40,6 @@ ONLY_ROOM_FOR = {
     "ray": {"jobs/batching"},
     "click": set(),  # Typer has its own copy, and another Click would raise other exceptions
 }
-HEAVY = (  # modules that --help, --version and usage errors must not import
-    "asyncio",
-    "h11",
-    "httpx2",
-    "huggingface_hub",
-    "jinja2",
-    "jsonschema",
-    "llama_cpp",
-    "llguidance",
-    "llvmlite",
-    "numba",
-    "numpy",
-    "prompt_toolkit",
-    "psutil",
-    "pydantic",
-    "ray",
-    "referencing",
-    "regex",
-    "rich",
-    "starlette",
-    "uvicorn",
-)
 Saw = Callable[[int, str, int], None]  # see conftest.py
 FILES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in FILES})
@@ -270,53 +248,6 @@ def test_a_forbidden_import_is_seen(source: str, module: str) -> None:
 )
 def test_an_allowed_import_passes(source: str, module: str) -> None:
     assert broken_rules(source, tuple(module.split("."))) == []
-
-
-@pytest.mark.push
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "--help",
-        "--version",
-        "generate --help",
-        "generate --no-such",
-        "chat --help",
-        "chat -m a b",
-        "batch --help",
-        "batch nothing.jsonl --no-such",
-        "batch nothing.jsonl -o out.jsonl --workers",
-        "bench --help",
-        "pull --help",
-        "pull",
-        "bench -p 8-1",
-        "bench --rate 2",
-        "doctor --help",
-        "doctor --no-such",
-        "quantize --help",
-        "quantize a.gguf b.gguf Q9",
-        "imatrix --help",
-        "ps",
-        "stop --all",
-    ],
-)
-def test_help_imports_no_library_it_does_not_use(arguments: str) -> None:
-    program = f"""
-import sys
-from llmrun.__main__ import main
-try:
-    main()
-except SystemExit:
-    pass
-print("imported:", *[name for name in {HEAVY!r} if name in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments.split()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stdout.splitlines()[-1] == "imported:"
 
 
 def test_no_test_is_skipped_for_a_missing_library_or_model() -> None:

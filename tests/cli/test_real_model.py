@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.cli.commands import ROOT, TIMEOUT_S, llmrun, on_terminal, shell
+from tests.support.cli.commands import llmrun, on_terminal, shell
 from tests.support.models.downloads import smollm2
 
 pytestmark = pytest.mark.push
@@ -88,17 +86,3 @@ def test_ctrl_c_in_a_long_prefill_ends_it(model: str) -> None:
 def test_a_prompt_beyond_the_context_is_code_8(model: str) -> None:
     done = llmrun("generate", "-m", model, "-c", "64", "word " * 100)
     assert (done.stdout, done.returncode) == (b"", 8)
-
-
-def test_a_warm_start_imports_neither_numba_nor_what_it_does_not_use(model: str) -> None:
-    program = """
-import sys
-from llmrun.cli.app import main
-code = main(sys.argv[1:])
-print(code, *[name for name in ("numba", "gguf", "huggingface_hub", "rich", "pydantic", "llama_cpp")
-              if name in sys.modules], file=sys.stderr)
-"""
-    command = [sys.executable, "-c", program, "generate", "-q", "-m", model, "-n", "1", "Hello"]
-    for _ in range(2):  # the first run may compile kernels
-        done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=TIMEOUT_S, text=True)
-    assert done.stderr == "0\n"

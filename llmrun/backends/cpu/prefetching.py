@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from llmrun.backends.cpu.speeds.measured import keep_speeds, kept_speeds
 from llmrun.base.compiled.host import host_target
 from llmrun.formats.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
 
@@ -50,6 +49,8 @@ def default_way() -> str:
 
 def stored_times(n_threads: int) -> dict[str, float]:
     """Return each method's stored step time divided by the default method's, or {} if no times are stored."""
+    from llmrun.backends.cpu.speeds.measured import kept_speeds  # small models need no stored speeds
+
     times = kept_speeds(n_threads).get(_SUBJECT, {})
     if times.keys() != WAYS.keys() or not all(isinstance(one, float) and 0 < one < math.inf for one in times.values()):
         return {}
@@ -109,6 +110,8 @@ class Prefetching:
     def _decide(self) -> None:
         """Compare all rounds except the first, which is a warm-up. Without a clear winner, keep the default."""
         from statistics import median  # importing statistics takes 4 ms, and most processes need no median
+
+        from llmrun.backends.cpu.speeds.measured import keep_speeds, kept_speeds
 
         rounds = []
         for done in range(1, 1 + _ROUNDS):

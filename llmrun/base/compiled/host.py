@@ -21,8 +21,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 from llmrun.base.compiled import library
-from llmrun.base.compiled.kernel import Kernel, KernelName, Progress
-from llmrun.base.compiled.level_check import TRIAL
+from llmrun.base.compiled.kernel import TRIAL, Kernel, KernelName, Progress
 from llmrun.base.compiled.levels import ARM, LEVELS, PORTABLE, X86, Level, Target, machine, target_of
 from llmrun.base.compiled.loading import identity_of, load_for
 from llmrun.base.errors import KernelWarning, UsageError

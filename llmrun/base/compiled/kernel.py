@@ -41,6 +41,9 @@ class KernelName(Struct, frozen=True):
         return " ".join([f"{self.module}.{self.function}", *(f"{name}={value}" for name, value in self.parameters)])
 
 
+TRIAL = KernelName.of("level_probe", "trial")  # the kernel with which level_check.py tries an instruction-set level
+
+
 class Kernel:
     """A kernel in memory: machine code at `address` with the signature (op, step, thread, n_threads)."""
 

@@ -13,12 +13,11 @@ import ctypes
 import struct
 import sys
 
-from llmrun.base.compiled.kernel import KernelName
+from llmrun.base.compiled.kernel import TRIAL
 from llmrun.base.compiled.levels import LEVELS, PORTABLE, Level, target_of
 from llmrun.base.compiled.library import BASE
 from llmrun.base.compiled.loading import load_for
 
-TRIAL = KernelName.of("level_probe", "trial")
 _LINE = 64  # bytes
 _RESULTS = 11  # lines
 

@@ -126,7 +126,6 @@ def command(
     messages = chat_messages(text, system)
 
     # Slow imports must stay below this line, so that usage errors appear immediately.
-    from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import (
         answer,
         next_seed,
@@ -176,7 +175,11 @@ def command(
             response_format=response_format,
             sent_sampling=sent,
         )
-        log_answer = logger(opened.preset or None) if (settings.log if log is None else log) else None
+        log_answer = None
+        if settings.log if log is None else log:
+            from llmrun.cli.answers.answer_log import logger
+
+            log_answer = logger(opened.preset or None)
         if prompt_cache is not None:
             log_answer = with_prompt_cache(prompt_cache, opened.engine, log_answer)
         if wanted is not None:

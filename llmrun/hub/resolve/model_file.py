@@ -37,7 +37,6 @@ from llmrun.hub.names import (
     url_source_of,
 )
 from llmrun.hub.progress_reporter import Reporter, Silent
-from llmrun.hub.resolve.memory_check import require_memory
 from llmrun.hub.resolve.offers import Sources, fetch
 
 if TYPE_CHECKING:
@@ -274,6 +273,8 @@ def resolve(
         sources = Sources(asked, reporter)
         here = stored_models.find_copy(_exactly(asked, sources.offer()), reporter)
         if here is None:
+            from llmrun.hub.resolve.memory_check import require_memory
+
             require_memory(sources.offer(), asked, reporter, options)
             here = fetch(sources, reporter)
     model_records.mark_used(here)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from llmrun.base.compiled import host, level_check
 from llmrun.base.compiled.host import host_features, host_levels, host_target, level_works
+from llmrun.base.compiled.kernel import TRIAL
 from llmrun.base.compiled.levels import LEVELS, PORTABLE, target_of
 from llmrun.base.compiled.loading import load_for
 from llmrun.base.errors import KernelWarning, UsageError
@@ -157,7 +158,7 @@ def test_a_multiply_add_that_rounds_twice_would_be_detected() -> None:
 @pytest.mark.push
 def test_the_kernel_writes_as_many_results_as_are_read() -> None:
     """The number is in level_check.py, because that module must not import Numba."""
-    kernel = load_for(target_of(PORTABLE), [level_check.TRIAL])[level_check.TRIAL]
+    kernel = load_for(target_of(PORTABLE), [TRIAL])[TRIAL]
     given = ctypes.create_string_buffer(level_check.inputs())
     found = ctypes.create_string_buffer(b"\xaa" * 64 * 20)
     kernel(ctypes.addressof(given), ctypes.addressof(found))

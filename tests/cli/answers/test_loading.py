@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from llmrun.base.amounts import format_bytes
 from llmrun.cli.answers import loading
 from llmrun.cli.answers.loading import ModelLoading
 from llmrun.cli.console import output
 from llmrun.cli.console.output import Output
-from tests.support.gguf.gguf_files import tiny_llama
-from tests.test_house import HEAVY
 
 
 class Screen(io.StringIO):
@@ -172,47 +167,3 @@ def test_pipes_and_quiet_runs_get_no_line(
     monkeypatch.setattr(output, "sys", SimpleNamespace(stdout=screen, stderr=pipe))
     load(model, clock, 9, "loading weights")
     assert pipe.getvalue() == ""
-
-
-_PROBE = f"""
-import os, sys
-from llmrun.cli.console.output import Output
-
-def progress(self, text, *, at_once=False):
-    imported = len(sys.modules)
-    print(text)
-    print(imported, *[name for name in {HEAVY!r} if name in sys.modules], flush=True)
-    os._exit(0)
-
-Output.progress = progress
-from llmrun.__main__ import main
-main()
-"""
-
-
-@pytest.mark.push
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "generate -m {model} hello",
-        "chat {model}",
-        "embed -m {model} hello",
-        "eval {model} --text {text}",
-        "imatrix {model} --text {text} -o {text}.gguf",
-        "bench -m {model}",
-        "serve {model} --port 0",
-        "batch -m {model} {text} --dry-run",
-    ],
-)
-def test_the_line_precedes_slow_imports(tmp_path: Path, arguments: str) -> None:
-    """Importing this number of modules takes 0.2 s on an idle machine. NumPy and the engine would take as long."""
-    model, text = tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "text.txt"
-    text.write_text('{"prompt": "hello"}\n')
-    command = [sys.executable, "-c", _PROBE, *arguments.format(model=model, text=text).split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    line, imports = done.stdout.splitlines()
-    assert line == f"loading tiny ({format_bytes(model.stat().st_size)}) ..."
-    count, *heavy = imports.split()
-    is_batch = arguments.startswith("batch")
-    assert heavy == (["asyncio"] if is_batch else [])
-    assert int(count) <= (390 if is_batch else 320)

@@ -294,15 +294,6 @@ def test_its_clock_is_ours(process: TemplateProcess, monkeypatch: pytest.MonkeyP
     assert process.render("{{ strftime_now('%d %b %Y %H:%M') }}", "t.jinja", {}) == "03 Feb 2026 04:05"
 
 
-def test_it_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, llmrun.engine.templates.worker, llmrun.engine.templates.probing;"
-        "print(*[name for name in ('numpy', 'psutil', 'numba', 'typer') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
-
-
 # --- a misbehaving process, replaced by a program
 
 ODD = {

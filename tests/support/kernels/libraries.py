@@ -11,8 +11,7 @@ from unittest import mock
 
 from llmrun.base.compiled import library, loading
 from llmrun.base.compiled.host import host_target
-from llmrun.base.compiled.kernel import KernelName
-from llmrun.base.compiled.level_check import TRIAL
+from llmrun.base.compiled.kernel import TRIAL, KernelName
 from scripts.kernel_libraries import PLATFORMS, Platform, build_libraries
 from scripts.kernel_list import BASE_KERNELS, Shape
 
