@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -65,8 +67,7 @@ class Adapter:
     identity: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTimes:
+class LoadTimes(Struct, frozen=True):
     """Where the time for opening a model went.
 
     header_s   reading and checking the header of the file

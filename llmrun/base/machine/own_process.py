@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llmrun.base.machine.processor import text_of
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadCosts:
+class ThreadCosts(Struct, frozen=True):
     """What a thread has cost the kernel so far: its page faults without disk access, and its system time in seconds."""
 
     page_faults: int

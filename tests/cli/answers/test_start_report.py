@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from llmrun.base.types import LoadTimes, ModelInfo, Timings
 from llmrun.cli.answers import start_report
@@ -43,7 +44,7 @@ def test_every_phase_of_the_start_is_shown() -> None:
 
 def test_unknown_facts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_report, "huge_and_anonymous_bytes", lambda: None)
-    assert start_lines(replace(TIMES, page_faults=None, system_s=None), None, 0.9) == [
+    assert start_lines(structs.replace(TIMES, page_faults=None, system_s=None), None, 0.9) == [
         "start      header 120 ms, imports and the rest 180 ms",
         "kernels    50.0 ms",
         "packing    1.13 GB in 500 ms, 2.26 GB/s; meanwhile, tokenizer 110 ms",
@@ -51,7 +52,7 @@ def test_unknown_facts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_without_weights_are_described_too() -> None:
-    lines = start_lines(replace(TIMES, packing_s=0.0, packed_bytes=0), 1.1, 0.9)
+    lines = start_lines(structs.replace(TIMES, packing_s=0.0, packed_bytes=0), 1.1, 0.9)
     assert lines[2:] == [
         "packing    0 B in 0 s, system time 420 ms; meanwhile, tokenizer 110 ms",
         "memory     1.11 GB of 1.20 GB in huge pages",
