@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from llmrun.backends.base import OpenOptions, Progress
     from llmrun.backends.cpu.draft_head import CpuDraftHead
+    from llmrun.backends.cpu.early_memory import EarlyMemory
     from llmrun.backends.cpu.timed_team import TimedTeam
     from llmrun.backends.cpu.weights import PackedMatrix
     from llmrun.formats.gguf.adapter import AdapterFile
@@ -53,12 +55,17 @@ _Team = TypeVar("_Team", bound=Team)
 class CpuBackend:
     """The Backend that runs llmrun's own kernels."""
 
-    def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
-        """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit, and UsageError for wrong adapters."""
-        with opened_adapters(options.adapters, file) as adapters:
-            self._open(file, options, adapters)
+    def __init__(self, file: GGUFFile, options: OpenOptions, early: EarlyMemory | None = None) -> None:
+        """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit, and UsageError for wrong adapters.
 
-    def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
+        early  memory that may be used for the weights
+        """
+        with opened_adapters(options.adapters, file) as adapters:
+            self._open(file, options, adapters, early)
+
+    def _open(
+        self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile], early: EarlyMemory | None
+    ) -> None:
         began = time.perf_counter()
         architecture = architecture_of(file)
         config = architecture.read_config(file)
@@ -74,13 +81,15 @@ class CpuBackend:
         max_sequences = options.max_sequences
         if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs its own memory
             max_sequences += options.cached_prefixes
+        if early is not None:  # the memory is no longer free, but the weights will use it
+            options = replace(options, reserved_memory=options.reserved_memory - early.stop())
         context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads)
         kv_type = kv_type_of(file, options)
         memory = _Memory.of(self.plan, n_blocks, max_sequences, kv_type)
         ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         self._rotations = Rotations(ropes)
         self._max_rows = rows_of_step(self.plan, config.train_context, context_size)
-        packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head))
+        packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head), early)
         self._lower(head, packed, memory, max_sequences * blocks_in(context_size), kv_type, n_threads)
         lowered = time.perf_counter()
         self._load_kernels(packed, vocabulary_kernels, options.progress)

@@ -24,9 +24,16 @@ class CpuKind:
         return Probe()
 
     def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
-        from llmrun.backends.cpu.backend import CpuBackend
+        from llmrun.backends.cpu.early_memory import early_memory
 
-        return CpuBackend(file, options)
+        early = early_memory(file.tensors, options.reserved_memory)
+        try:
+            from llmrun.backends.cpu.backend import CpuBackend
+
+            return CpuBackend(file, options, early)
+        finally:
+            if early is not None:
+                early.stop()
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.backends.cpu.adapters import adapted

@@ -31,6 +31,8 @@ from llmrun.model.plan.matrix import Matrix
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.backends.cpu.early_memory import EarlyMemory
+
 # The sizes of the chunks of weights that a thread claims. With chunks of at least the smallest size, the 50 ns of a
 # claim are negligible. Larger chunks are read faster, because hardware prefetchers need long streams (see _STREAMS in
 # kernels/linear/parts.py). However, the chunk that is multiplied and the next chunk, which is prefetched at the same
@@ -111,11 +113,16 @@ def packed_bytes(matrices: Sequence[Matrix]) -> int:
     return sum(round_up(PackedLayout.of(matrix).n_bytes, records.CACHE_LINE) for matrix in matrices)
 
 
-def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
-    """Allocate one block of zeroed memory for all packed matrices, and return the matrices by name."""
+def reserve(matrices: Sequence[Matrix], early: EarlyMemory | None = None) -> dict[str, PackedMatrix]:
+    """Allocate one block of zeroed memory for all packed matrices, and return the matrices by name.
+
+    If the memory that was taken early is large enough, it is used.
+    """
     layouts = [PackedLayout.of(matrix) for matrix in matrices]
     sizes = [round_up(layout.n_bytes, records.CACHE_LINE) for layout in layouts]
-    memory = allocate_huge(packed_bytes(matrices), "packed weights")
+    memory = None if early is None else early.array(packed_bytes(matrices))
+    if memory is None:
+        memory = allocate_huge(packed_bytes(matrices), "packed weights")
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return {
         matrix.name: PackedMatrix(
