@@ -4,7 +4,8 @@ Until the weights are packed, only one core is busy. A page that the system has 
 packing. In addition, virtual machines may return free memory to their host within seconds, and each huge page that the
 host has to find again takes 5 to 7 ms instead of 0.2 ms. The earlier a start takes the memory that the previous process
 has freed, the less of it is lost. On such a machine with two cores, a 1.1 GB model in a loop of `generate -n 1` had its
-first token after 1.25 s instead of 1.57 s, with 0.62 s instead of 1.13 s of system time (medians of 11 rounds). Taking
+first token after 1.25 s instead of 1.57 s, with 0.62 s instead of 1.13 s of system time (medians of 11 rounds with a
+prototype). Taking
 pages only from `reserve` on, while kernels are loaded, gained nothing.
 """
 
