@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from llmrun.base.sampling_texts import ListOfTexts
@@ -220,6 +220,12 @@ class OpenOptions:
     explain: Callable[[str], None] = _discard
     on_header: Callable[[GGUFFile], None] = _discard
     on_tokenizer: Callable[[Tokenizer], None] = _discard
+
+    def portable(self) -> dict[str, Any]:
+        """Return the fields that can be sent to another process, which are all but the callbacks."""
+        callbacks = ("progress", "explain", "on_header", "on_tokenizer")
+        portable = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in callbacks}
+        return {**portable, "adapters": [*self.adapters]}
 
     def without_gpus(self) -> OpenOptions:
         """Return a copy of these options that puts no layers on a GPU."""

@@ -465,7 +465,6 @@ def to_open(
     template   the source of a chat template that replaces the model's own
     """
     from llmrun.engine.child.messages import Open
-    from llmrun.engine.child.opening import portable_options
 
     entry = files.found.entry
     options = replace(
@@ -477,7 +476,7 @@ def to_open(
     return Open(
         path=str(files.found.path),
         name=files.found.name,
-        options=portable_options(options),
+        options=options.portable(),
         chat_template=template,
         thinking_tags=None if entry is None else entry.thinking,
         speculate=settings.wants_speculation,

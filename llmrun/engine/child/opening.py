@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,14 +63,6 @@ def _digest_of(info: ModelInfo) -> str:
 
 
 _PROGRESS_S = 0.05  # seconds between two reports of progress; a model has hundreds of matrices
-
-_CALLBACKS = ("progress", "explain", "on_header", "on_tokenizer")
-
-
-def portable_options(options: OpenOptions) -> dict[str, Any]:
-    """Return the fields of OpenOptions that can be sent to another process."""
-    portable = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _CALLBACKS}
-    return {**portable, "adapters": [*options.adapters]}
 
 
 class _Throttled:

@@ -11,7 +11,7 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.types import Adapter, ModelInfo
 from llmrun.engine.child.messages import TO_CHILD, Loading, Note, Open
-from llmrun.engine.child.opening import describe, fingerprint, open_engine, portable_options
+from llmrun.engine.child.opening import describe, fingerprint, open_engine
 
 INFO: ModelInfo = replace(ScriptedBackend().info, device="2 threads, avx2")
 
@@ -20,10 +20,10 @@ def test_options_survive_the_journey() -> None:
     options = OpenOptions(
         "cpu", 512, max_sequences=3, threads=2, kv_type="q8_0", gpu_layers="all", adapters=("a.gguf",)
     )
-    message = Open("m.gguf", "m", portable_options(options), thinking_tags=("<a>", "</a>"), speculate=False)
+    message = Open("m.gguf", "m", options.portable(), thinking_tags=("<a>", "</a>"), speculate=False)
     back = TO_CHILD.decode(TO_CHILD.encode(message))
     assert back == message
-    assert portable_options(OpenOptions(**message.options)) == portable_options(options)
+    assert OpenOptions(**message.options).portable() == options.portable()
 
 
 def test_settings_take_precedence_over_the_catalogue() -> None:

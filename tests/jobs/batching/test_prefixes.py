@@ -12,7 +12,6 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.child.messages import Open
-from llmrun.engine.child.opening import portable_options
 from llmrun.jobs.batching.requests import CallOptions
 from llmrun.jobs.batching.run import Batch, run_batch
 from llmrun.jobs.batching.workers.local import LocalWorker
@@ -46,7 +45,7 @@ def test_rows_of_prompts_are_computed_once(tmp_path: Path, parallel: int) -> Non
     script = tmp_path / "script.json"
     script.write_text(json.dumps({}))
     options = OpenOptions(backend="scripted", max_sequences=parallel, cached_prefixes=64)
-    model = Open(str(script), "a-model", portable_options(options), speculate=False)
+    model = Open(str(script), "a-model", options.portable(), speculate=False)
     worker = LocalWorker(model, loading=lambda *_: None, note=lambda _: None, detail=lambda _: None)
     batch = Batch(write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", CallOptions())
     tally = asyncio.run(run_batch(batch, [worker], Told(), asyncio.Event())).tally

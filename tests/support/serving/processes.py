@@ -12,7 +12,6 @@ from pathlib import Path
 
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.child.messages import Open, Taken
-from llmrun.engine.child.opening import portable_options
 from llmrun.engine.requests import ChatPrompt, Event, Finished, Request, TextDelta
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.processes.model_process import ModelProcess
@@ -34,7 +33,7 @@ def scripted_model(
     script = folder / f"{name}.json"
     script.write_text(json.dumps({"step_seconds": step_seconds, "control_tokens": [*control_tokens]}))
     options = OpenOptions(backend="scripted", max_sequences=4)
-    return Open(str(script), "a-model", portable_options(options), speculate=False, max_wait_s=max_wait_s)
+    return Open(str(script), "a-model", options.portable(), speculate=False, max_wait_s=max_wait_s)
 
 
 def chat(text: str, **options: object) -> Request:
