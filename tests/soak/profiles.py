@@ -13,6 +13,9 @@ class Profile(NamedTuple):
 
 
 PROFILES = {
+    "background": Profile(
+        "tests.soak.background:starts", "background engines come and go and leave nothing, however they or clients end"
+    ),
     "batch": Profile("tests.soak.batch:batch", "a killed `llmrun batch` resumes and writes the same bytes"),
     "bench": Profile("tests.soak.bench:bench", "`llmrun bench` seldom reports a false difference and finds one of 5 %"),
     "chat": Profile("tests.soak.chat:chat", "a chat in a terminal loses no text, never hangs and leaks nothing"),

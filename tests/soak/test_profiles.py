@@ -20,6 +20,7 @@ pytestmark = [
 
 # The first case, the number of cases, and outcomes that must occur in them.
 SHORT: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "background": (0, 22, ("expire", "kill starter")),
     "batch": (0, 2, ("runs",)),
     "chat": (20, 12, ("kills with -9 and --continue", "interrupt")),
     "downloads": (0, 20, ("cut", "killed")),

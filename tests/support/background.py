@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from llmrun.base.folders import cache_folder
 from llmrun.serving.background.place import Folder, connect
 from tests.support.cli.commands import llmrun
 
@@ -103,10 +104,10 @@ def background_home(folder: Path, *, settings: str = 'keep_alive = "10m"\n') -> 
     """
     cache = folder / "cache"
     cache.mkdir(parents=True)
-    shared = Path(os.environ["LLMRUN_CACHE_DIR"])
     for name in ("kernels", "levels"):
-        (shared / name).mkdir(parents=True, exist_ok=True)
-        (cache / name).symlink_to((shared / name).resolve(), target_is_directory=True)
+        shared = cache_folder(name)
+        shared.mkdir(parents=True, exist_ok=True)
+        (cache / name).symlink_to(shared.resolve(), target_is_directory=True)
     config = folder / "config.toml"
     config.write_text(settings)
     kept = {name: value for name, value in os.environ.items() if name != "LLMRUN_WARM"}
