@@ -11,12 +11,9 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 from llmrun.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from platformdirs import PlatformDirs
 
 O_BINARY: int = getattr(os, "O_BINARY", 0)
 O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -77,7 +74,7 @@ def cache_folder(name: str) -> Path:
     LLMRUN_CACHE_DIR overrides the default location. Raises KeyError for a name that is not listed above.
     """
     _CACHE[name]
-    return (_named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path) / name
+    return (_named_path("LLMRUN_CACHE_DIR") or _user_folder("cache")) / name
 
 
 def data_folder(name: str) -> Path:
@@ -86,7 +83,7 @@ def data_folder(name: str) -> Path:
     LLMRUN_DATA_DIR overrides the default location. Raises KeyError for a name that is not listed above.
     """
     _DATA[name]
-    return (_named_path("LLMRUN_DATA_DIR") or _platform().user_data_path) / name
+    return (_named_path("LLMRUN_DATA_DIR") or _user_folder("data")) / name
 
 
 def told_once(note: str) -> bool:
@@ -119,7 +116,7 @@ def config_file() -> Path:
 
     LLMRUN_CONFIG overrides the default path. A file named by LLMRUN_CONFIG must exist.
     """
-    return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
+    return _named_path("LLMRUN_CONFIG") or _user_folder("config") / "config.toml"
 
 
 def own_models_file() -> Path:
@@ -199,7 +196,14 @@ def _named_path(variable: str) -> Path | None:
         raise UsageError(f"environment: {variable}: the home directory in {text!r} does not exist") from error
 
 
-def _platform() -> PlatformDirs:
+def _user_folder(kind: Literal["cache", "config", "data"]) -> Path:
+    """Return the system's place for a user's files of this kind. Raises UsageError without a home directory."""
     from platformdirs import PlatformDirs
 
-    return PlatformDirs("llmrun", appauthor=False)
+    path = Path("~")
+    with contextlib.suppress(RuntimeError):  # there is no home directory; earlier versions return "~"
+        path = Path(getattr(PlatformDirs("llmrun", appauthor=False), f"user_{kind}_dir"))
+    if not path.is_absolute():
+        hint = "set HOME to an absolute path, or set LLMRUN_CONFIG, LLMRUN_DATA_DIR and LLMRUN_CACHE_DIR"
+        raise UsageError("this user has no home directory", hint=hint)
+    return path

@@ -1,9 +1,11 @@
-"""Tests of decoding and of replacing users' files."""
+"""Tests of finding folders, and of decoding and replacing users' files."""
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.base.errors import UsageError
-from llmrun.base.folders import decoded_text, write_whole
+from llmrun.base.folders import cache_folder, config_file, data_folder, decoded_text, write_whole
 
 
 @given(st.text())
@@ -52,3 +54,14 @@ def test_private_files_are_never_readable_by_others(tmp_path: Path, monkeypatch:
         write_whole(path, b"secret")
         assert stat.S_IMODE(path.stat().st_mode) == mode
     assert modes == [0o600, 0o600]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows always has a home directory")
+@pytest.mark.parametrize("find", [config_file, lambda: cache_folder("run"), lambda: data_folder("models")])
+def test_a_missing_home_is_one_clear_error(find: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith(("LLMRUN_", "XDG_"))]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without an entry in /etc/passwd
+    with pytest.raises(UsageError, match=r"^this user has no home directory$") as refused:
+        find()
+    assert "HOME" in refused.value.hint

@@ -28,7 +28,7 @@ from tests.support.gguf.gguf_files import tiny_llama
 
 _LONG, _SHORT = 4000, 20  # tokens of answers, of which the long one takes about a second
 _START_S = 3.0  # the longest time after which a starting process is killed
-_PATIENCE_S = 60.0
+_PATIENCE_S = 180.0
 _NOTE = "so this process continues the answer itself"
 
 
@@ -59,7 +59,7 @@ class Engines:
     def __init__(self, home: BackgroundHome, folder: Path) -> None:
         self._home = home
         self._model = tiny_llama(folder / "model.gguf", weight_type="Q4_1", context=8192)
-        self._other_model = shutil.copy(self._model, folder / "steady.gguf")
+        self._other_model = Path(shutil.copy(self._model, folder / "steady.gguf"))
         self._temporary = folder / "tmp"
         self._temporary.mkdir()
         self._env = {**home.env, "TMPDIR": str(self._temporary)}

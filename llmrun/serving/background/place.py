@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from llmrun.base.errors import LlmrunError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import O_NOFOLLOW, O_NONBLOCK, cache_folder
 from llmrun.base.machine.processor import sysctl, text_of
 
@@ -82,14 +82,14 @@ def open_folder(*, create: bool) -> Folder | None:
         reason = "not a folder, or a link to one" if is_other else error.strerror or str(error)
         raise _unusable(culprit, reason) from error
     found = os.fstat(descriptor)
-    problem = ""
+    problem = hint = ""
     if found.st_uid != _user():
-        problem = f"it belongs to user {found.st_uid}"
+        problem, hint = f"it belongs to user {found.st_uid}", "set LLMRUN_CACHE_DIR to a folder of your own"
     elif found.st_mode & 0o077:
-        problem = f"other users may access it (mode {stat.S_IMODE(found.st_mode):04o})"
+        problem, hint = f"other users may access it (mode {stat.S_IMODE(found.st_mode):04o})", f"remove {path}"
     if problem:
         os.close(descriptor)
-        raise _unusable(path, problem, hint=f"remove {path}")
+        raise _unusable(path, problem, hint=hint)
     return Folder(path, descriptor)
 
 
@@ -122,13 +122,10 @@ def folder_path() -> Path:
             found = (_RUNTIME / str(user)).lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == user:
                 return _RUNTIME / str(user) / "llmrun"
-    path = Path("run")
-    with contextlib.suppress(RuntimeError):  # there is no home directory; an earlier library returns "~"
-        path = cache_folder("run")
-    if not path.is_absolute():
-        hint = "set HOME or LLMRUN_CACHE_DIR"
-        raise PlaceError("no folder for background engines: this user has no home directory", hint=hint)
-    return path
+    try:
+        return cache_folder("run")
+    except UsageError as error:
+        raise PlaceError(f"no folder for background engines: {error}", hint=error.hint) from error
 
 
 def _unusable(path: Path | str, reason: str, *, hint: str = "") -> PlaceError:
