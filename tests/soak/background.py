@@ -13,7 +13,6 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,8 +33,8 @@ _NOTE = "so this process continues the answer itself"
 
 def starts(soak: Soak) -> Iterator[Case]:
     """Start an engine, and end it in a random way, or disturb its start."""
-    with tempfile.TemporaryDirectory(dir=soak.folder) as folder, background_home(Path(folder), settings="") as home:
-        engines = Engines(home, Path(folder))
+    with background_home(soak.folder, settings="") as home:
+        engines = Engines(home, soak.folder)
         acts = (
             *(engines.expire, engines.stop, engines.stop_by_force, engines.terminate, engines.kill),
             *(engines.remove_socket, engines.remove_folder, engines.kill_starter, engines.kill_client),
@@ -182,7 +181,8 @@ class Engines:
         if left := {path.name for path in self._temporary.iterdir()}:
             raise Broken(f"temporary files are left over: {sorted(left)}")
         if not self._steady.is_running():
-            raise Broken(f"the other engine has ended: {self._home.files()}")
+            logs = {path.name: path.read_text() for path in self._home.folder.glob("*.log")}
+            raise Broken(f"the steady engine has ended: {sorted(self._home.files())}, {logs}")
 
     def end(self) -> None:
         """Check that the steady engine has lost nothing, and that `prune` removes what killed processes left."""

@@ -540,7 +540,7 @@ def test_file_systems_without_locks_are_an_error(folder: Folder, monkeypatch: py
 
 def test_a_lock_whose_folder_fails_is_released(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(file: str) -> None:
-        raise PlaceError("the file server is gone")
+        raise place.PlaceError("the file server is gone")
 
     def work() -> None:
         monkeypatch.setattr(folder, "status", fail)
