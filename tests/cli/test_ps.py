@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import select
+import subprocess
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from llmrun.base.amounts import format_until
 from llmrun.cli.arguments.options import models_running
-from tests.support.cli.commands import llmrun, run
+from tests.support.cli.commands import LLMRUN, ROOT, llmrun, run
 from tests.support.models.downloads import smollm2
 from tests.support.serving.fake_engine import started
 
@@ -42,6 +44,22 @@ def test_a_kept_model_is_listed_and_unloaded(engines: Path) -> None:
     assert str(engine["pid"]) in run("ps")[0].splitlines()[1].split()
     assert "in 59 minutes" in run("ps")[0]
     assert run("stop", model)[0] == f"{engine['model']}: unloaded\n"
+    assert listed() == []
+
+
+@pytest.mark.night
+def test_a_forced_stop_changes_no_answer(engines: Path) -> None:
+    command = ["generate", "-m", str(smollm2()), "--keep-alive", "1h", "--seed", "1"]
+    story = [*command, "-n", "600", "Tell a long story"]
+    right, _ = run(*story, "--no-warm")
+    run(*command, "-n", "1", "hi")
+    with subprocess.Popen([*LLMRUN, *story], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        select.select([client.stdout], [], [])
+        run("stop", "--force")
+        output, errors = client.communicate()
+    assert output.decode() == right
+    assert errors.count(b"note: the background engine ended") == 1
     assert listed() == []
 
 

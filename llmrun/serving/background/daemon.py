@@ -160,7 +160,6 @@ class Daemon:
             return 1
         finally:
             self._listener.close()
-        self._guests.close()
         self._engine.close()
         self._log.unlink(missing_ok=True)
         self._folder.close()
@@ -308,6 +307,7 @@ class Daemon:
         self._listener.withdraw()  # new clients start another engine
         while not (self._guests.refuse_if_idle() or at_once):
             time.sleep(_DRAINED_S)
+        self._guests.close()  # otherwise, clients would get the cancelled answers as if they were complete
         self._serving.take(Close())
 
 

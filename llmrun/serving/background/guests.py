@@ -245,8 +245,9 @@ class Guests:
                 self._on_idle()
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections, and refuse all further requests."""
         with self._lock:
+            self._refuses = True
             guests = [*self._guests.values()]
         for guest in guests:
             guest.close()

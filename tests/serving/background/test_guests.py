@@ -291,6 +291,10 @@ def test_the_end_of_the_engine_ends_all_connections(engine: Engine) -> None:
     for client in clients:
         client.wait()
         assert client.received() is None
+    late = engine.client()
+    late.send(Ask(late.first_id, REQUEST, 0.0))
+    late.wait()
+    assert engine.taken == []
 
 
 def test_a_silent_stranger_loses_its_connection(engine: Engine) -> None:
