@@ -185,12 +185,12 @@ class Engines:
             raise Broken(f"the steady engine has ended: {sorted(self._home.files())}, {logs}")
 
     def end(self) -> None:
-        """Check that the steady engine has lost nothing, and that `prune` removes what killed processes left."""
+        """Check that the steady engine has lost nothing, and that a last engine removes what killed processes left."""
         self._until(
             lambda: self._held == (self._steady.num_fds(), self._steady.num_threads()), "descriptors or threads"
         )
+        self._warm()
         self._command("stop", "--all")
-        self._command("prune")
         left = {name for name in self._home.files() if not name.endswith(".lock")}  # which a later run removes
         if left or self._home.engines() or self._processes():
             raise Broken(f"left over: {sorted(left)}, {self._processes()}")

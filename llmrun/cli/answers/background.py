@@ -147,7 +147,7 @@ class BackgroundRun:
             asked,
             keep_alive_s=keep_alive_s,
             tell=tell,
-            waiting=lambda: out.progress("waiting for the model to be loaded ..."),
+            waiting=lambda: out.progress("waiting for the model to be loaded ...", at_once=True),
         )
         for each in loading:
             each.end()
