@@ -182,7 +182,8 @@ class Engines:
             raise Broken(f"temporary files are left over: {sorted(left)}")
         if not self._steady.is_running():
             logs = {path.name: path.read_text() for path in self._home.folder.glob("*.log")}
-            raise Broken(f"the steady engine has ended: {sorted(self._home.files())}, {logs}")
+            free = psutil.virtual_memory().available  # engines leave when memory is short
+            raise Broken(f"the steady engine has ended: {sorted(self._home.files())}, {logs}, {free:,} bytes free")
 
     def end(self) -> None:
         """Check that the steady engine has lost nothing, and that a last engine removes what killed processes left."""
