@@ -19,7 +19,7 @@ from llmrun.base.folders import cache_folder
 from llmrun.serving.background.place import Folder, connect
 from tests.support.cli.commands import llmrun
 
-_MODULE = "llmrun.serving.background.daemon"
+_MODULE = "llmrun.serving.background.main"
 _GONE_S = 10.0
 
 

@@ -75,7 +75,7 @@ _GREETING_S: Final = 10.0  # a client that says nothing for so long loses its co
 _DRAINED_S: Final = 0.01
 
 
-def main() -> None:
+def run() -> None:
     """Open the model for the first client, and serve all clients until it is time to leave."""
     sys.setswitchinterval(SWITCH_S)
     build = build_id()
@@ -132,6 +132,7 @@ class Daemon:
         )
         self._facts = FACTS.encode(_facts_about(self._engine, asked))
         return_freed_memory()
+        gc.enable()
         gc.freeze()  # otherwise, each full collection would visit the vocabulary in the middle of a step
         self._serving = EngineServing(self._engine, self._guests.send, Heart(self._guests.send), None)
 

@@ -143,12 +143,11 @@ def build_id() -> str:
 
     package = Path(llmrun.__file__).parent
     parts = [sys.executable, sys.version, llmrun.__version__, str(package)]
-    site = package.parent
-    installed = sorted(site.glob("llmrun_gguf-*.dist-info/RECORD"))
-    for path in (site, *installed):
-        status = path.stat()
-        parts.append(f"{path} {status.st_ino} {status.st_mtime_ns}")
-    if not installed:
+    if installed := sorted(package.parent.glob("llmrun_gguf-*.dist-info/RECORD")):
+        for path in (package.parent, *installed):
+            status = path.stat()
+            parts.append(f"{path} {status.st_ino} {status.st_mtime_ns}")
+    else:
         for folder, _, names in os.walk(package):
             for name in sorted(names):
                 if name.endswith((".py", ".toml")):

@@ -226,7 +226,7 @@ def _start(
 ) -> None:
     """Start an engine, and wait until it listens on its socket. It ends if this process ends before that."""
     child = Child(
-        isolated_command("serving.background.daemon"),
+        isolated_command("serving.background.main"),
         purpose="the background engine",
         environment={**isolated_environment(), **inherited()},
     )
