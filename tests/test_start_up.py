@@ -129,6 +129,8 @@ def check(modules: set[str], budget: int, *allowed: str) -> None:
         ("quantize a.gguf b.gguf Q9", 51),
         ("imatrix --help", 45),
         ("list", 63),
+        ("ps", 54),
+        ("stop --all", 54),
     ],
 )
 def test_quick_commands_keep_their_budgets(processes: Processes, arguments: str, budget: int) -> None:
@@ -147,7 +149,7 @@ def test_a_cold_start_keeps_its_budget(processes: Processes, tmp_path: Path) -> 
         check(templates, 10, "jinja2")
     assert children
     assert not {"numpy.ma", "statistics"} & engine
-    check(engine, 192, "numpy", "llvmlite")
+    check(engine, 198, "numpy", "llvmlite")
 
 
 @pytest.mark.push
@@ -166,9 +168,20 @@ def test_a_cold_start_imports_only_the_ops_of_its_plan(processes: Processes, tmp
 def test_a_client_keeps_its_budget(processes: Processes) -> None:
     """Clients import neither the hub nor an engine."""
     [modules] = processes.run("; ".join(f"import llmrun.{name}" for name in _CLIENT))
-    check(modules, 47)
+    check(modules, 48)
     rooms = ("llmrun.hub", "llmrun.model", "llmrun.formats.gguf", "llmrun.backends.cpu", "llmrun.engine.engine")
     assert [name for name in ours(modules) if name.startswith(rooms)] == []
+
+
+@pytest.mark.push
+@pytest.mark.usefixtures("engines")
+def test_a_warm_run_keeps_its_budget(processes: Processes, tmp_path: Path) -> None:
+    """Only the engine's process knows the model."""
+    model = tiny_llama(tmp_path / "tiny.gguf")
+    generate = ("generate", "--keep-alive", "1m", "-m", str(model), "-n", "1", "hello")
+    processes.llmrun(*generate)
+    [modules] = processes.llmrun(*generate)
+    check(modules, 80)
 
 
 def test_settings_import_no_files_or_folders(processes: Processes) -> None:

@@ -27,7 +27,6 @@ from llmrun.backends.base import (
     TRAINED_CONTEXT,
 )
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
-from llmrun.base.amounts import parse_duration
 from llmrun.base.errors import BadGGUF, UsageError, shown, warn_of_broken_entry
 from llmrun.base.folders import config_file, own_models_file, templates_folder
 from llmrun.base.sampling_texts import ListOfTexts
@@ -92,6 +91,8 @@ NAMES_ELSEWHERE = {
 
 
 def _parse_keep_alive(text: str) -> tuple[str]:
+    from llmrun.base.amounts import parse_duration  # most commands check no duration
+
     parse_duration(text)
     return (text,)
 
@@ -277,6 +278,8 @@ class Settings:
     @property
     def keep_alive_s(self) -> float | None:
         """Seconds for which a background engine stays after an answer, infinite for no limit, or None if not set."""
+        from llmrun.base.amounts import parse_duration
+
         return None if self.keep_alive is None else parse_duration(self.keep_alive)
 
     @property

@@ -3,6 +3,8 @@
 A run joins the engine for its model and settings if there is one. Otherwise, the second run within ten minutes starts
 an engine, and so does the first run with --keep-alive or the setting `keep_alive`. Whenever an engine cannot be used,
 the run opens the model itself, and -v shows the reason.
+
+A run without an engine imports only what it needs to find that out.
 """
 
 from __future__ import annotations
@@ -20,19 +22,17 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from llmrun.backends.base import AUTO
-from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import usable_gpus
 from llmrun.base.amounts import format_duration
 from llmrun.base.folders import own_models_file, told_once
-from llmrun.base.machine.memory_pressure import fits_beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.engine.child.messages import Loading
-from llmrun.serving.background.control import make_room
-from llmrun.serving.background.eligibility import reason_not_to_join, reason_not_to_start_unasked
-from llmrun.serving.background.engine import BackgroundEngine
-from llmrun.serving.background.handshake import Birth
-from llmrun.serving.background.joining import RunsAlone, inherited, join, join_or_start
+from llmrun.serving.background.eligibility import (
+    RunsAlone,
+    inherited,
+    reason_not_to_join,
+    reason_not_to_start_unasked,
+)
 from llmrun.serving.background.place import PlaceError, open_folder, socket_name
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
     from llmrun.cli.answers.loading import ModelLoading
     from llmrun.engine.base import Answering
-    from llmrun.engine.child.messages import Note, Open
+    from llmrun.engine.child.messages import Loading, Note, Open
     from llmrun.options.settings import Settings
+    from llmrun.serving.background.engine import BackgroundEngine
+    from llmrun.serving.background.handshake import Birth
     from llmrun.serving.background.joining import Joined
     from llmrun.serving.background.place import Folder
 
@@ -72,6 +74,8 @@ class BackgroundRun:
         """
         if (found := self._found()) is None:
             return None
+        from llmrun.serving.background.engine import BackgroundEngine
+
         joined, was_started = found
         if was_started:
             _tell_of_engine(self._keep_alive_s)
@@ -103,9 +107,12 @@ class BackgroundRun:
     def _joined_in(self, folder: Folder, name: str) -> tuple[Joined, bool] | None:
         """Join an engine or start it. Returns None if the run should not start one. Raises RunsAlone."""
         keep_alive_s = self.settings.keep_alive_s
-        wire_s = None if keep_alive_s is None else _on_wire(keep_alive_s)
-        if (joined := join(folder, name, wire_s)) is not None:
-            return joined, False
+        if folder.status(f"{name}.sock") is not None:
+            from llmrun.serving.background.joining import join
+
+            wire_s = None if keep_alive_s is None else _on_wire(keep_alive_s)
+            if (joined := join(folder, name, wire_s)) is not None:
+                return joined, False
         if keep_alive_s == 0:
             return None
         if keep_alive_s is None:
@@ -117,6 +124,16 @@ class BackgroundRun:
                 raise RunsAlone(reason)
         if self.settings.backend == AUTO and self.settings.gpu_layers != 0 and (gpus := usable_gpus()):
             raise RunsAlone(f"{' and '.join(gpus)} may run the model, and only the CPU engine runs in the background")
+        return self._joined_or_started(folder, name)
+
+    def _joined_or_started(self, folder: Folder, name: str) -> tuple[Joined, bool]:
+        """Start an engine, or join the one that another process is starting. Raises RunsAlone."""
+        from llmrun.base.machine.memory_pressure import fits_beside
+        from llmrun.engine.child.messages import Loading
+        from llmrun.serving.background.control import make_room
+        from llmrun.serving.background.handshake import Birth
+        from llmrun.serving.background.joining import join_or_start
+
         keep_alive_s = _on_wire(self._keep_alive_s)
         loading: list[ModelLoading] = []
 
@@ -193,6 +210,8 @@ def _on_wire(keep_alive_s: float) -> float:
 
 
 def _lasting_adapter(text: str) -> str:
+    from llmrun.backends.lora_files import LoraOption
+
     option = LoraOption.parse(text)
     return structs.replace(option, path=Path(os.path.abspath(option.path))).text  # noqa: PTH100
 
@@ -211,6 +230,7 @@ def _in_background(asked: Open) -> Open:
 
 def _files_of(asked: Open) -> tuple[str, ...]:
     """Return the files that determine the answers: the models', the adapters' and the user's catalogue."""
+    from llmrun.backends.lora_files import LoraOption
     from llmrun.hub.local.paths import model_files
 
     models = [Path(path) for path in (asked.path, asked.draft) if path is not None]

@@ -23,9 +23,13 @@ def make_room_for(path: Path, options: OpenOptions, *, draft: Path | None = None
 
     sequences  how many sequences should have room for a whole context
     """
-    from llmrun.serving.background.control import make_room, running
+    from llmrun.serving.background.place import has_sockets
 
     with suppress(LlmrunError, OSError):  # opening the model will report the error
+        if not has_sockets():
+            return
+        from llmrun.serving.background.control import make_room, running  # a cold start needs no more than the above
+
         if not any(engine.is_idle for engine in running()):
             return
         others = 0 if draft is None else draft.stat().st_size

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from llmrun.base.amounts import counted
 from llmrun.base.errors import LlmrunError
+from llmrun.serving.background.eligibility import RunsAlone
 from llmrun.serving.background.handshake import BUSY, INFO, STOP, EngineState
-from llmrun.serving.background.joining import Link, RunsAlone
+from llmrun.serving.background.joining import Link
 from llmrun.serving.background.place import connect, open_folder, peer_pid
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Decides which processes may join a background engine, and which may start one unasked.
+"""Decides which processes may join a background engine, which may start one unasked, and what engines inherit.
 
 A process that may not join runs the model itself. The reasons are short phrases, for details with -v.
 """
@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
+from llmrun.base.errors import LlmrunError
 from llmrun.base.machine.cpu_count import allowed_processors
 from llmrun.base.machine.memory import address_space_limit, memory_limits, processor_quota
 from llmrun.serving.background.place import supported
@@ -21,6 +22,19 @@ _ROOT = ("", "0", "root")
 _FALSE = ("", "0", "false", "no", "off")
 _CONTAINER_FILES = (".dockerenv", "run/.containerenv")  # Docker's and Podman's
 _CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
+
+# The variables that determine which files a name means and how models run. Others may be secrets, such as HF_TOKEN.
+_FOLDERS: Final = (
+    *("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TMPDIR", "TEMP"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "OLLAMA_MODELS"),
+    *("LLMRUN_CACHE_DIR", "LLMRUN_CONFIG", "LLMRUN_DATA_DIR"),
+)
+_OTHERS: Final = ("TZ", "LLMRUN_CPU_LEVEL")
+
+
+class RunsAlone(LlmrunError):
+    """Raised if a client must open the model itself. The message is the reason, for --verbose."""
 
 
 def reason_not_to_join() -> str:
@@ -139,3 +153,13 @@ def _namespace(kind: str, root: Path) -> str:
         return str((root / "proc/self/ns" / kind).readlink())
     except OSError:
         return ""
+
+
+def inherited() -> dict[str, str]:
+    """Return the variables that an engine inherits. Paths are absolute, because engines run in another folder."""
+    folders = {name: os.environ[name] for name in _FOLDERS if name in os.environ}
+    absolute = {
+        name: os.path.abspath(path) if path and not path.startswith("~") else path  # noqa: PTH100  (Path takes longer)
+        for name, path in folders.items()
+    }
+    return {**absolute, **{name: os.environ[name] for name in _OTHERS if name in os.environ}}

@@ -142,7 +142,7 @@ def build_id() -> str:
     import llmrun
 
     package = Path(llmrun.__file__).parent
-    parts = [sys.executable, sys.version, llmrun.__version__, str(package)]
+    parts = [sys.version, llmrun.__version__, str(package)]
     if installed := sorted(package.parent.glob("llmrun_gguf-*.dist-info/RECORD")):
         for path in (package.parent, *installed):
             status = path.stat()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -10,12 +9,11 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from llmrun.base.errors import LlmrunError
 from llmrun.base.processes.child import Child
 from llmrun.base.processes.commands import isolated_command, isolated_environment
 from llmrun.base.processes.frames import BadMessage, FrameTooLong, framed, read_frame
 from llmrun.engine.child.messages import FROM_CHILD, LONGEST, TO_CHILD, CannotOpen, Listening, Loading, Note
-from llmrun.serving.background.eligibility import Standing
+from llmrun.serving.background.eligibility import RunsAlone, Standing, inherited
 from llmrun.serving.background.handshake import (
     BIRTH,
     FACTS,
@@ -40,28 +38,6 @@ _GREETING_S: Final = 5.0  # how long a greeting may take; a client whose engine 
 _LONGEST_WAIT_S: Final = 60.0  # how long to wait for another process that starts the engine
 _LOOK_S: Final = 0.5  # seconds between two attempts to join the engine in the meantime
 _LONGEST_FACTS: Final = 1 << 24  # bytes; a chat template may have a megabyte
-# The variables that determine which files a name means and how models run. Others may be secrets, such as HF_TOKEN.
-_FOLDERS: Final = (
-    *("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TMPDIR", "TEMP"),
-    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
-    *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "OLLAMA_MODELS"),
-    *("LLMRUN_CACHE_DIR", "LLMRUN_CONFIG", "LLMRUN_DATA_DIR"),
-)
-_OTHERS: Final = ("TZ", "LLMRUN_CPU_LEVEL")
-
-
-def inherited() -> dict[str, str]:
-    """Return the variables that an engine inherits. Paths are absolute, because engines run in another folder."""
-    folders = {name: os.environ[name] for name in _FOLDERS if name in os.environ}
-    absolute = {
-        name: os.path.abspath(path) if path and not path.startswith("~") else path  # noqa: PTH100  (Path takes longer)
-        for name, path in folders.items()
-    }
-    return {**absolute, **{name: os.environ[name] for name in _OTHERS if name in os.environ}}
-
-
-class RunsAlone(LlmrunError):
-    """Raised if a client must open the model itself. The message is the reason, for --verbose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,17 @@ def _unsupported() -> PlaceError:
     return PlaceError("background engines do not work on this system")
 
 
+def has_sockets() -> bool:
+    """Return whether there are sockets of engines on this computer. Raises PlaceError."""
+    folder = open_folder(create=False)
+    if folder is None:
+        return False
+    with folder:
+        return bool(folder.names())
+
+
 def folder_path() -> Path:
-    """Return the same path for all processes of this user, whatever XDG_RUNTIME_DIR says.
+    """Return the same path for all processes of this user, whatever the environment says about the runtime folder.
 
     LLMRUN_CACHE_DIR moves the folder, because engines serve no client with another cache folder anyway.
 

@@ -20,8 +20,8 @@ from llmrun.cli.answers.background import BackgroundRun
 from llmrun.cli.console.output import out
 from llmrun.engine.child.messages import Loading, Note, Open
 from llmrun.options.settings import Settings
+from llmrun.serving.background.eligibility import RunsAlone
 from llmrun.serving.background.handshake import Birth
-from llmrun.serving.background.joining import RunsAlone
 from llmrun.serving.background.place import PlaceError
 from tests.support.cli.commands import llmrun
 

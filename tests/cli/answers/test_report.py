@@ -183,7 +183,7 @@ def test_the_json_body_tells_steps_and_drafts() -> None:
 def test_the_json_body_tells_whether_the_model_was_open() -> None:
     assert completion_body(answer_of())["run"]["warm"] is False
     assert completion_body(answer_of(timings=replace(TIMINGS, load_s=0.0)))["run"]["warm"] is True
-    remote = replace(answer_of(), info=replace(INFO, backend="remote"))
+    remote = structs.replace(answer_of(), info=replace(INFO, backend="remote"))
     assert "warm" not in completion_body(remote)["run"]
 
 

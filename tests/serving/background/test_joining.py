@@ -22,6 +22,7 @@ from llmrun.base.processes.frames import framed, read_frame
 from llmrun.base.types import ModelInfo
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.background import joining
+from llmrun.serving.background.eligibility import RunsAlone, inherited
 from llmrun.serving.background.handshake import (
     FACTS,
     HELLO,
@@ -34,7 +35,7 @@ from llmrun.serving.background.handshake import (
     greeting,
     read_greeting,
 )
-from llmrun.serving.background.joining import Joined, RunsAlone, inherited, join, join_or_start
+from llmrun.serving.background.joining import Joined, join, join_or_start
 from llmrun.serving.background.place import Folder, Listener, PlaceError, open_folder, socket_name
 from tests.support.serving.fake_model import FACTS as MODEL_FACTS
 
