@@ -287,6 +287,7 @@ _Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | E
 _SAVE_S = 2.0  # the time limit for saving prefixes before the process ends
 _CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
+_RELEASE_S = 30.0  # how long until free blocks of the KV cache are returned, which the next request takes again
 
 
 class EngineServing:
@@ -381,6 +382,10 @@ class EngineServing:
         return_freed_memory()
         while not is_needed() and self._engine.save_prefix():
             pass
+        with self._wake:
+            if self._wake.wait_for(is_needed, _RELEASE_S):
+                return
+        self._engine.release_idle_memory()
         with self._wake:
             self._wake.wait_for(is_needed)
 

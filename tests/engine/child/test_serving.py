@@ -33,6 +33,7 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
+from llmrun.engine.child import serving
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
@@ -298,3 +299,19 @@ def test_an_error_in_a_step_ends_the_loop() -> None:
     server._thread.join(PATIENCE_S)
     assert isinstance(server.error, ZeroDivisionError)
     server.engine.close()
+
+
+def test_an_idle_engine_returns_free_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = threading.Semaphore(0)
+    monkeypatch.setattr(serving, "_IDLE_S", 0.01)
+    monkeypatch.setattr(serving, "_RELEASE_S", 0.01)
+    monkeypatch.setattr(Engine, "release_idle_memory", lambda engine: returned.release())
+    server = Server()
+    try:
+        assert returned.acquire(timeout=PATIENCE_S)
+        assert not returned.acquire(timeout=0.1)
+        server.ask(1)
+        server.end_of(1)
+        assert returned.acquire(timeout=PATIENCE_S)
+    finally:
+        server.close()
