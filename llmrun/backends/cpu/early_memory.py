@@ -43,7 +43,8 @@ class EarlyMemory:
     def __init__(self, n_bytes: int) -> None:
         """Start to take the memory for about `n_bytes` of weights. Raises OSError if there is no address space."""
         self._region = mmap.mmap(-1, int(n_bytes * _ROOM), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._region.madvise(mmap.MADV_HUGEPAGE)
+        if sys.platform == "linux":
+            self._region.madvise(mmap.MADV_HUGEPAGE)
         self._stopped = threading.Event()
         self._wanted = int(n_bytes * _CERTAIN)
         self.touched = 0

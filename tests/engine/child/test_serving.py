@@ -13,6 +13,7 @@ import pytest
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.base.types import Batch, FinishReason
+from llmrun.engine.child import serving
 from llmrun.engine.child.messages import (
     Ask,
     Beat,
@@ -33,7 +34,6 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
-from llmrun.engine.child import serving
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
