@@ -13,6 +13,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from tests.soak.driver import Broken, Case, Soak
 from tests.support.background import BackgroundHome, background_home
 from tests.support.cli.commands import LLMRUN, ROOT
 from tests.support.gguf.gguf_files import tiny_llama
+
+assert sys.platform != "win32", "background engines need Unix sockets"
 
 _LONG, _SHORT = 4000, 20  # tokens of answers, of which the long one takes about a second
 _START_S = 3.0  # the longest time after which a starting process is killed

@@ -42,9 +42,10 @@ class EarlyMemory:
 
     def __init__(self, n_bytes: int) -> None:
         """Start to take the memory for about `n_bytes` of weights. Raises OSError if there is no address space."""
+        if sys.platform != "linux":
+            raise OSError("only Linux takes memory early")
         self._region = mmap.mmap(-1, int(n_bytes * _ROOM), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if sys.platform == "linux":
-            self._region.madvise(mmap.MADV_HUGEPAGE)
+        self._region.madvise(mmap.MADV_HUGEPAGE)
         self._stopped = threading.Event()
         self._wanted = int(n_bytes * _CERTAIN)
         self.touched = 0
@@ -59,7 +60,7 @@ class EarlyMemory:
 
     def array(self, n_bytes: int) -> NDArray[np.uint8] | None:
         """Return the region as zeroed uint8[n_bytes], or None if the region is too small. Call `stop` first."""
-        if n_bytes > len(self._region):
+        if sys.platform != "linux" or n_bytes > len(self._region):
             return None
         rest = -(-n_bytes // _HUGE_PAGE) * _HUGE_PAGE
         if rest < self.touched:
