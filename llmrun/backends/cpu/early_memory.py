@@ -42,10 +42,7 @@ class EarlyMemory:
 
     def __init__(self, n_bytes: int) -> None:
         """Start to take the memory for about `n_bytes` of weights. Raises OSError if there is no address space."""
-        if sys.platform != "linux":
-            raise OSError("only Linux takes memory early")
-        self._region = mmap.mmap(-1, int(n_bytes * _ROOM), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._region.madvise(mmap.MADV_HUGEPAGE)
+        self._region = _mapped(int(n_bytes * _ROOM))
         self._stopped = threading.Event()
         self._wanted = int(n_bytes * _CERTAIN)
         self.touched = 0
@@ -76,6 +73,14 @@ class EarlyMemory:
             if advise(address + self.touched, _HUGE_PAGE, _POPULATE_WRITE):  # an older kernel, or not enough memory
                 return
             self.touched += _HUGE_PAGE
+
+
+def _mapped(n_bytes: int) -> mmap.mmap:
+    if sys.platform != "linux":
+        raise OSError("only Linux supplies huge pages on request")
+    region = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region.madvise(mmap.MADV_HUGEPAGE)
+    return region
 
 
 def early_memory(tensors: Mapping[str, TensorInfo], reserved: int = 0) -> EarlyMemory | None:
