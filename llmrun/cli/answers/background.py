@@ -4,7 +4,7 @@ A run joins the engine for its model and settings if there is one. Otherwise, th
 an engine, and so does the first run with --keep-alive or the setting `keep_alive`. Whenever an engine cannot be used,
 the run opens the model itself, and -v shows the reason.
 
-A run without an engine imports only what it needs to find that out.
+A run that uses no engine imports only the modules that this decision needs.
 """
 
 from __future__ import annotations
@@ -243,5 +243,8 @@ def _tell_of_engine(keep_alive_s: float) -> None:
     """Print a note that the model stays loaded. The note appears only once, and only on a terminal."""
     if out.quiet or not is_terminal(sys.stderr) or not told_once("background-engine"):
         return
-    duration = "until `llmrun stop`" if keep_alive_s == math.inf else f"for {format_duration(keep_alive_s)}"
-    out.note(f"the model stays loaded {duration} for the next run; `llmrun stop` unloads it")
+    if keep_alive_s == math.inf:
+        out.note("the model stays loaded until `llmrun stop` unloads it")
+    else:
+        duration = format_duration(keep_alive_s)
+        out.note(f"the model stays loaded for {duration} for the next run; `llmrun stop` unloads it")

@@ -28,17 +28,17 @@ def make_room_for(path: Path, options: OpenOptions, *, draft: Path | None = None
     with suppress(LlmrunError, OSError):  # opening the model will report the error
         if not has_sockets():
             return
-        from llmrun.serving.background.control import make_room, running  # a cold start needs no more than the above
+        from llmrun.serving.background.control import make_room, running  # a start without engines does not import this
 
         if not any(engine.is_idle for engine in running()):
             return
         others = 0 if draft is None else draft.stat().st_size
         if _is_short(path, options, others, sequences) and make_room():
-            out.detail("memory     idle background engines have left")
+            out.detail("memory     idle background engines have ended")
 
 
 def idle_memory() -> int:
-    """Return how many bytes idle background engines hold, which leave before another model does not fit."""
+    """Return the memory of idle background engines in bytes. They leave if another model needs this memory."""
     from llmrun.serving.background.control import running
 
     with suppress(LlmrunError):  # without a usable folder, there are no engines

@@ -315,7 +315,7 @@ KeepAlive = Annotated[
     speed_option(
         "--keep-alive",
         metavar="DURATION",
-        help="Keep the model loaded after an answer, such as 5m, 0 or -1.",
+        help="How long to keep the model loaded, such as 5m, 0 or -1.",
         autocompletion=one_of("5m", "1h", "0", "-1"),
     ),
 ]

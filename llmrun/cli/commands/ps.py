@@ -1,8 +1,8 @@
 """List the models that stay loaded between runs.
 
-Such a model is held by a background engine, which `generate` and `chat` start for the second run of the model within
-ten minutes. An engine ends by itself when nobody has used it for five minutes, or earlier if other programs need its
-memory.
+A background engine holds each of these models. `generate` and `chat` start the engine on the second run of a model
+within ten minutes. An engine ends by itself when nobody has used it for five minutes, or earlier if other programs need
+its memory.
 
 Examples:
     llmrun ps
@@ -37,7 +37,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False) -> 
         out.json({"engines": [engine.as_json() for engine in found]})
     elif not found:
         out.lines(
-            ["No model is loaded. `llmrun generate` and `llmrun chat` keep a model loaded from its second run on."]
+            ["No model is loaded. `llmrun generate` and `llmrun chat` keep a model loaded from the second run on."]
         )
     else:
         rows = narrowed(_HEADER, [_row(engine, now) for engine in found], ("MEMORY", "PID"), _DROPPABLE)

@@ -1,7 +1,7 @@
 """Unload models that stay loaded between runs.
 
-Without MODEL, the only loaded model is unloaded. The command returns when the memory is free. Models that are
-generating an answer are unloaded only with --force. The command that waits for the answer then opens the model itself.
+Without MODEL, the command unloads the only loaded model. The command returns when the memory is free. To unload models
+that are generating an answer, use --force. The command that waits for the answer then opens the model itself.
 
 Examples:
     llmrun stop
@@ -72,7 +72,7 @@ def command(
 
 
 def _chosen(model: str | None, found: Sequence[RunningEngine]) -> Sequence[RunningEngine]:
-    """Return the engines to end. Raises LlmrunError if none is meant, and UsageError if several could be meant."""
+    """Return the engines to end. Raises LlmrunError if no engine matches, and UsageError if several could be meant."""
     names = ", ".join(sorted(visible_line(engine.title) for engine in found))
     if model is None and len(found) > 1:
         raise UsageError(f"several models are loaded: {names}", hint="name one of them, or use --all")

@@ -1,4 +1,4 @@
-"""Lists and stops the background engines of this user, and asks idle ones to leave when others need their memory.
+"""Lists and stops the background engines of this user, and asks idle ones to leave if models need their memory.
 
 No function starts an engine. Engines of other versions are listed and stopped, too, because these messages never change
 (handshake.py). An engine that does not answer within a second may be suspended or busy, so only `force` ends it.
@@ -28,7 +28,7 @@ _AGREE_S: Final = 5.0  # only force ends an engine that does not answer, so a bu
 _END_S: Final = 30.0  # an engine that is about to end may have accepted another request just before
 _FORCED_END_S: Final = 3.0
 _LONGEST_LOG: Final = 1 << 16  # bytes
-_FATAL: Final = "Fatal Python error"  # the first words of faulthandler, whose last line is the name of a function
+_FATAL: Final = "Fatal Python error"  # faulthandler writes these words first, and the names of functions last
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -151,9 +151,9 @@ def stop(engine: RunningEngine, *, force: bool = False) -> None:
 
 
 def make_room(*, most_idle: int = 0) -> bool:
-    """Ask idle engines to leave until at most this many are idle, those first that have been idle longest.
+    """Ask idle engines to leave until at most `most_idle` remain. Those that have been idle longest leave first.
 
-    Returns whether any engine has left. Its memory is free by then.
+    Returns whether any engine has left. The memory of these engines is then free.
     """
     try:
         idle = [engine for engine in running() if engine.is_idle]
@@ -164,7 +164,7 @@ def make_room(*, most_idle: int = 0) -> bool:
 
 
 def leftovers() -> list[Leftover]:
-    """Return the sockets that nobody answers, and the error messages of engines that have crashed."""
+    """Return the sockets on which nobody listens, and the error messages of engines that have crashed."""
     with _folder() as folder:
         if folder is None:
             return []
@@ -206,12 +206,12 @@ def _asked(folder: Folder, name: str) -> RunningEngine | None:
     try:
         kind, values = link.ask(INFO, within_s=_ANSWER_S)
         if kind != INFO:
-            return RunningEngine(name, pid, None, "it is about to end")
+            return RunningEngine(name, pid, None, "the engine is about to end")
         return RunningEngine(name, pid, _state(values))
     except RunsAlone as error:
         return RunningEngine(name, pid, None, str(error))
     except (ValueError, TypeError) as error:
-        return RunningEngine(name, pid, None, f"it sent an invalid answer: {error}")
+        return RunningEngine(name, pid, None, f"the engine sent an invalid answer: {error}")
     finally:
         link.close()
 

@@ -37,11 +37,11 @@ _RUNTIME = Path("/run/user")  # with a folder for each user who is logged in, wh
 _DESCRIPTORS = Path("/proc/self/fd")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_ADDRESS = 103  # bytes; macOS stores 104, including a NUL
-_COMPUTER_DIGITS = 6  # of the 16 hexadecimal digits of a name
+_COMPUTER_DIGITS = 6  # the first of the 16 hexadecimal digits of a name
 _FILE = re.compile(r"([0-9a-f]{16})\.(sock|lock|called|log)|[0-9a-f]{8}\.tmp")
 _OLD_S = 3600  # calls, locks and temporary sockets older than this are removed
 _ABANDONED_S = 7 * 24 * 3600  # sockets of other computers and earlier boots, and logs, older than this are removed
-_ATTEMPTS = 10_000  # to lock a file that others remove; some file systems change a file's identity at each look
+_ATTEMPTS = 10_000  # to lock a file that others remove; some file systems change a file's identity at each `stat`
 _LOOK_S = 0.02  # seconds between two attempts to lock a file or to connect
 
 
@@ -228,7 +228,7 @@ class Folder:
             try:
                 while not _try_lock(descriptor, self.path / file):
                     if time.monotonic() >= end:
-                        raise LockHeld(f"another process holds a lock: {self.path / file}: after {seconds:g} s")
+                        raise LockHeld(f"another process still holds a lock after {seconds:g} s: {self.path / file}")
                     if waiting is not None:
                         waiting()
                         waiting = None
@@ -425,7 +425,7 @@ class Listener:
         with self._lock:
             self._is_closed = True
             self._wake.close()  # the selector sees the end of the stream
-            if not self._is_accepting:  # a closed descriptor that is in use could be that of another file by then
+            if not self._is_accepting:  # otherwise, `accept` could wait on a descriptor that is another file's by then
                 self._release()
 
     def _release(self) -> None:
@@ -469,7 +469,7 @@ def _connected(connection: socket.socket, address: str, end: float) -> bool:
             connection.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except BlockingIOError:  # too many clients are waiting; Linux does not wait for this
+        except BlockingIOError:  # too many clients are waiting; Linux returns this error at once
             if time.monotonic() >= end:
                 raise TimeoutError(errno.ETIMEDOUT, "too many clients are waiting") from None
             time.sleep(_LOOK_S)

@@ -326,7 +326,7 @@ def test_the_note_appears_once(note: Callable[[float], str]) -> None:
 
 
 def test_the_note_says_when_there_is_no_limit(note: Callable[[float], str]) -> None:
-    assert "stays loaded until `llmrun stop`" in note(float("inf"))
+    assert note(float("inf")) == "note: the model stays loaded until `llmrun stop` unloads it\n"
 
 
 def test_there_is_no_note_in_pipes_and_quiet_mode(

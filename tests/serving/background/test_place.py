@@ -514,7 +514,7 @@ def test_waiting_for_a_lock_can_end_early(folder: Folder) -> None:
     with (
         folder.lock(NAME),
         folder.lock(OTHER),
-        pytest.raises(LlmrunError, match="another process holds a lock"),
+        pytest.raises(LlmrunError, match="another process still holds a lock"),
         folder.lock(NAME, seconds=0.03),
     ):
         pytest.fail("two hold the lock")
