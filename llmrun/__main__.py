@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def collect_after_start() -> None:
-    """Delay the first garbage collection. After the first, collections are as frequent as usual."""
+    """Delay the first garbage collection. Later collections are as frequent as usual."""
     usual = gc.get_threshold()
     gc.set_threshold(_OBJECTS_OF_A_START, *usual[1:])
 

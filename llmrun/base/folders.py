@@ -87,7 +87,7 @@ def data_folder(name: str) -> Path:
 
 
 def told_once(note: str) -> bool:
-    """Return True the first time that this is called for a note, so that the note appears only once on this machine.
+    """Return True the first time that a caller asks for a note, so that the note appears only once on this machine.
 
     A file in the data folder records that the note was shown. If the record cannot be saved, the note is not shown at
     all, because it would otherwise appear on every run.
@@ -201,7 +201,7 @@ def _user_folder(kind: Literal["cache", "config", "data"]) -> Path:
     from platformdirs import PlatformDirs
 
     path = Path("~")
-    with contextlib.suppress(RuntimeError):  # there is no home directory; earlier versions return "~"
+    with contextlib.suppress(RuntimeError):  # there is no home directory; earlier versions of platformdirs return "~"
         path = Path(getattr(PlatformDirs("llmrun", appauthor=False), f"user_{kind}_dir"))
     if not path.is_absolute():
         hint = "set HOME to an absolute path, or set LLMRUN_CONFIG, LLMRUN_DATA_DIR and LLMRUN_CACHE_DIR"

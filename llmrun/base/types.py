@@ -72,7 +72,7 @@ class LoadTimes(Struct, frozen=True):
 
     header_s   reading and checking the header of the file
     kernels_s  loading kernels, which the first run compiles
-    tokenizer_s  creating the tokenizer, during the packing of the weights
+    tokenizer_s  creating the tokenizer while the weights are packed
     packing_s  reading and packing the weights
     backend_s  all of the backend's work, including kernels, tokenizer and packing
     packed_bytes  the size of the packed weights in memory

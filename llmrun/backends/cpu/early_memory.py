@@ -5,8 +5,7 @@ packing. In addition, virtual machines may return free memory to their host with
 host has to find again takes 5 to 7 ms instead of 0.2 ms. The earlier a start takes the memory that the previous process
 has freed, the less of it is lost. On such a machine with two cores, a 1.1 GB model in a loop of `generate -n 1` had its
 first token after 1.25 s instead of 1.57 s, with 0.62 s instead of 1.13 s of system time (medians of 11 rounds with a
-prototype). Taking
-pages only from `reserve` on, while kernels are loaded, gained nothing.
+prototype). A thread that started only in `reserve`, while kernels are loaded, gained nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 _HUGE_PAGE: Final = 2 << 20
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, which changes no bytes; Linux 5.14
 _LEAST: Final = 256 << 20  # smaller models gain less than 10 ms
-_ROOM: Final = 1.25  # packed weights are at most this much larger than in the file
-_CERTAIN: Final = 0.95  # the share of the weights that certainly needs memory, although some tensors are never packed
-_FREE: Final = 2  # this many times the weights must be free, so that models that hardly fit are refused as usual
+_ROOM: Final = 1.25  # packed weights take at most this multiple of their size in the file
+_CERTAIN: Final = 0.95  # the share of the weights that surely needs memory; a few tensors are never packed
+_FREE: Final = 2  # the free memory in multiples of the weights, so that models that barely fit are refused as usual
 
 
 class EarlyMemory:
-    """A region of memory, whose first pages a thread takes from the system until `stop`."""
+    """A region of memory. Until `stop`, a thread takes the region's first pages from the system."""
 
     def __init__(self, n_bytes: int) -> None:
         """Start to take the memory for about `n_bytes` of weights. Raises OSError if there is no address space."""

@@ -129,7 +129,7 @@ def _path_of_group(controller: str, root: Path) -> PurePosixPath | None:
 def _mounts(controller: str, root: Path) -> Iterator[tuple[PurePosixPath, Path]]:
     """Yield (the group at the root of the mount, the mount point) for each mount of the controller."""
     lines = (text_of(root / "proc/self/mountinfo") or "").splitlines()
-    # Hosts of containers can have a thousand mounts, for which the expression would take 6 ms.
+    # Hosts of containers can have a thousand mounts, for which the regular expression would take 6 ms.
     groups = "\n".join(line for line in lines if " - cgroup" in line)
     for group, point, kind, options in _MOUNT.findall(groups):
         if kind == "cgroup2" if not controller else kind == "cgroup" and controller in options.split(","):

@@ -1,9 +1,9 @@
 """Memory pressure: whether a process in the background should give its memory back to other programs.
 
-The machine and each control group with a limit are looked at separately. In each of them, memory is short below a bound
+The machine and each control group with a limit are checked separately. In each of them, memory is short below a bound
 of 1 GB or 8 %, whichever is more. Where 1 GB is more than a quarter of the memory, the bound is this quarter.
 
-A program may fill the memory between two looks. The kernel then kills the process with the highest score, so a process
+A program may fill the memory between two checks. The kernel then kills the process with the highest score, so a process
 in the background should call `volunteer_for_oom`.
 """
 
@@ -29,14 +29,14 @@ _LEAST_SHARE: Final = 0.08
 _MOST_SHARE: Final = 0.25  # where memory is small
 _MOST_WAITING: Final = 10.0  # percent of the time
 
-# A look takes 0.7 ms of CPU time on Linux, so 0.5 s between looks are 0.14 % of a core, and 2 s are 0.035 %.
+# A check takes 0.7 ms of CPU time on Linux, which is 0.14 % of a core every 0.5 s, and 0.035 % every 2 s.
 _PAUSE: Final = 2.0
 _SHORT_PAUSE: Final = 0.5
-_HORIZON: Final = 10.0  # seconds; if free memory shrinks so fast that the bound is reached within them, look more often
-_LEAST_INTERVAL: Final = 0.1  # seconds; two looks that are closer do not show how fast memory shrinks
+_HORIZON: Final = 10.0  # seconds; if memory shrinks so fast that the bound is reached in this time, check more often
+_LEAST_INTERVAL: Final = 0.1  # seconds; two checks that are closer do not show how fast memory shrinks
 
 # Free memory in multiples of the bound.
-_NEAR: Final = 1.5  # below this, looks are more frequent, and no engine is started
+_NEAR: Final = 1.5  # below this, checks are more frequent, and no engine is started
 # Above this, waiting programs lack something else. A container that has reached its limit waits, too, and the system
 # reports its waiting for the whole machine, however much memory is free.
 _AMPLE: Final = 4.0
@@ -68,7 +68,7 @@ def linux_readers(root: Path = Path("/")) -> MemoryReaders:
 
     def waiting() -> float:
         words = (text_of(root / "proc/pressure/memory") or "").split()  # some avg10=0.00 avg60=0.00 ...
-        with suppress(ValueError, IndexError):  # the file is missing or empty if the kernel does not count
+        with suppress(ValueError, IndexError):  # the file is missing or empty if the kernel does not measure pressure
             return float(words[1].removeprefix("avg10="))
         return 0.0
 
@@ -106,11 +106,11 @@ def system_readers() -> MemoryReaders:
 
 
 class PressureWatch:
-    """Looks from time to time whether this process should give its memory back.
+    """Checks from time to time whether this process should give its memory back.
 
     Either call `wait` in a thread, or call `reason` from a loop at least every `pause` seconds.
 
-    pause  seconds until the next look, which is sooner if memory is shrinking fast or nearly short
+    pause  seconds until the next check, which is sooner if memory is shrinking fast or nearly short
     """
 
     def __init__(self, readers: MemoryReaders | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the system knows about this process: its start, its page faults, its system time and its huge pages.
+"""Reads what the system knows about this process: its start, its page faults, its system time and its huge pages.
 
 Values are None where the system does not report them; most of them exist only on Linux.
 """
@@ -16,7 +16,7 @@ from llmrun.base.machine.processor import text_of
 
 
 class ThreadCosts(Struct, frozen=True):
-    """What a thread has cost the kernel so far: its page faults without disk access, and its system time in seconds."""
+    """The costs of a thread so far: its page faults without disk access, and its system time in seconds."""
 
     page_faults: int
     system_s: float

@@ -141,7 +141,7 @@ class Child:
             self._stderr.join()
 
     def release(self) -> None:
-        """Let the process live on without this one, and close all pipes. Only `end` may be called afterwards."""
+        """Let the process outlive this one, and close all pipes. Only `end` may be called afterwards."""
         self._destroy.detach()
         self._process.returncode = 0
         self._swept = True

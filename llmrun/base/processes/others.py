@@ -1,4 +1,4 @@
-"""Processes that are not children of this one: waits for their end, and kills them."""
+"""Waits for processes that are not children of this one, and kills them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOOK_S: Final = 0.01
 
 
 class OtherProcess:
-    """A process, which is not confused with a later one that has the same id."""
+    """A process with an id. A later process with the same id does not count as this one."""
 
     def __init__(self, pid: int) -> None:
         """Find the process. If it does not exist, it has ended."""
@@ -21,7 +21,7 @@ class OtherProcess:
             self._process = psutil.Process(pid)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait at most so long until the process is gone, or a zombie whose parent has not noticed its end yet."""
+        """Wait until the process is gone or a zombie, and return whether that happened in time."""
         end = time.monotonic() + seconds
         while self._is_running():
             if time.monotonic() >= end:

@@ -365,7 +365,7 @@ class EngineServing:
             self._heart.step_begins()
             self._embedding.step()
             events = self._engine.step()
-            self._save_asked(to_save)  # after the step, which ends the requests that the client has cancelled before
+            self._save_asked(to_save)  # after the step, which ends the requests that clients cancelled earlier
             status, busy = self._embedding.counted(self._engine.status()), self._has_work()
             beat = self._heart.step_ended(status, busy=busy, wait_s=self._predicted_wait())
             if events or beat is not None or self._began:

@@ -1,4 +1,4 @@
-"""The doctor's check of background engines: those that run, and what crashed ones have left."""
+"""The doctor's check of background engines: those that are running, and the files that crashed engines have left."""
 
 from __future__ import annotations
 

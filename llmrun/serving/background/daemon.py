@@ -1,11 +1,11 @@
 """The process of a background engine, an isolated Python process that its first client starts.
 
 The process first talks to that client through its pipes: it receives a frame with Birth and a frame with Open, and
-answers with the messages of opening a model (engine/child/messages.py). Once the model is open, the process lets go of
-the pipes and listens on its socket, where all clients, the first one too, say hello (handshake.py).
+answers with the messages of opening a model (engine/child/messages.py). Once the model is open, the process closes the
+pipes and listens on its socket, where all clients, including the first one, say hello (handshake.py).
 
-It leaves when nobody has used it for a while, when other programs need the memory, when llmrun or the model's files
-have changed, when its socket has been removed or replaced, and when `llmrun stop` or SIGTERM asks it to.
+The process leaves when nobody has used it for a while, when other programs need the memory, when llmrun or the model's
+files have changed, when its socket has been removed or replaced, and when `llmrun stop` or SIGTERM asks it to.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from llmrun.serving.background.guests import Guest
 
 _PROGRESS_S: Final = 0.2  # seconds between two reports of the progress of prompts
-_LOOK_S: Final = 2.0  # the longest time between two looks at the clock and the socket
+_LOOK_S: Final = 2.0  # the longest time between two checks of the clock and the socket
 _LONGEST_LIFE_S: Final = 24 * 3600.0  # an idle engine leaves after this time, so that it cannot grow for days
 _LEAST_STAY_S: Final = 1.0  # the shortest stay, for the first request of a client that has just said hello
-_GREETING_S: Final = 10.0  # a client that says nothing for so long loses its connection
+_GREETING_S: Final = 10.0  # a client that sends nothing for this long loses its connection
 _DRAINED_S: Final = 0.01
 
 
@@ -98,7 +98,7 @@ def run() -> None:
 
 
 def _detach() -> None:
-    """Become independent of the first client's terminal and folder, and keep prompts out of core files."""
+    """Become independent of the first client's terminal and working directory, and write no core dumps."""
     os.chdir("/")
     os.umask(0o077)
     for number in (signal.SIGINT, *HANGUP):
@@ -120,7 +120,7 @@ class Daemon:
         self._standing = Standing.of_this_process()
         self._started = time.time()
         self._keep_alive_s = birth.keep_alive_s
-        self._changed = threading.Condition()  # guards the fields below; notified when the keeper has to look
+        self._changed = threading.Condition()  # guards the fields below; notified when `_watch_time` has to check them
         self._used = time.monotonic()
         self._is_new = True
         self._leaves = ""  # why the engine is leaving, or "" if it stays
@@ -137,7 +137,7 @@ class Daemon:
         self._serving = EngineServing(self._engine, self._guests.send, Heart(self._guests.send), None)
 
     def listen(self) -> None:
-        """Listen on the socket. From now on, errors are written to a file. Raises PlaceError."""
+        """Listen on the socket, and write errors to a file from now on. Raises PlaceError."""
         folder = open_folder(create=True)
         assert folder is not None
         self._folder = folder
@@ -330,7 +330,7 @@ def _facts_about(engine: Engine, asked: Open) -> BackgroundFacts:
 
 
 def _identities(paths: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return what changes if a file is replaced or written. A missing file has no identity."""
+    """Return an identity for each file, which changes if the file is replaced or written. Empty for missing files."""
     found: list[tuple[int, ...]] = []
     for path in paths:
         try:
@@ -343,7 +343,7 @@ def _identities(paths: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def _path_of(model: str) -> Path | None:
-    """Return the file on this machine that a model's name means now, or None."""
+    """Return the local file that a model's name means now, or None."""
     from llmrun.hub.local.stored_models import find
     from llmrun.hub.progress_reporter import Silent
     from llmrun.hub.resolve.model_file import LocalPath, existing, understand
@@ -356,7 +356,7 @@ def _path_of(model: str) -> Path | None:
 
 
 def _write_errors_to(log: Path) -> None:
-    """Write error messages to a file of its own, which only its owner can read."""
+    """Redirect stdout and stderr to a file that only its owner can read."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | O_NOFOLLOW, 0o600)
     os.dup2(descriptor, 2)
     os.dup2(descriptor, 1)

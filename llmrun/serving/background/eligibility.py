@@ -70,7 +70,7 @@ def reason_not_to_start_unasked(root: Path = Path("/")) -> str:
 
 
 class Standing(NamedTuple):
-    """What a process may use of this computer. Values that the system does not have are empty.
+    """The resources of this computer that a process may use. Values that the system does not have are empty.
 
     processors     the logical processors that the process may run on, in ascending order
     priority       the scheduling policy and the niceness
@@ -111,7 +111,7 @@ class Standing(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the standing that `as_json` described. Missing values equal no other standing's."""
+        """Return the standing that `as_json` described. A missing value differs from all values of others."""
         values = [data.get(name, ...) for name in cls._fields]
         return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
 

@@ -2,7 +2,7 @@
 
 If the engine's process ends while it answers, the client opens the model itself, repeats its unfinished requests, and
 leaves out what it has already returned. If the process has left in the meantime, because it was idle for too long, the
-client joins or starts another one. It does so only once for a request, which may be what ends the engines.
+client joins or starts another one, but only once per request, because the request itself may be what ends the engines.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from llmrun.serving.background.handshake import BackgroundFacts
     from llmrun.serving.background.joining import Joined
 
-_DIFFERS = "the background engine ended, and the repeated answer differs from the part that was shown before"
+_DIFFERS = "the background engine ended, and the repeated answer differs from the part already shown"
 
 Reply = TypeVar("Reply")
 
@@ -66,7 +66,7 @@ class _Unfinished:
     number        the id in events; the engine's id differs
     is_taken      True if an engine has accepted the request
     is_cancelled  True if the caller has cancelled the request
-    is_told       True if the engine knows that
+    is_told       True if the engine knows about the cancellation
     n_asked       the number of engines that have been asked
     deltas        the pieces of the answer that the caller has received
     """
@@ -83,7 +83,7 @@ class _Unfinished:
 class BackgroundEngine:
     """A model that a background engine keeps open.
 
-    Signal handlers may call `cancel` and `cancel_current`, and other threads `prefill_progress`.
+    Signal handlers may call `cancel` and `cancel_current`, and other threads may call `prefill_progress`.
 
     load_s  seconds to open the model if this client has started the engine, otherwise 0
     pid     the engine's process
@@ -111,7 +111,7 @@ class BackgroundEngine:
         self._arrived: deque[FromChild] = deque()  # messages that arrived while another message was expected
         self._other: Answering | None = None  # the engine in this process that has replaced the background engine
         self._progress: list[PrefillProgress] = []
-        self._last_events: list[Finished | Failed] = []  # of requests that no engine answers
+        self._last_events: list[Finished | Failed] = []  # the last events of requests that no engine answers
         self._is_sending = False  # True if a signal handler must not send anything
         self._place: StatePlace | None = None
         self._report: Callable[[str], None] = note
@@ -288,8 +288,8 @@ class BackgroundEngine:
         self.close()
 
     def _send_cancels(self) -> None:
-        """Cancel the requests whose cancellation the engine does not know. Signal handlers call this at any time."""
-        while not self._is_sending:  # otherwise, `_send` is interrupted, and calls this method when it has finished
+        """Tell the engine which requests are cancelled. Signal handlers may call this method at any time."""
+        while not self._is_sending:  # otherwise, a handler has interrupted `_send`, which calls this method at its end
             cancelled = {
                 engine_id: each
                 for engine_id, each in [*self._unfinished.items()]
@@ -300,14 +300,14 @@ class BackgroundEngine:
             for each in cancelled.values():
                 each.is_told = True
             if self._other is None:
-                with suppress(_Ended):  # the next step notices it
+                with suppress(_Ended):  # the next step notices the end
                     self._send_message(Cancel(tuple(cancelled)))
             else:
                 for engine_id in cancelled:
                     self._other.cancel(engine_id)
 
     def _send(self, message: ToChild) -> None:
-        """Send a message, and then what a signal handler could not send in the meantime. Raises _Ended."""
+        """Send a message, and then the cancellations that a signal handler could not send meanwhile. Raises _Ended."""
         self._send_message(message)
         self._send_cancels()
 
@@ -364,7 +364,7 @@ class BackgroundEngine:
         raise _Ended
 
     def _answer_to(self, call: int, kind: type[Reply]) -> Reply:
-        """Wait for the answer to a message, and keep all other messages for later. Raises _Ended and its error."""
+        """Wait for the answer to a message, and keep all others. Raises _Ended and the error of a rejection."""
         while True:
             message = self._received()
             if getattr(message, "id", None) != call:
@@ -431,7 +431,7 @@ class BackgroundEngine:
                     raise
                 self._last_events.append(Failed(request.number, error))
             del self._unfinished[key]
-        self._send_cancels()  # those of requests that were not asked yet when a signal arrived
+        self._send_cancels()  # the cancellations of requests that no engine had when the signal arrived
 
     def _end_cancelled(self) -> None:
         for key, request in [*self._unfinished.items()]:

@@ -1,7 +1,7 @@
 """The clients that are connected to a background engine.
 
-Each connection has a thread that reads messages. The engine's threads send messages and never wait for a client: what a
-client does not read at once is buffered, and another thread sends it.
+Each connection has a thread that reads messages. The engine's threads send messages and never wait for a client: data
+that a client does not read at once is buffered, and another thread sends it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import Event
 
 _MOST_UNREAD = 64 << 20  # bytes; a client that leaves more unread loses its connection
-_MOST_GUESTS: Final = 500  # more clients are not received, since each has a descriptor, of which there may be 1,024
-_ID_BITS: Final = 32  # the ids of a connection's requests begin with the number of the connection
+_MOST_GUESTS: Final = 500  # more are turned away, because each needs a descriptor, and the limit may be 1,024
+_ID_BITS: Final = 32  # the low bits of a request's id; the bits above are the number of its connection
 
 
 class Guest:
@@ -68,13 +68,13 @@ class Guest:
         return request_id >> _ID_BITS == self._number
 
     def use(self, request_id: int) -> None:
-        """Record that a request has an id. Raises BadMessage if the id is another client's or was used before."""
+        """Record the id of a new request. Raises BadMessage if the id is another client's or was used before."""
         if not self.owns(request_id) or request_id <= self._last_id:
             raise BadMessage(f"the id {request_id} of another request")
         self._last_id = request_id
 
     def receive(self, longest: int, seconds: float | None = None) -> bytes | None:
-        """Return the next frame, or None if the client has left or sends nothing for so long. Raises FrameTooLong."""
+        """Return the next frame, or None if the client has left or sends nothing in time. Raises FrameTooLong."""
         with contextlib.suppress(OSError, ValueError):
             self._connection.settimeout(seconds)
             frame = read_frame(self._stream, longest)
@@ -169,7 +169,7 @@ class Guests:
         return len(self._unfinished)
 
     def received(self, connection: socket.socket) -> Guest | None:
-        """Return the guest for a new connection, which receives nothing before `serve`, or None for too many guests."""
+        """Return the guest for a new connection, which only `serve` reads, or None if there are too many guests."""
         with self._lock:
             if self._n_open >= _MOST_GUESTS:
                 return None

@@ -53,7 +53,7 @@ def read_greeting(data: bytes | None) -> tuple[str, Mapping[str, Any]]:
 
 
 class Birth(Portable, frozen=True):
-    """What a background engine needs to know besides its model.
+    """The facts that a background engine needs besides its model.
 
     socket        the name of its socket
     model         the model's name as its user typed it; a path is absolute
@@ -110,7 +110,7 @@ class EngineState(Portable, frozen=True):
     model         the model's name as its user typed it; a path is absolute
     name          the name to display
     path          the model's file
-    answers       the number of requests that are not over
+    answers       the number of unfinished requests and calls
     memory_bytes  the memory of the process now
     started       when the engine started, in seconds since 1970
     used          when its last answer ended, or when a client joined after that
@@ -130,10 +130,10 @@ class EngineState(Portable, frozen=True):
 
 
 def build_id() -> str:
-    """Return a text that changes whenever this installation of llmrun changes: files of llmrun, or any package's.
+    """Return a text that changes whenever this installation changes: a file of llmrun, or any installed package.
 
-    An installed package has a record of its files. In a source checkout, the times of all files count, which takes
-    3 ms.
+    An installed package has a record of its files. In a source checkout, the sizes and times of all files count,
+    which takes 3 ms.
     """
     import hashlib
     import os

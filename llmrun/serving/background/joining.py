@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from llmrun.serving.background.place import Folder
 
 _GREETING_S: Final = 5.0  # how long a greeting may take; a client whose engine is slower opens the model itself
-_LONGEST_WAIT_S: Final = 60.0  # how long to wait for another process that starts the engine
+_LONGEST_WAIT_S: Final = 60.0  # how long to wait for another process that is starting the engine
 _LOOK_S: Final = 0.5  # seconds between two attempts to join the engine in the meantime
-_LONGEST_FACTS: Final = 1 << 24  # bytes; a chat template may have a megabyte
+_LONGEST_FACTS: Final = 1 << 24  # bytes; a chat template may be a megabyte long
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class _Limited:
-    """The stream of a link, for reading until a time."""
+    """The stream of a link, with a deadline for reading."""
 
     link: Link
     end: float  # in seconds of `time.monotonic`
 
     def read(self, size: int) -> bytes:
-        """Return at least one byte, or none at the end of the stream. Raises TimeoutError."""
+        """Return at least one byte, or b"" at the end of the stream. Raises TimeoutError."""
         if (left := self.end - time.monotonic()) <= 0:
             raise TimeoutError
         self.link.connection.settimeout(left)
@@ -120,9 +120,9 @@ class _Limited:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A connection that has been welcomed.
+    """A connection that an engine has welcomed.
 
-    first_id  the ids of this client's requests begin here
+    first_id  the first id for the requests of this client
     """
 
     link: Link
@@ -200,7 +200,7 @@ def join_or_start(
 def _start(
     asked: Callable[[], AbstractContextManager[tuple[Birth, Open]]], tell: Callable[[Loading | Note], None]
 ) -> None:
-    """Start an engine, and wait until it listens on its socket. It ends if this process ends before that."""
+    """Start an engine, and wait until it listens on its socket. The engine ends if this process ends before that."""
     child = Child(
         isolated_command("serving.background.main"),
         purpose="the background engine",

@@ -1,4 +1,4 @@
-"""The entry of a background engine's process, which is apart so that no garbage collection delays its imports."""
+"""The entry point of a background engine's process, in a separate module so that its imports collect no garbage."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_a_replay_that_differs_is_an_error(client: Callable[..., Client]) -> Non
         return [Taken(message.id, 4, 0.0), *(Stepped((event,)) for event in events)]
 
     used = client(FakeDaemon(5, answers=other_answers))
-    with pytest.raises(LlmrunError, match="the repeated answer differs from the part that was shown before"):
+    with pytest.raises(LlmrunError, match="the repeated answer differs from the part already shown"):
         list(used.engine.generate(text(1)))
     assert shown(list(used.engine.generate(text(3)))) == shown(cold(text(3)))
 

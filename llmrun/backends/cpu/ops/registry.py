@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def cpu_op(kind: type[Op]) -> CpuOp:
-    """Return the functions for a kind of op. For ops in model/plan/ops/NAME.py, they are in `OPS` of NAME.py here."""
+    """Return the functions for a kind of op. `OPS` in NAME.py here has those for the ops of model/plan/ops/NAME.py."""
     name = kind.__module__.rpartition(".")[2]
     found: CpuOp = import_module(f"llmrun.backends.cpu.ops.{name}").OPS[kind]
     return found
