@@ -43,8 +43,8 @@ HEAVY = (
     "uvicorn",
 )
 SLACK = 3
-_IF_SLOW = {"psutil"}  # watches a process that renders a template for longer than usual, so it is no certain import
-_CLIENT = (  # what a client of another engine needs: options, requests, messages, and the display of answers
+_IF_SLOW = {"psutil"}  # imported only if a process takes longer than usual to render a template
+_CLIENT = (  # what the client of a background engine needs: options, requests, messages, and the display of answers
     "cli.commands.generate",
     "cli.answers.answering",
     "cli.answers.report",

@@ -23,7 +23,7 @@ def listed() -> list[dict[str, object]]:
     return json.loads(run("ps", "--json")[0])["engines"]  # type: ignore[no-any-return]
 
 
-def test_without_engines_both_commands_are_calm(engines: Path) -> None:
+def test_both_commands_work_without_engines(engines: Path) -> None:
     assert run("ps")[0].startswith("No model is loaded. ")
     assert run("ps", "--json")[0] == '{"engines": []}\n'
     assert run("stop", "--all")[0] == "No model is loaded.\n"

@@ -118,7 +118,7 @@ class Engines:
         self._warm(keep_alive="1s")
 
     def remove_folder(self, chance: random.Random) -> None:
-        """Move the folder away, as at logout, and bring it back for the steady engine, which must not have noticed."""
+        """Move the folder away, as at logout, and bring it back for the steady engine, which must not notice."""
         self._warm()
         aside = self._home.folder.with_name("aside")
         os.kill(self._steady.pid, signal.SIGSTOP)
@@ -132,10 +132,10 @@ class Engines:
         finally:
             aside.rename(self._home.folder)
             os.kill(self._steady.pid, signal.SIGCONT)
-        self._may_stay |= self._home.files() - self._files  # those of the engine that could not find its folder
+        self._may_stay |= self._home.files() - self._files  # the files of the engine that could not find its folder
 
     def kill_starter(self, chance: random.Random) -> None:
-        """Kill the client while its engine loads. The engine must end, now or after its time."""
+        """Kill the client while its engine loads. The engine must end, at once or after its keep-alive time."""
         process = self._started(keep_alive="1s")
         time.sleep(chance.uniform(0, _START_S))
         process.kill()
@@ -160,10 +160,10 @@ class Engines:
         self._wait_for_text(process, chance)
         process.send_signal(chance.choice((signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)))
         process.communicate(timeout=_PATIENCE_S)
-        self._until(lambda: self._answers() == 0, "the answer goes on without its client")
+        self._until(lambda: self._answers() == 0, "the answer continues without its client")
 
     def change_model(self, _: random.Random) -> None:
-        """Change the model's file. The next client must not get an answer of the old engine."""
+        """Change the model's file. The next client must not get an answer from the old engine."""
         self._warm()
         old = self._engine()
         os.utime(self._model)
@@ -195,7 +195,7 @@ class Engines:
         )
         self._warm()
         self._command("stop", "--all")
-        left = {name for name in self._home.files() if not name.endswith(".lock")}  # which a later run removes
+        left = {name for name in self._home.files() if not name.endswith(".lock")}  # a later run removes locks
         if left or self._home.engines() or self._processes():
             raise Broken(f"left over: {sorted(left)}, {self._processes()}")
 
@@ -205,7 +205,7 @@ class Engines:
 
     @contextmanager
     def _answering(self, chance: random.Random, notes: int = 1) -> Iterator[None]:
-        """Start an engine and an answer, and check the answer at the end. Short answers may be over before."""
+        """Start an engine and an answer, and check the answer at the end. Short answers may be complete before that."""
         self._warm()
         process = self._started()
         self._wait_for_text(process, chance)
@@ -223,7 +223,7 @@ class Engines:
         if answer not in self._right:
             raise Broken(f"another answer: {answer[:300]!r}, not {self._right[0][:300]!r}")
         if errors.count(_NOTE) not in notes:
-            raise Broken(f"not {notes} notes: {errors}")
+            raise Broken(f"wrong number of notes, expected {notes}: {errors}")
 
     def _finished(self, process: subprocess.Popen[bytes]) -> tuple[bytes, str]:
         output, errors = process.communicate(timeout=_PATIENCE_S)

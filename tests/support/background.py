@@ -43,7 +43,7 @@ class BackgroundHome:
         return llmrun(*arguments, **{**options, "env": {**self.env, **options.get("env", {})}})
 
     def engines(self) -> list[psutil.Process]:
-        """Return the running engines of this home, those that are still loading too."""
+        """Return the running engines of this home, including those that are still loading."""
         return [process for process in psutil.process_iter() if self._owns(process)]
 
     def engine(self) -> psutil.Process:

@@ -136,7 +136,7 @@ def test_no_text_of_the_kernel_is_an_error(system: Path, text: str) -> None:
 
 
 class FakeClock:
-    """Simulates free memory at given times. The clock advances only when it is told to."""
+    """Simulates free memory at given times. The clock advances only when a test sets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float) -> None:
         self.now, self.free = 100.0, free
@@ -158,7 +158,7 @@ class FakeClock:
         (2.0, 2.0, 2.0),
     ],
 )
-def test_shrinking_memory_is_looked_at_more_often(
+def test_shrinking_memory_is_checked_more_often(
     monkeypatch: pytest.MonkeyPatch, before: float, after: float, pause: float
 ) -> None:
     clock = FakeClock(monkeypatch, before)
@@ -233,7 +233,7 @@ def test_this_mac_has_a_level() -> None:
     assert macos_level() in (1, 2, 4)
 
 
-def test_the_kernel_takes_volunteers_first(tmp_path: Path) -> None:
+def test_the_kernel_kills_volunteers_first(tmp_path: Path) -> None:
     file = tmp_path / "proc/self/oom_score_adj"
     file.parent.mkdir(parents=True)
     volunteer_for_oom(tmp_path)
@@ -306,7 +306,7 @@ def test_an_engine_is_gone_within_four_seconds(system: Path) -> None:
     ("held", "seconds", "codes"),
     [
         (60, 0, {0}),  # both fit, so the engine leaves by itself
-        (150, 0, {0, -9}),  # unless the engine looks at the right moment, the kernel kills the engine
+        (150, 0, {0, -9}),  # unless the engine checks at the right moment, the kernel kills the engine
         (300, 4, {0, -9}),  # unless this machine is busy, the engine leaves before memory runs out
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests of what the system knows about this process. Other systems than Linux report less."""
+"""Tests of what the system knows about this process. Systems other than Linux report less."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_unreadable_system_files_give_no_numbers(tmp_path: Path) -> None:
     assert huge_and_anonymous_bytes(system(tmp_path, "smaps_rollup", "Anonymous: 0 kB\nAnonHugePages: 0 kB\n")) is None
 
 
-def test_huge_pages_are_told_from_other_memory(tmp_path: Path) -> None:
+def test_huge_pages_are_distinguished_from_other_memory(tmp_path: Path) -> None:
     assert huge_and_anonymous_bytes(system(tmp_path, "smaps_rollup", ROLLUP)) == (1107968 << 10, 1174400 << 10)
 
 

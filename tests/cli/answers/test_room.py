@@ -64,7 +64,7 @@ def test_a_requested_context_only_has_to_fit(engines: Path, model: Path, with_fr
     assert left_for(model, context_size=1_000_000)
 
 
-def test_files_that_cannot_be_read_move_nobody(engines: Path, tmp_path: Path) -> None:
+def test_unreadable_files_make_no_engine_leave(engines: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     assert not left_for(tmp_path / "bad.gguf")
 

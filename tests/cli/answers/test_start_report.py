@@ -60,7 +60,7 @@ def test_models_without_weights_are_described_too() -> None:
 
 
 def test_first_token_counts_from_the_start_of_the_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """At 1.3 s, the answer of 0.24 s is complete, whose first token came after 0.04 s."""
+    """The answer takes 0.24 s and is complete at 1.3 s. Its first token came after 0.04 s."""
     tell_of_first_token(INFO, TIMINGS)
     assert capsys.readouterr().err == "TTFT       1.10 s from the start, 40.0 ms from the request\n"
 

@@ -25,7 +25,7 @@ def found() -> list[Finding]:
     return [*look_at_engines(Machine(offline=True))]
 
 
-def test_no_engine_is_right(engines: Path) -> None:
+def test_no_engine_is_no_problem(engines: Path) -> None:
     (finding,) = found()
     assert (finding.status, finding.words) == (OK, "no background engine is running")
     assert not engines.exists()
@@ -47,7 +47,7 @@ def test_the_runtime_folder_is_among_the_paths(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.push
-def test_leftovers_of_a_crash_are_told_and_pruned(engines: Path) -> None:
+def test_leftovers_of_a_crash_are_reported_and_pruned(engines: Path) -> None:
     process = started("one")
     assert [each.words for each in found()] == ["tiny: idle"]
     process.kill()

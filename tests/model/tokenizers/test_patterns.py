@@ -108,7 +108,7 @@ def test_code_points_have_one_symbol_if_no_set_tells_them_apart(several: list[fr
 
 @pytest.mark.push
 def test_sets_of_code_points_are_built_without_masked_arrays() -> None:
-    """Importing numpy.ma takes 10 to 18 ms, for which the first token would wait for."""
+    """Importing numpy.ma takes 10 to 18 ms, which would delay the first token."""
     code = (
         "import sys; from llmrun.model.tokenizers.patterns import complement, intersection, span, symbols_of, union\n"
         "letters = union(span(65, 90), span(97, 122))\n"

@@ -64,7 +64,7 @@ def test_a_socket_without_a_process_is_a_leftover(folder: Folder) -> None:
         ("Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File 3\n", "Fatal Python error: Segmentation fault"),
     ],
 )
-def test_the_last_words_of_a_crashed_engine_are_told(folder: Folder, log: str, problem: str) -> None:
+def test_the_last_message_of_a_crashed_engine_is_found(folder: Folder, log: str, problem: str) -> None:
     path = folder.path / f"{NAME}.log"
     path.write_text(log)
     assert leftovers() == [Leftover(path, NAME, problem)]

@@ -334,7 +334,7 @@ def test_connections_leave_no_descriptors_and_threads(shared: BackgroundHome, mo
     wait_until(lambda: process.num_threads() < 60)
 
 
-def test_clients_come_through_beside_many_silent_connections(shared: BackgroundHome, models: list[Path]) -> None:
+def test_many_silent_connections_do_not_keep_clients_out(shared: BackgroundHome, models: list[Path]) -> None:
     silent = [Raw(shared) for _ in range(100)]
     try:
         assert "joined the background engine" in ask(shared, models[0])[1]
@@ -361,8 +361,8 @@ def test_a_client_that_is_killed_frees_its_place(shared: BackgroundHome, models:
 
 
 @pytest.mark.night
-def test_a_starter_that_is_killed_takes_its_engine_along(home: BackgroundHome, model: Path) -> None:
-    """The engine notices the end when it has opened the model, at the latest."""
+def test_the_engine_of_a_killed_starter_ends(home: BackgroundHome, model: Path) -> None:
+    """The engine notices the end of its starter once the model is open, at the latest."""
     command = [*LLMRUN, *ASKED, "-m", str(model), "Once"]
     starter = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**home.env}, cwd=ROOT

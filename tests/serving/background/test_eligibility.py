@@ -160,7 +160,7 @@ def test_missing_values_are_differences(missing: str) -> None:
 
 
 def test_limits_of_groups_count_by_group(tmp_path: Path) -> None:
-    """Two groups with equal limits share no memory, and a group without a limit, such as a terminal's, is no matter."""
+    """Groups with equal limits share no memory. A group without a limit, such as a terminal's, does not count."""
     mount = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 
     def standing(group: str, limit: str) -> Standing:
@@ -184,7 +184,7 @@ def test_limits_of_groups_count_by_group(tmp_path: Path) -> None:
 
 
 def test_reading_the_standing_is_fast() -> None:
-    """A start can afford 2 ms; the best of ten counts, because the machine may be busy."""
+    """A start can afford 2 ms. The best of ten attempts counts, because the machine may be busy."""
     times = []
     for _ in range(10):
         start = time.perf_counter()

@@ -24,7 +24,7 @@ JSON = st.recursive(
 
 
 def test_the_words_of_the_handshake_never_change() -> None:
-    """An older engine must understand a newer client, and the other way round."""
+    """An older engine must understand a newer client, and vice versa."""
     names = ("HELLO", "WELCOME", "REFUSED", "LEAVING", "INFO", "STOP", "STOPPING", "BUSY")
     assert [getattr(handshake, name) for name in names] == [name.lower() for name in names]
     assert json.loads(greeting("stop", force=True)) == {"message": "stop", "force": True}
@@ -60,7 +60,7 @@ def test_a_standing_survives_the_handshake() -> None:
 
 
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the package be in this folder, with one module."""
+    """Pretend that the package is in this folder, with one module."""
     (folder / "llmrun" / "engine").mkdir(parents=True)
     for name in ("__init__.py", "engine/module.py", "models.toml"):
         (folder / "llmrun" / name).write_text("x = 1\n")

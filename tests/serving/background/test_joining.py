@@ -84,7 +84,7 @@ def listening(folder: Folder, serve: Serve) -> Iterator[list[dict[str, Any]]]:
 
 
 def saying(data: bytes) -> Serve:
-    """Return a server that sends this and then waits until the client has left."""
+    """Return a server that sends these bytes and then waits until the client has left."""
 
     def serve(connection: socket.socket) -> None:
         connection.sendall(data)
@@ -122,7 +122,7 @@ def test_there_may_be_no_engine(folder: Folder) -> None:
     listener.close()
 
 
-def test_an_engine_that_is_leaving_is_none(folder: Folder) -> None:
+def test_a_leaving_engine_is_not_joined(folder: Folder) -> None:
     with listening(folder, saying(framed(greeting(LEAVING, pid=1)))):
         assert join(folder, NAME, None) is None
 
@@ -271,7 +271,7 @@ def test_a_suspended_starter_keeps_nobody_from_its_engine(folder: Folder, monkey
     assert not was_started
 
 
-def test_waiting_for_a_starter_has_an_end(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_starter_is_limited(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_LONGEST_WAIT_S", 0.1)
     waited: list[int] = []
     with folder.lock(NAME), pytest.raises(RunsAlone, match="another process has been starting the engine"):

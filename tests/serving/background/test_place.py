@@ -344,7 +344,7 @@ def test_macos_reports_the_peer(monkeypatch: pytest.MonkeyPatch, uid: int) -> No
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder", "pipe"])
-def test_what_is_no_socket_is_refused_and_replaced(folder: Folder, tmp_path: Path, kind: str) -> None:
+def test_files_other_than_sockets_are_refused_and_replaced(folder: Folder, tmp_path: Path, kind: str) -> None:
     real = Listener.open(folder, OTHER)
     path = folder.path / f"{NAME}.sock"
     make: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""Tests that background engines change no byte of an answer, however many clients they have, and whenever they die."""
+"""Tests that no byte of an answer changes, however many clients an engine has, and whenever engines are killed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_fifty_clients_at_once_get_their_own_answers(home: BackgroundHome) -> No
 
 
 def killed_after(home: BackgroundHome, seconds: float, *arguments: str) -> tuple[bytes, bytes]:
-    """Ask, and kill the engine so many seconds after its process has started. Returns stdout and stderr."""
+    """Ask, and kill the engine this many seconds after its process has started. Returns stdout and stderr."""
     client = popen(home, *arguments)
 
     def kill() -> None:

@@ -118,7 +118,7 @@ def test_a_continued_chat_needs_no_file(shared_home: BackgroundHome, tmp_path: P
 
 
 @pytest.mark.night
-def test_a_chat_goes_on_after_its_engine_was_killed(tmp_path: Path) -> None:
+def test_a_chat_continues_after_its_engine_was_killed(tmp_path: Path) -> None:
     """Each turn is saved, so the next engine loads it from the file."""
     turns = [f"Summarize this: {LONG}", "Name an animal in it."]
     with background_home(tmp_path / "home") as home:

@@ -126,7 +126,7 @@ def test_ctrl_c_while_an_engine_starts_leaves_nothing(seconds: float, home: Back
     assert len([file for file in home.files() if file.endswith(".sock")]) <= 2
 
 
-def test_a_stopped_client_delays_nobody(home: BackgroundHome, slow: Path) -> None:
+def test_a_suspended_client_delays_nobody(home: BackgroundHome, slow: Path) -> None:
     expected, _ = answer(home, slow)
     words = ["generate", "--raw", "-n", "150", "--temp", "3", "--seed", "5", "-m", str(slow), "Once"]
     alone = home.llmrun(*words).stdout
@@ -144,7 +144,7 @@ def test_a_stopped_client_delays_nobody(home: BackgroundHome, slow: Path) -> Non
     assert client.returncode == 0
 
 
-def test_a_starter_that_is_stopped_delays_nobody_for_long(home: BackgroundHome, model: Path) -> None:
+def test_a_suspended_starter_delays_nobody_for_long(home: BackgroundHome, model: Path) -> None:
     starter = subprocess.Popen(
         [*LLMRUN, "generate", "--raw", "-n", "8", "--seed", "3", "-m", str(model), "Once"],
         stdout=subprocess.PIPE,

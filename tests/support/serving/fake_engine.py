@@ -38,7 +38,7 @@ def started(key: str, *, stop_takes: float = 0.0, **state: Any) -> subprocess.Po
 
 
 def end_all() -> None:
-    """End all background engines of this user's folder, which is one of a test's own."""
+    """End all background engines in this user's folder, which belongs to the test."""
     with suppress(LlmrunError):  # a test may have made the folder unusable
         for engine in running():
             stop(engine, force=True)
