@@ -418,7 +418,7 @@ class Engine:
         self._saved = saved
 
     def use_state(self, place: StatePlace | None, report: Callable[[str], None]) -> None:
-        """Let later requests load their state from a file, and let `save_state` save it there. None for no file.
+        """Let later requests load their state from a file, and let `save_state` save states there. None for no file.
 
         report  called with a sentence if the state cannot be used or saved
         """
@@ -457,7 +457,7 @@ class Engine:
         self._speculation.forget()
 
     def release_idle_memory(self) -> None:
-        """Return memory that no request and no cached prefix uses to the system. Call this method between steps.
+        """Return to the system the memory that neither requests nor cached prefixes use. Call this between steps.
 
         A conversation of 4,000 tokens that has left the cache frees 49 MB with SmolLM2 (92 MB with an f16 cache). The
         call takes about 10 ms. Call `forget` before it to return the memory of cached prefixes as well.

@@ -168,7 +168,9 @@ def fits_beside(engine_bytes: int, readers: MemoryReaders | None = None) -> bool
 
 
 def volunteer_for_oom(root: Path = Path("/")) -> None:
-    """Make Linux kill this process first if memory runs out. Child processes inherit this. Elsewhere, do nothing.
+    """Make Linux kill this process first if memory runs out. Child processes inherit the setting.
+
+    On other systems, this function does nothing.
 
     The score of a process is its share of the memory in thousandths plus this adjustment. With an adjustment of 600, a
     program that allocates 90 % of the memory would be killed instead, unless this process has more than 30 %.

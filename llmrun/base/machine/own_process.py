@@ -42,7 +42,7 @@ def seconds_since_start(root: Path = Path("/")) -> float | None:
 
 
 def huge_and_anonymous_bytes(root: Path = Path("/")) -> tuple[int, int] | None:
-    """Return how many bytes of this process are in huge pages, and how much memory it has besides files.
+    """Return how many bytes of this process are in huge pages, and how many bytes no file backs.
 
     Returns None if unknown. For a model of 1.1 GB, the kernel takes 6 ms to count the pages.
     """

@@ -12,7 +12,7 @@ _LOOK_S: Final = 0.01
 
 
 class OtherProcess:
-    """A process with an id. A later process with the same id does not count as this one."""
+    """A process, found by its id. A later process with the same id does not count as this one."""
 
     def __init__(self, pid: int) -> None:
         """Find the process. If it does not exist, it has ended."""

@@ -19,7 +19,7 @@ _GB: Final = 1e9
 
 
 def tell_of_start(info: ModelInfo, found: float) -> None:
-    """Print where the time until the model was open went. Call this function as soon as the engine is open.
+    """Print how the time until the model was open was spent. Call this function as soon as the engine is open.
 
     found  the moment of `time.perf_counter` at which the model's file was known
     """

@@ -35,7 +35,8 @@ def look_at_engines(machine: Machine) -> Iterator[Finding]:
         yield Finding(SECTION, "engines", OK, words, facts=facts)
     if left:
         problems = [f"{shown_path(each.path)}: {each.problem}" for each in left if each.problem]
-        words = "; ".join([f"{counted(len(left), 'file')} of engines that have ended unexpectedly", *problems])
+        leftover = f"{counted(len(left), 'file')} of background engines that have ended unexpectedly"
+        words = "; ".join([leftover, *problems])
         found = {"files": [str(each.path) for each in left], "problems": [each.problem for each in left]}
-        advice = "The files do no harm. The next engine for the same model replaces them. To remove them:"
+        advice = "The files are harmless. The next engine for the same model replaces them. To remove them:"
         yield Finding(SECTION, "engine_leftovers", NOTE, words, advice, "llmrun prune", found)

@@ -61,7 +61,7 @@ class RunningEngine:
 
     @property
     def activity(self) -> str:
-        """What the engine is doing: "generating", "idle" or "not answering"."""
+        """The engine's activity: "generating", "idle" or "not answering"."""
         return "not answering" if self.state is None else "idle" if self.is_idle else "generating"
 
     def as_json(self) -> dict[str, Any]:

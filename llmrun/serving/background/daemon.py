@@ -167,7 +167,7 @@ class Daemon:
         return 0
 
     def _work(self, work: Callable[[], None]) -> None:
-        """Do the work of a thread. An engine without one of its threads leaves."""
+        """Do the work of a thread. If the work fails, the engine leaves."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - written to the log

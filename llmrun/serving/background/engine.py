@@ -273,7 +273,7 @@ class BackgroundEngine:
                 self._answer_to(call, PrefixSaved)
 
     def close(self) -> None:
-        """Leave the engine, which cancels all unfinished requests. Idempotent."""
+        """Close the connection, which cancels all unfinished requests. Idempotent."""
         self._unfinished.clear()
         self._link.close()
         if self._other is not None:
@@ -375,7 +375,7 @@ class BackgroundEngine:
                 return message
 
     def _called(self, message: Callable[[int], ToChild], kind: type[Reply]) -> Reply | None:
-        """Return the answer to a call, or None if an engine in this process has replaced the background engines."""
+        """Return the answer to a call, or None if an engine in this process has replaced the background engine."""
         for is_last in (False, True):
             if self._other is not None:
                 return None

@@ -132,7 +132,7 @@ class Joined:
 
 
 def join(folder: Folder, name: str, keep_alive_s: float | None) -> Joined | None:
-    """Join the engine with this socket. Returns None if there is none, or if it is leaving.
+    """Join the engine with this socket. Returns None if there is no engine, or if the engine is leaving.
 
     keep_alive_s  how long the engine stays after an answer in seconds, negative until it is stopped; None for no change
 

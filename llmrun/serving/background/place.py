@@ -50,7 +50,7 @@ class PlaceError(LlmrunError):
 
 
 class LockHeld(PlaceError):
-    """Raised if another process still holds a lock after the time for which a caller waits."""
+    """Raised if another process still holds a lock when the caller's waiting time is over."""
 
 
 def supported() -> bool:
@@ -194,7 +194,7 @@ class Folder:
         return sorted(match[1] for match in found if match and match[2] == kind and match[1].startswith(computer))
 
     def remove(self, name: str) -> None:
-        """Remove a socket that nobody answers. Call this method with the lock held, or a new socket may vanish."""
+        """Remove a socket on which nobody listens. Hold the lock during the call, or a new socket may vanish."""
         with _explained("remove a leftover socket", self.path / f"{name}.sock"), contextlib.suppress(FileNotFoundError):
             self.unlink(f"{name}.sock")
 

@@ -43,7 +43,7 @@ class Line:
 
 @dataclass
 class Machine:
-    """What a run finds on this machine, and what it does."""
+    """The machine on which a run decides, and a record of what the run does."""
 
     model: Path
     runs: bool = False  # an engine for the model

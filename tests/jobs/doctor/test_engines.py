@@ -56,7 +56,7 @@ def test_leftovers_of_a_crash_are_reported_and_pruned(engines: Path) -> None:
     log.write_text("MemoryError: 5 GB\n")
     _, finding = found()
     assert (finding.status, finding.command) == (NOTE, "llmrun prune")
-    assert finding.words == f"2 files of engines that have ended unexpectedly; {log}: MemoryError: 5 GB"
+    assert finding.words == f"2 files of background engines that have ended unexpectedly; {log}: MemoryError: 5 GB"
     assert "leftovers of background engines: 18 B" in run("prune", "--dry-run")[0]
     assert len([*engines.iterdir()]) == 2
     assert "leftovers of background engines: 18 B" in run("prune")[0]

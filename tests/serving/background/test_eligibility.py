@@ -112,7 +112,7 @@ def test_container_files_are_known(plain: pytest.MonkeyPatch, tmp_path: Path, fi
     assert reason_not_to_start_unasked(tmp_path) == "the process is in a container"
 
 
-# What a process may use.
+# The resources that a process may use.
 
 PLAIN = Standing((0, 1), (0, 0), None, (), None, "mnt:[1] 1:2", "pid:[1]", "user:[1]")
 

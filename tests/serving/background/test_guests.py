@@ -85,7 +85,7 @@ class Client:
     def _serve(self) -> None:
         try:
             self._engine.guests.serve(self.guest)
-        except Exception as error:  # noqa: BLE001 - tests look at it
+        except Exception as error:  # noqa: BLE001 - tests check the error
             self.error = error
         finally:
             self._engine.guests.release(self.guest)

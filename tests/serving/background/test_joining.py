@@ -308,7 +308,7 @@ def test_engines_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_relative_folders_keep_their_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines run in another folder than their clients."""
+    """Engines and their clients run in different folders."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LLMRUN_DATA_DIR", "data")
     monkeypatch.setenv("LLMRUN_CONFIG", "~/config.toml")
