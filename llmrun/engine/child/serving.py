@@ -287,7 +287,7 @@ _Prepared = Ask | Tokenize | Detokenize | Spell | CountPrompt | DescribeChat | E
 _SAVE_S = 2.0  # the time limit for saving prefixes before the process ends
 _CANCELLED_EARLY: Final = Cancelled("the request was cancelled before it was in the queue")
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
-_RELEASE_S = 30.0  # how long until free blocks of the KV cache are returned, which the next request takes again
+_RELEASE_S = 30.0  # the same for free blocks of the KV cache, which later requests would have to allocate again
 
 
 class EngineServing:
