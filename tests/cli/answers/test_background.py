@@ -15,14 +15,16 @@ if sys.platform == "win32":
     pytest.skip("Python has no Unix sockets on Windows", allow_module_level=True)
 
 from llmrun.base.errors import ModelNotFound
+from llmrun.base.machine import memory_pressure
 from llmrun.cli.answers import background
 from llmrun.cli.answers.background import BackgroundRun
 from llmrun.cli.console.output import out
 from llmrun.engine.child.messages import Loading, Note, Open
 from llmrun.options.settings import Settings
+from llmrun.serving.background import control, joining
 from llmrun.serving.background.eligibility import RunsAlone
 from llmrun.serving.background.handshake import Birth
-from llmrun.serving.background.place import PlaceError
+from llmrun.serving.background.place import Folder, PlaceError
 from tests.support.cli.commands import llmrun
 
 Capture = pytest.CaptureFixture[str]
@@ -101,11 +103,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"x" * 1000)
     made = Machine(model)
-    monkeypatch.setattr(background, "join", made.join)
-    monkeypatch.setattr(background, "join_or_start", made.join_or_start)
+    monkeypatch.setattr(Folder, "status", lambda folder, file: file)  # a socket, which `join` need not answer
+    monkeypatch.setattr(joining, "join", made.join)
+    monkeypatch.setattr(joining, "join_or_start", made.join_or_start)
     monkeypatch.setattr(background, "usable_gpus", lambda: made.gpus)
-    monkeypatch.setattr(background, "fits_beside", lambda size: made.fits)
-    monkeypatch.setattr(background, "make_room", lambda **options: False)
+    monkeypatch.setattr(memory_pressure, "fits_beside", lambda size: made.fits)
+    monkeypatch.setattr(control, "make_room", lambda **options: False)
     monkeypatch.setattr(background, "reason_not_to_join", lambda: made.may_join)
     monkeypatch.setattr(background, "reason_not_to_start_unasked", lambda: made.may_start)
     return made
@@ -209,7 +212,7 @@ def test_a_model_that_takes_half_of_the_memory_runs_alone(machine: Machine, caps
 
 def test_the_size_of_a_model_is_that_of_all_shards(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr(background, "fits_beside", lambda size: not sizes.append(size))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(memory_pressure, "fits_beside", lambda size: not sizes.append(size))  # type: ignore[func-returns-value]
     machine.model = machine.model.with_name("model-00001-of-00002.gguf")
     for number in (1, 2):
         machine.model.with_name(f"model-0000{number}-of-00002.gguf").write_bytes(b"x" * 1000 * number)
