@@ -63,19 +63,19 @@ class _Ended(Exception):
 class _Unfinished:
     """A request without its last event.
 
-    number        the id in events; the engine's id differs
-    is_taken      True if an engine has accepted the request
-    is_cancelled  True if the caller has cancelled the request
-    is_told       True if the engine knows about the cancellation
-    n_asked       the number of engines that have been asked
-    deltas        the pieces of the answer that the caller has received
+    number          the id in events; the engine's id differs
+    is_taken        True if an engine has accepted the request
+    is_cancelled    True if the caller has cancelled the request
+    is_cancellable  True while the engine has the request but no cancellation of it
+    n_asked         the number of engines that have been asked
+    deltas          the pieces of the answer that the caller has received
     """
 
     number: int
     request: Request
     is_taken: bool = False
     is_cancelled: bool = False
-    is_told: bool = False
+    is_cancellable: bool = False
     n_asked: int = 0
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
 
@@ -293,12 +293,12 @@ class BackgroundEngine:
             cancelled = {
                 engine_id: each
                 for engine_id, each in [*self._unfinished.items()]
-                if each.is_cancelled and not each.is_told and engine_id >= 0
+                if each.is_cancelled and each.is_cancellable and engine_id >= 0
             }
             if not cancelled:
                 return
             for each in cancelled.values():
-                each.is_told = True
+                each.is_cancellable = False
             if self._other is None:
                 with suppress(_Ended):  # the next step notices the end
                     self._send_message(Cancel(tuple(cancelled)))
@@ -326,13 +326,17 @@ class BackgroundEngine:
         """Submit a request to the engine. Raises _Ended, and the error of a request that is not accepted."""
         if self._other is not None:
             self._unfinished[self._other.submit(unfinished.request)] = unfinished
+            unfinished.is_cancellable = True
             return
         engine_id = next(self._engine_ids)
+        unfinished.is_cancellable = False  # engines ignore cancellations of requests that they do not have yet
         self._unfinished[engine_id] = unfinished
         unfinished.n_asked += 1
         try:
             place = self._place and structs.replace(self._place, client=self._client)
-            self._send(Ask(engine_id, unfinished.request, time.perf_counter(), place=place))
+            self._send_message(Ask(engine_id, unfinished.request, time.perf_counter(), place=place))
+            unfinished.is_cancellable = True
+            self._send_cancels()  # those of signals that arrived before now
             self._answer_to(engine_id, Taken)
         except Cancelled as error:
             self._end(engine_id, error)

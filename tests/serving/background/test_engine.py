@@ -36,7 +36,7 @@ from llmrun.engine.child.messages import (
     cancelled_unbegun,
 )
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta, TextPrompt
+from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, StatePlace, TextDelta, TextPrompt
 from llmrun.options.sampling_params import SamplingParams
 from llmrun.serving.background.engine import BackgroundEngine
 from llmrun.serving.background.handshake import BackgroundFacts
@@ -356,6 +356,28 @@ def test_a_request_that_is_cancelled_early_ends_without_an_error(client: Callabl
     (finished,) = list(used.engine.generate(text()))
     assert isinstance(finished, Finished)
     assert finished.reason is FinishReason.CANCELLED
+
+
+def test_ctrl_c_before_the_request_is_sent_follows_the_request(
+    client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines ignore cancellations of requests that they do not have yet."""
+    daemon = FakeDaemon(holds=True)
+    used = client(daemon)
+
+    def replaced(struct: Any, **changes: Any) -> Any:
+        if isinstance(struct, StatePlace):
+            used.engine.cancel_current()  # as a signal handler would, just before the request is sent
+        return original(struct, **changes)
+
+    original = structs.replace
+    used.engine.use_state(StatePlace("/nowhere"), lambda words: None)
+    monkeypatch.setattr(structs, "replace", replaced)
+    used.engine.submit(text(n_tokens=1000))
+    monkeypatch.undo()
+    events = all_events(used.engine)
+    assert [type(event) for event in events if not isinstance(event, PrefillProgress)] == [Finished]
+    assert [type(message) for message in daemon.received] == [Ask, Cancel]
 
 
 def test_a_cancelled_answer_is_not_repeated(client: Callable[..., Client]) -> None:
