@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import signal
 import sys
@@ -269,7 +270,8 @@ class Daemon:
         is_prepared = False
         while not self._leaves:
             with self._changed:
-                self._changed.wait(min(_LOOK_S, max(_DRAINED_S, self._seconds_left())))
+                left = math.inf if self._guests.answers else self._seconds_left()  # the last answer's end notifies
+                self._changed.wait(min(_LOOK_S, max(_DRAINED_S, left)))
             if not (is_prepared or self._guests.answers):
                 is_prepared = True
                 _path_of(self._birth.model)  # the first call imports the hub, for which no client should have to wait
