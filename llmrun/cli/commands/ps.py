@@ -50,5 +50,5 @@ def _row(engine: RunningEngine, now: float) -> tuple[str, ...]:
     state, pid = engine.state, str(engine.pid or "")
     if state is None:
         return engine.title, engine.activity, "", "", pid, ""
-    until = "" if state.answers else "stopped" if state.until is None else format_until(state.until, now)
+    until = "" if state.until is None else format_until(state.until, now)  # None while the engine answers
     return state.name, engine.activity, format_bytes(state.memory_bytes), until, pid, state.version
