@@ -268,9 +268,9 @@ def _open_here(
             tell_of_start(engine.info, files.loading.began)
         recommended = found.entry.sampling if found.entry else None
         sampling = default_sampling(engine.info.metadata, recommended)
-        if engine.draft_error:
-            out.note(f"{engine.draft_error}; the answers are not affected")
         yield OpenModel(engine, found.name, sampling, tags, _preset_name(settings))
+        if engine.draft_error:  # drafting may stop at any step
+            out.note(f"{engine.draft_error}; the answers are not affected")
 
 
 def fetch_model(settings: Settings) -> None:

@@ -98,7 +98,6 @@ class BackgroundFacts(Portable, frozen=True):
     load_s: float
     thinking_tags: tuple[str, ...] | None = None
     template: ShownTemplate | None = None
-    draft_error: str = ""
 
 
 FACTS: Final[Codec[BackgroundFacts]] = Codec(BackgroundFacts)

@@ -63,6 +63,16 @@ def open_varying(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
         pass
 
 
+def test_drafts_that_stop_during_an_answer_are_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    source = LookupSource()
+    engine = Engine(ScriptedBackend(), drafts=[source])
+    monkeypatch.setattr(Engine, "open", lambda *arguments, **options: engine)
+    settings = Settings(model="any.json", backend="scripted", speculate="auto")
+    with open_model(settings, chat_template=None, will_chat=False):
+        source.error = "draft model stopped: no memory"
+    assert "note: draft model stopped: no memory; the answers are not affected\n" in capsys.readouterr().err
+
+
 def test_speculation_on_request_is_said_to_change_answers(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     open_varying(monkeypatch, "auto")
     assert "answers may differ from those without speculation" in capsys.readouterr().err
