@@ -29,6 +29,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.serving.background.eligibility import (
     RunsAlone,
+    Standing,
     inherited,
     reason_not_to_join,
     reason_not_to_start_unasked,
@@ -51,6 +52,7 @@ _SECOND_CALL_S: Final = 600.0  # a second run within this time starts an engine
 KEEP_ALIVE_S: Final = 300.0  # how long an engine stays after an answer, as in Ollama
 _MOST_IDLE: Final = 2  # before a third engine starts, the one that has been idle longest leaves
 SEQUENCES: Final = 4  # the maximum number of answers that an engine generates at a time
+_PASSING: Final = ("TMPDIR", "TEMP")  # some systems have a folder for temporary files for each session
 _BACKEND: Final = "cpu"  # its answers depend neither on other requests nor on cached prefixes
 
 
@@ -190,7 +192,8 @@ class BackgroundRun:
             "template": self.chat_template,
             "speculate": settings.wants_speculation,
             **{name: getattr(settings, name) for name in ("threads", "ctx_size", "kv_type", "text_calls")},
-            "environment": inherited(),
+            "environment": {name: value for name, value in inherited().items() if name not in _PASSING},
+            "standing": Standing.of_this_process().as_json(),  # otherwise, one limited engine would keep others out
         }
         return json.dumps(decisive, sort_keys=True)
 

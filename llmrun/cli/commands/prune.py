@@ -15,6 +15,7 @@ Examples:
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmrun.base.amounts import counted, format_bytes
@@ -96,7 +97,11 @@ def _unused_kernels() -> list[tuple[Path, int]]:
 def _leftovers() -> list[tuple[Path, int]]:
     from llmrun.serving.background.control import leftovers
 
-    return [(each.path, each.path.lstat().st_size) for each in leftovers()]
+    found: list[tuple[Path, int]] = []
+    for each in leftovers():
+        with suppress(FileNotFoundError):  # an engine has just ended, or started again
+            found.append((each.path, each.path.lstat().st_size))
+    return found
 
 
 def _remove_leftover(path: Path) -> None:

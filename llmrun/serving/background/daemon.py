@@ -32,6 +32,7 @@ from llmrun.base.machine.memory import memory_in_use, return_freed_memory
 from llmrun.base.machine.memory_pressure import PressureWatch, volunteer_for_oom
 from llmrun.base.processes.commands import HANGUP, TERMINATING
 from llmrun.base.processes.frames import BadMessage, FrameTooLong
+from llmrun.engine.base import check_generates
 from llmrun.engine.child.main import SWITCH_S, Connection, as_llmrun_error, end_process
 from llmrun.engine.child.messages import CannotOpen, Close, Listening, Note, Open, Stepped
 from llmrun.engine.child.opening import open_engine
@@ -131,6 +132,7 @@ class Daemon:
         self._engine = open_engine(
             asked, connection.send, lambda ids: self._serving.report_begun(ids), templates=templates
         )
+        check_generates(self._engine.info)  # its client refuses an encoder, so nothing should stay loaded
         self._facts = FACTS.encode(_facts_about(self._engine, asked))
         return_freed_memory()
         gc.enable()
@@ -143,8 +145,8 @@ class Daemon:
         assert folder is not None
         self._folder = folder
         self._log = folder.path / f"{self._birth.socket}.log"
-        self._listener = Listener.open(folder, self._birth.socket)
         _write_errors_to(self._log)
+        self._listener = Listener.open(folder, self._birth.socket)
 
     def run(self, connection: Connection) -> int:
         """Tell the first client that the engine listens, serve all clients, and return the exit status."""

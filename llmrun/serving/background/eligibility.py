@@ -66,6 +66,17 @@ def reason_not_to_start_unasked(root: Path = Path("/")) -> str:
         (root / name).exists() for name in _CONTAINER_FILES
     ):
         return "the process is in a container"
+    return _restriction(Standing.of_this_process(root))
+
+
+def _restriction(standing: Standing) -> str:
+    """Return how a process is restricted. An engine that it started would be as slow for others, and outlive it."""
+    if standing.priority[1] > 0:
+        return "the process has a low priority (nice)"
+    if len(standing.processors) < (os.cpu_count() or 1) or standing.quota is not None:
+        return "the process may not use all processors"
+    if standing.groups or standing.limits != UNLIMITED:
+        return "the memory, the CPU time or the files of the process are limited"
     return ""
 
 
@@ -76,7 +87,7 @@ class Standing(NamedTuple):
     priority       the scheduling policy and the niceness
     quota          the CPU time that the control groups allow, in processors, or None
     groups         the control groups whose memory is limited, as "limit in bytes, folder"
-    address_space  the limit on the address space in bytes, or None
+    limits         the limits on the address space in bytes, on CPU time in seconds and on the size of files in bytes
     files          the mount namespace, and the device and inode of the root directory
     processes      the namespace of process ids
     users          the namespace of user ids
@@ -86,7 +97,7 @@ class Standing(NamedTuple):
     priority: tuple[int, int]
     quota: float | None
     groups: tuple[str, ...]
-    address_space: int | None
+    limits: tuple[int | None, int | None, int | None]
     files: str
     processes: str
     users: str
@@ -100,7 +111,7 @@ class Standing(NamedTuple):
             priority=_priority(),
             quota=processor_quota(root),
             groups=tuple(f"{limit}, {folder}" for folder, limit in memory_limits(root).items()),
-            address_space=address_space_limit(),
+            limits=_limits(),
             files=f"{_namespace('mnt', root)} {top.st_dev}:{top.st_ino}",
             processes=_namespace("pid", root),
             users=_namespace("user", root),
@@ -121,7 +132,7 @@ _DIFFERENCES = {
     "priority": "have different priorities (nice)",
     "quota": "have different CPU limits",
     "groups": "have different memory limits",
-    "address_space": "have different limits on the address space (ulimit -v)",
+    "limits": "have different limits (ulimit)",
     "files": "see different file systems",
     "processes": "see different processes",
     "users": "are in different user namespaces",
@@ -137,6 +148,19 @@ def stricter(client: Standing, engine: Standing) -> str:
         if getattr(client, name) != getattr(engine, name):
             return f"this process and the background engine {difference}"
     return ""
+
+
+UNLIMITED: Final = (None, None, None)  # the limits of most processes
+
+
+def _limits() -> tuple[int | None, int | None, int | None]:
+    if sys.platform == "win32":
+        return UNLIMITED
+    import resource
+
+    found = [resource.getrlimit(each)[0] for each in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)]
+    seconds, size = (None if each == resource.RLIM_INFINITY else each for each in found)
+    return address_space_limit(), seconds, size
 
 
 def _priority() -> tuple[int, int]:

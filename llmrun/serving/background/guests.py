@@ -148,13 +148,13 @@ class Guests:
     """The clients that have said hello, and their unfinished requests and calls.
 
     take     passes a message to the engine
-    on_idle  called when the last unfinished request is over
+    on_over  called when requests or calls are over: before they stop counting, and again when none is left
     busy     set while a request is unfinished
     """
 
-    def __init__(self, take: Callable[[ToChild], None], on_idle: Callable[[], None]) -> None:
+    def __init__(self, take: Callable[[ToChild], None], on_over: Callable[[], None]) -> None:
         self._take = take
-        self._on_idle = on_idle
+        self._on_over = on_over
         self._lock = threading.Lock()
         self._guests: dict[int, Guest] = {}
         self._unfinished: set[int] = set()
@@ -237,12 +237,13 @@ class Guests:
                 guest.send(FROM_CHILD.encode(part))
         over = [each for each in _ended(message) if each in self._unfinished]
         if over:
+            self._on_over()  # before the engine counts as idle, since an idle engine leaves after a time
             with self._lock:
                 self._unfinished.difference_update(over)
                 if is_idle := not self._unfinished:
                     self.busy.clear()
             if is_idle:
-                self._on_idle()
+                self._on_over()
 
     def close(self) -> None:
         """End all connections, and refuse all further requests."""

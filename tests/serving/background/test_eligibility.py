@@ -15,7 +15,13 @@ if sys.platform == "win32":
     pytest.skip("Python has no Unix sockets on Windows", allow_module_level=True)
 
 from llmrun.base.machine.cpu_count import allowed_processors
-from llmrun.serving.background.eligibility import Standing, reason_not_to_join, reason_not_to_start_unasked, stricter
+from llmrun.serving.background.eligibility import (
+    UNLIMITED,
+    Standing,
+    reason_not_to_join,
+    reason_not_to_start_unasked,
+    stricter,
+)
 
 VARIABLES = ("CI", "SUDO_UID", "SUDO_USER", "DOAS_USER", "PKEXEC_UID", "container", "KUBERNETES_SERVICE_HOST")
 
@@ -114,7 +120,27 @@ def test_container_files_are_known(plain: pytest.MonkeyPatch, tmp_path: Path, fi
 
 # The resources that a process may use.
 
-PLAIN = Standing((0, 1), (0, 0), None, (), None, "mnt:[1] 1:2", "pid:[1]", "user:[1]")
+PLAIN = Standing((0, 1), (0, 0), None, (), UNLIMITED, "mnt:[1] 1:2", "pid:[1]", "user:[1]")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, ""),
+        ({"priority": (0, 5)}, "the process has a low priority (nice)"),
+        ({"processors": ()}, "the process may not use all processors"),
+        ({"quota": 1.5}, "the process may not use all processors"),
+        ({"groups": ("1000, /sys/fs/cgroup/a",)}, "the memory, the CPU time or the files of the process are limited"),
+        ({"limits": (None, 60, None)}, "the memory, the CPU time or the files of the process are limited"),
+    ],
+)
+def test_restricted_processes_start_nothing_unasked(
+    plain: pytest.MonkeyPatch, tmp_path: Path, changed: dict[str, object], reason: str
+) -> None:
+    plain.setattr(os, "cpu_count", lambda: 2)
+    plain.setattr(Standing, "of_this_process", lambda root: PLAIN._replace(**changed))
+    assert reason_not_to_start_unasked(tmp_path) == reason
+    assert reason_not_to_join() == ""
 
 
 def test_a_standing_survives_json() -> None:
@@ -133,7 +159,7 @@ def test_a_standing_survives_json() -> None:
         (PLAIN._replace(priority=(5, 0)), "have different priorities"),
         (PLAIN._replace(quota=1.5), "have different CPU limits"),
         (PLAIN._replace(groups=("9000, /sys/fs/cgroup/a",)), "have different memory limits"),
-        (PLAIN._replace(address_space=1 << 30), "have different limits on the address space"),
+        (PLAIN._replace(limits=(1 << 30, None, None)), "have different limits (ulimit)"),
         (PLAIN._replace(files="mnt:[2] 1:2"), "see different file systems"),
         (PLAIN._replace(files="mnt:[1] 1:3"), "see different file systems"),
         (PLAIN._replace(processes="pid:[2]"), "see different processes"),
@@ -228,7 +254,9 @@ def test_another_root_directory_is_seen(tmp_path: Path) -> None:
         ("taskset -c {first}", "run on different processors"),
         ("nice -n 5", "have different priorities"),
         ("chrt -i 0", "have different priorities"),
-        ("prlimit --as=4000000000", "have different limits on the address space"),
+        ("prlimit --as=4000000000", "have different limits (ulimit)"),
+        ("prlimit --cpu=600", "have different limits (ulimit)"),
+        ("prlimit --fsize=1000000", "have different limits (ulimit)"),
         ("unshare -m", "see different file systems"),
         ("unshare -p -f", "see different processes"),
         ("unshare -U", "are in different user namespaces"),
