@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ PLAIN = Standing((0, 1), (0, 0), None, (), UNLIMITED, "mnt:[1] 1:2", "pid:[1]", 
     ],
 )
 def test_restricted_processes_start_nothing_unasked(
-    plain: pytest.MonkeyPatch, tmp_path: Path, changed: dict[str, object], reason: str
+    plain: pytest.MonkeyPatch, tmp_path: Path, changed: dict[str, Any], reason: str
 ) -> None:
     plain.setattr(os, "cpu_count", lambda: 2)
     plain.setattr(Standing, "of_this_process", lambda root: PLAIN._replace(**changed))
