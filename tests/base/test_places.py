@@ -18,7 +18,7 @@ MAY_EXPAND_HOME = {
     "llmrun/hub/local/other_programs.py",  # models of other programs, which are only read
     "llmrun/jobs/batching/workers/ray_address.py",  # Ray's token, which is only read
     "llmrun/jobs/doctor/folders.py",  # shortens paths
-    "llmrun/serving/background/joining.py",  # variables that engines inherit
+    "llmrun/serving/background/eligibility.py",  # variables that engines inherit
     "llmrun/cli/completing/installed.py",  # the settings files of shells
 }
 

@@ -39,7 +39,7 @@ class ServeFlags:
     """The values of the flags, in the order of --help. None or False means that the flag was not given."""
 
     model: options.LocalModel = None
-    keep_alive: Annotated[
+    keep_loaded: Annotated[
         str | None,
         typer.Option(
             "--keep-alive",
@@ -197,11 +197,11 @@ class ServeFlags:
         from llmrun.serving.models.registry import FOREVER, ModelLimits
 
         keep_s = None
-        if self.keep_alive is not None:
+        if self.keep_loaded is not None:
             try:
-                keep_s = parse_duration(self.keep_alive)
+                keep_s = parse_duration(self.keep_loaded)
             except ValueError:
-                words = f"--keep-alive: {self.keep_alive!r} is not a duration"
+                words = f"--keep-alive: {self.keep_loaded!r} is not a duration"
                 raise UsageError(words, hint="examples: 30s, 5m, 1h, or -1 for never") from None
         return ModelLimits(
             memory=free_memory() if self.max_memory is None else int(self.max_memory * 1e9),

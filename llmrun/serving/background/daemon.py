@@ -27,7 +27,7 @@ from msgspec import to_builtins
 
 from llmrun import __version__
 from llmrun.base.errors import LlmrunError, kernel_warnings_told
-from llmrun.base.folders import O_NOFOLLOW
+from llmrun.base.folders import O_BINARY, O_NOFOLLOW
 from llmrun.base.machine.memory import memory_in_use, return_freed_memory
 from llmrun.base.machine.memory_pressure import PressureWatch, volunteer_for_oom
 from llmrun.base.processes.commands import HANGUP, TERMINATING
@@ -360,7 +360,7 @@ def _path_of(model: str) -> Path | None:
 
 def _write_errors_to(log: Path) -> None:
     """Redirect stdout and stderr to a file that only its owner can read."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | O_NOFOLLOW, 0o600)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | O_NOFOLLOW | O_BINARY, 0o600)
     os.dup2(descriptor, 2)
     os.dup2(descriptor, 1)
     os.close(descriptor)

@@ -42,9 +42,8 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 class CountedSource(RangeSource):
     """A source that counts the bytes requested from it."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(lambda start, end: data[start:end], len(data), PATH)
-        self.bytes_read = self.n_fetches = 0
+    bytes_read: int = 0
+    n_fetches: int = 0
 
     def read(self, offset: int, into: memoryview) -> None:
         super().read(offset, into)
@@ -53,7 +52,7 @@ class CountedSource(RangeSource):
 
 
 def source_of(data: bytes) -> CountedSource:
-    return CountedSource(data)
+    return CountedSource(lambda start, end: data[start:end], len(data), PATH)
 
 
 def bpe_vocabulary(n_merges: int) -> Vocabulary:
