@@ -21,7 +21,7 @@ from tests.support.gguf.gguf_files import tiny_llama
 _TIMEOUT_S = 300  # for simultaneous first runs on a slow machine
 _VOCABULARY = 297  # tiny_llama's vocabulary size
 _AT_ONCE = 4
-_ON_STDERR = ("note: ", "model: compiling kernels ", "loading model ", "model cpu")
+_ON_STDERR = ("note: ", "model: compiling kernels ", "loading model ", "3 tokens in ")
 
 
 def store(soak: Soak) -> Iterator[Case]:
