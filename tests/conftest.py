@@ -184,18 +184,15 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     if sys.platform == "win32":
         pytest.skip("needs Unix sockets")
+    from tests.support.background import background_home
     from tests.support.serving.fake_engine import end_all
 
-    kernels = Path(os.environ["LLMRUN_CACHE_DIR"]) / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "kernels").symlink_to(kernels)
-    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(cache))
-    monkeypatch.delenv("LLMRUN_WARM")
-    monkeypatch.delenv("CI", raising=False)
-    yield cache / "run"
-    end_all()
+    with background_home(tmp_path / "engines", settings="") as home:
+        monkeypatch.setenv("LLMRUN_CACHE_DIR", str(home.cache))
+        monkeypatch.delenv("LLMRUN_WARM")
+        monkeypatch.delenv("CI", raising=False)
+        yield home.folder
+        end_all()
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_stop_knows_presets_and_relative_paths(engines: Path, tmp_path: Path, mo
     started("one", path=str(tmp_path / "one.gguf"))
     started("two", name="other", model="other:1b")
     assert run("stop", "mine")[0] == "other: unloaded\n"
-    assert llmrun("stop", "../one.gguf", cwd=tmp_path / "cache").stdout == b"tiny: unloaded\n"
+    assert llmrun("stop", "../one.gguf", cwd=tmp_path / "engines").stdout == b"tiny: unloaded\n"
 
 
 def test_one_busy_engine_does_not_protect_the_others(engines: Path) -> None:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # exists while the driver is loaded, working or not
 
 
@@ -28,6 +29,11 @@ def text_of(path: Path) -> str | None:
         return path.read_text("utf-8", "replace").strip(" \t\n\0") or None
     except OSError:
         return None
+
+
+def boot_id() -> str:
+    """Return a text that changes whenever this computer starts, or "" if the system provides none."""
+    return text_of(_BOOT_ID) or sysctl("kern.bootsessionuuid") or ""
 
 
 def number_of(path: Path) -> int | None:

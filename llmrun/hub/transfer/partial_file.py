@@ -18,6 +18,7 @@ from pathlib import Path
 
 from llmrun.base.errors import LlmrunError
 from llmrun.base.folders import O_BINARY, O_NOFOLLOW
+from llmrun.base.machine.processor import boot_id
 from llmrun.hub.local.safe_writes import try_lock, writing
 
 JOURNAL = ".journal"  # suffix that is appended to the partial file's name
@@ -198,7 +199,7 @@ class PartialFile:
         self.validator = str(told.get("validator", ""))
         if not self.validator and self._sha256 is None:
             return False  # without a sha256 or a validator, a changed file on the server would go unnoticed
-        boot, reached = this_boot(), 0
+        boot, reached = boot_id(), 0  # without a boot, unsynced bytes are trusted only if the sha256 will be verified
         lasted = told.get("boot") == boot and (boot != "" or self._sha256 is not None)
         for start, written, synced in sorted(lines):
             end = min(written if lasted else synced, here, self.size)
@@ -211,7 +212,7 @@ class PartialFile:
     def _new_journal(self) -> io.FileIO:
         """Replace the journal atomically and open the new journal. A killed process leaves the old journal."""
         told = {"version": _VERSION, "size": self.size, "sha256": self._sha256}
-        head = json.dumps(told | {"validator": self.validator, "boot": this_boot()}).encode() + b"\n"
+        head = json.dumps(told | {"validator": self.validator, "boot": boot_id()}).encode() + b"\n"
         self._first_line = len(head)
         new = _successor_of(self.journal)
         new.unlink(missing_ok=True)
@@ -256,16 +257,6 @@ def _is_at(file: io.FileIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:
         return False
-
-
-def this_boot() -> str:
-    """Return an identifier of the current boot, or "" if the system provides none.
-
-    Without an identifier, unsynced bytes of an earlier run are trusted only if the file's sha256 will be verified.
-    """
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    return ""
 
 
 def _line(run: ByteRun) -> bytes:

@@ -39,7 +39,7 @@ from llmrun.engine.child.opening import open_engine
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.templates.chat_template import TemplateProcess
 from llmrun.options.settings import default_sampling
-from llmrun.serving.background.eligibility import Standing, stricter
+from llmrun.serving.background.eligibility import Standing, difference
 from llmrun.serving.background.guests import Guests
 from llmrun.serving.background.handshake import (
     BIRTH,
@@ -219,7 +219,7 @@ class Daemon:
         if self._leaves:
             guest.send(greeting(LEAVING, pid=os.getpid()))
             return False
-        if reason := stricter(Standing.from_json(values["standing"]), self._standing):
+        if reason := difference(Standing.from_json(values["standing"]), self._standing):
             guest.send(greeting(REFUSED, reason=reason))
             return False
         if (keep_alive_s := values.get("keep_alive_s")) is not None:

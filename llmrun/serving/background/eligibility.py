@@ -139,7 +139,7 @@ _DIFFERENCES = {
 }
 
 
-def stricter(client: Standing, engine: Standing) -> str:
+def difference(client: Standing, engine: Standing) -> str:
     """Return why the engine would not serve the client as the client would serve itself, or "" if it would.
 
     An engine with stricter limits than the client's does not serve the client either, because it might be slower.

@@ -31,11 +31,10 @@ from typing import Final, Self
 
 from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.base.folders import O_NOFOLLOW, O_NONBLOCK, cache_folder
-from llmrun.base.machine.processor import sysctl, text_of
+from llmrun.base.machine.processor import boot_id
 
 _RUNTIME = Path("/run/user")  # with a folder for each user who is logged in, which systemd removes at logout
 _DESCRIPTORS = Path("/proc/self/fd")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_ADDRESS = 103  # bytes; macOS stores 104, including a NUL
 _COMPUTER_DIGITS = 6  # the first of the 16 hexadecimal digits of a name
 _FILE = re.compile(r"([0-9a-f]{16})\.(sock|lock|called|log)|[0-9a-f]{8}\.tmp")
@@ -522,8 +521,3 @@ def _computer() -> str:
 
 def _digits(text: str, count: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:count]  # paths need not be UTF-8
-
-
-def boot_id() -> str:
-    """Return a text that changes whenever this computer starts, or "" if there is none."""
-    return text_of(_BOOT_ID) or sysctl("kern.bootsessionuuid") or ""

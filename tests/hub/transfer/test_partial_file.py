@@ -135,7 +135,7 @@ def test_after_a_power_cut_only_what_had_reached_the_disk_counts(path: Path, mon
         put(made, 500, 600)
     with opened(path) as same_boot:
         assert same_boot.received == 400
-    monkeypatch.setattr(partial_file, "this_boot", lambda: "another")
+    monkeypatch.setattr(partial_file, "boot_id", lambda: "another")
     with opened(path) as after:
         assert after.gaps() == [(100, SIZE)]
         put(after, 100, 200)
@@ -143,22 +143,10 @@ def test_after_a_power_cut_only_what_had_reached_the_disk_counts(path: Path, mon
         assert again.gaps() == [(200, SIZE)]
 
 
-def test_this_boot_is_the_same_for_every_process_and_nothing_where_it_is_not_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert partial_file.this_boot() == partial_file.this_boot()
-
-    def refuse(*_: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert partial_file.this_boot() == ""
-
-
 def test_without_a_boot_and_a_sha256_only_what_had_reached_the_disk_counts(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial_file, "this_boot", lambda: "")
+    monkeypatch.setattr(partial_file, "boot_id", lambda: "")
     for sha256, received in ((SHA, 300), (None, 100)):
         remove(path)
         with opened(path, sha256=sha256) as made:

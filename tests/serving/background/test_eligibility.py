@@ -19,9 +19,9 @@ from llmrun.base.machine.cpu_count import allowed_processors
 from llmrun.serving.background.eligibility import (
     UNLIMITED,
     Standing,
+    difference,
     reason_not_to_join,
     reason_not_to_start_unasked,
-    stricter,
 )
 
 VARIABLES = ("CI", "SUDO_UID", "SUDO_USER", "DOAS_USER", "PKEXEC_UID", "container", "KUBERNETES_SERVICE_HOST")
@@ -147,7 +147,7 @@ def test_restricted_processes_start_nothing_unasked(
 def test_a_standing_survives_json() -> None:
     own = Standing.of_this_process()
     assert Standing.from_json(json.loads(json.dumps(own.as_json()))) == own
-    assert stricter(own, Standing.of_this_process()) == ""
+    assert difference(own, Standing.of_this_process()) == ""
     assert own.processors == tuple(sorted(own.processors))
 
 
@@ -169,21 +169,21 @@ def test_a_standing_survives_json() -> None:
 )
 def test_only_equals_share_an_engine(changed: Standing, reason: str) -> None:
     """An engine with stricter limits than the client's would be slower than the client itself."""
-    assert stricter(PLAIN, PLAIN) == ""
+    assert difference(PLAIN, PLAIN) == ""
     for pair in ((changed, PLAIN), (PLAIN, changed)):
-        assert stricter(*pair).startswith(f"this process and the background engine {reason}")
+        assert difference(*pair).startswith(f"this process and the background engine {reason}")
 
 
 @pytest.mark.parametrize("name", Standing._fields)
 def test_each_value_is_compared(name: str) -> None:
-    assert stricter(PLAIN, Standing.from_json(PLAIN.as_json() | {name: "other"}))
+    assert difference(PLAIN, Standing.from_json(PLAIN.as_json() | {name: "other"}))
 
 
 @pytest.mark.parametrize("missing", Standing._fields)
 def test_missing_values_are_differences(missing: str) -> None:
     sent = PLAIN.as_json()
     del sent[missing]
-    assert stricter(Standing.from_json(sent), PLAIN)
+    assert difference(Standing.from_json(sent), PLAIN)
 
 
 def test_limits_of_groups_count_by_group(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_limits_of_groups_count_by_group(tmp_path: Path) -> None:
 
     first = standing("a", "5000")
     assert (first.groups, first.quota) == (("5000, /sys/fs/cgroup/a",), 1.5)
-    assert "memory limits" in stricter(first, standing("b", "5000"))
-    assert stricter(standing("a", "max"), standing("b", "max")) == ""
+    assert "memory limits" in difference(first, standing("b", "5000"))
+    assert difference(standing("a", "max"), standing("b", "max")) == ""
 
 
 def test_reading_the_standing_is_fast() -> None:
@@ -243,7 +243,7 @@ def test_another_root_directory_is_seen(tmp_path: Path) -> None:
         (namespaces / name).symlink_to((Path("/proc/self/ns") / name).readlink())
     client = standing_printed_by(before=f"Standing.of_this_process(); os.chroot({str(tmp_path)!r})")
     assert (client.processes, client.users) == (own.processes, own.users)
-    assert "see different file systems" in stricter(client, own)
+    assert "see different file systems" in difference(client, own)
 
 
 @pytest.mark.push
@@ -273,6 +273,6 @@ def test_real_restrictions_are_seen(prefix: str, reason: str) -> None:
     if "taskset" in prefix and len(processors) < 2:
         pytest.skip("this process has one processor")
     client = standing_printed_by(*prefix.format(first=processors[0]).split())
-    found = stricter(client, Standing.of_this_process())
+    found = difference(client, Standing.of_this_process())
     assert reason in found
     assert bool(reason) == bool(found)

@@ -25,6 +25,7 @@ import fcntl
 import resource
 
 from llmrun.base.errors import LlmrunError
+from llmrun.base.machine import processor
 from llmrun.serving.background import place
 from llmrun.serving.background.place import Folder, Listener, connect, open_folder, peer_is_us, peer_pid, socket_name
 
@@ -696,9 +697,10 @@ def test_names_depend_on_key_boot_and_computer(tmp_path: Path, monkeypatch: pyte
     names = {socket_name("a"), socket_name("b"), socket_name("\udcff")}
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     names.add(socket_name("a"))
-    monkeypatch.setattr(place, "_BOOT_ID", tmp_path / "nothing")
+    assert processor.boot_id() == processor.boot_id() != ""
+    monkeypatch.setattr(processor, "_BOOT_ID", tmp_path / "nothing")
     names.add(socket_name("a"))
-    assert place.boot_id() == ""
+    assert processor.boot_id() == ""
     assert len(names) == 5
 
 

@@ -83,7 +83,7 @@ def test_notes_about_a_file_reach_the_client(shared_home: BackgroundHome, tmp_pa
 
 
 def test_another_file_is_never_overwritten(shared_home: BackgroundHome, tmp_path: Path) -> None:
-    """As with `llmrun generate --prompt-cache FILE > FILE`, the file changes while the model answers."""
+    """The file changes while the model answers, as it does with `llmrun generate --prompt-cache FILE > FILE`."""
     file = tmp_path / "x"
     with file.open("wb") as stream:
         subprocess.run(
