@@ -55,6 +55,18 @@ class PrefixWait(Struct, frozen=True):
     n: int
 
 
+class ExpectedPrefix(Struct, frozen=True):
+    """The prefix with which a request will probably start: its first `n` tokens.
+
+    load_s  seconds to load the prefix, if it is saved in a file
+    leader  the id of the request that will compute the prefix, or None
+    """
+
+    n: int
+    load_s: float = 0.0
+    leader: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Answer:
     """A request's state, from `submit` to its last event. Times are in seconds of `time.perf_counter`.
@@ -77,6 +89,7 @@ class Answer:
     paused_at        the number of tokens for which the last step had no room in the KV cache, or None if it had room
     last_step        the number of the last step in which the request had rows, as counted by its scheduler
     runs_alone       True until the request has been part of a step, if that step must have no other requests
+    expected         the prefix with which a request in the queue will probably start, or None if it was not predicted
     wait             the prefix that a queued request waits for, as of its last check, or None (scheduling/scheduler.py)
     thinking_tokens  how many of the generated tokens belong to thinking
     first_answer     time at which the first text after the thinking arrived
@@ -116,6 +129,7 @@ class Answer:
     paused_at: int | None = None
     last_step: int = 0
     runs_alone: bool = False
+    expected: ExpectedPrefix | None = None
     wait: PrefixWait | None = None
     step_times: list[float] = field(default_factory=list)
     thinking_tokens: int = 0
@@ -149,8 +163,10 @@ class Answer:
         """The numbers under which the tokens are cached, which differ from the tokens if adapters apply to them."""
         if self.adapters is None:
             return self.tokens
-        self._marked += self.adapters.marked(self.tokens[len(self._marked) :], len(self._marked))
-        return self._marked
+        marked = self._marked
+        if len(marked) < len(self.tokens):  # several threads may do this at the same time
+            self._marked = marked = [*marked, *self.adapters.marked(self.tokens[len(marked) :], len(marked))]
+        return marked
 
     @property
     def reusable(self) -> list[int]:

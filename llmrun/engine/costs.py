@@ -6,12 +6,15 @@ servers report. The predictions affect only the speed, never the text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from llmrun.backends.run_speeds import LearntCosts
 
     Vector = NDArray[np.float64]
 
@@ -30,6 +33,10 @@ _FIRST_ATTENDED: Final = 32 * 1024
 _KEPT: Final = 0.98  # weight of older steps of the same class after each step: the last 34 have half of the weight
 _DRIFT: Final = 0.1  # fraction of a step's relative deviation that is applied to all older times
 LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
+# Costs from another process count as much as this many steps of each size that represents them. The first steps correct
+# their level by their mean deviation, because the machine may now be faster or slower.
+_ASSUMED_STEPS: Final = 2.0
+_ASSUMED_DEPTH: Final = 4096  # tokens; a typical depth of answers
 _SHORTEST: Final = 1e-6  # seconds; a coarse clock can measure 0
 _RECORDED_TOGETHER: Final = 8  # steps without prompts or drafts, which have almost the same size
 _SMALLEST: Final = 0.02  # lower bound of each cost, relative to the assumed cost
@@ -70,6 +77,12 @@ class StepSize(NamedTuple):
 EMPTY: Final = StepSize(0, 0, 0, 0)
 
 
+def _features(size: tuple[float, ...], seconds: float) -> Vector:
+    """Return the features of a step, followed by its seconds, all divided by these seconds."""
+    _, rows, cached, attended = size
+    return np.array((1.0, rows, cached / _POSITIONS, attended / _POSITIONS, seconds)) / seconds
+
+
 class _Fit:
     """The duration of one kind of step: c0 + c1 rows + c2 cached + c3 attended.
 
@@ -89,8 +102,17 @@ class _Fit:
         self._assumed, self._trust = np.array(assumed), np.diag(trust)
         # With x = features / seconds, these are the sums of x x^T and of x over the steps of each class.
         self._sums = np.zeros((classes, 4, 5))
-        self._n_recorded = 0
-        self.costs: list[float] = []  # empty until a step has been observed
+        self.n_recorded = 0
+        self._is_assumed = False  # True if the costs began with those of another process
+        self.costs: list[float] = []  # empty until a step has been observed or costs are assumed
+
+    def assume(self, costs: Sequence[float], sizes: Iterable[tuple[StepSize, int]]) -> None:
+        """Begin with costs from another process. `sizes` are the sizes and classes of steps that represent them."""
+        self.costs, self._is_assumed = list(costs), True
+        for size, kind in sizes:
+            features = _features(size, self.of_step(size))
+            self._sums[kind] += _ASSUMED_STEPS * features[:4, None] * features
+        self.costs = self._fitted()
 
     def of_step(self, size: StepSize) -> float:
         """Return the expected seconds of a step."""
@@ -112,16 +134,16 @@ class _Fit:
         of all classes towards its own, so that a slower machine changes the level but not the ratios of the costs.
         """
         n = len(steps)
-        _, rows, cached, attended = (sum(column) / n for column in zip(*(size for size, _ in steps), strict=True))
-        seconds = sum(seconds for _, seconds in steps) / n
-        features = np.array((1.0, rows, cached / _POSITIONS, attended / _POSITIONS, seconds)) / seconds
+        size = tuple(sum(column) / n for column in zip(*(size for size, _ in steps), strict=True))
+        features = _features(size, sum(seconds for _, seconds in steps) / n)
         if self.costs:
-            factor = 1 + _DRIFT * (1 / float(features[:4] @ self.costs) - 1)
+            drift = max(_DRIFT, 1 / (self.n_recorded + 2)) if self._is_assumed else _DRIFT
+            factor = 1 + drift * (1 / float(features[:4] @ self.costs) - 1)
             self._sums /= (factor**2, factor**2, factor**2, factor**2, factor)
         self._sums[kind] *= _KEPT**n
         self._sums[kind] += n * features[:4, None] * features
-        self._n_recorded += 1
-        if self._n_recorded < _FITTED_FIRST or self._n_recorded % _FITTED_EVERY == 0:
+        self.n_recorded += 1
+        if self.n_recorded < _FITTED_FIRST or self.n_recorded % _FITTED_EVERY == 0:
             self.costs = self._fitted()
 
     def _fitted(self) -> list[float]:
@@ -158,19 +180,64 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        # In small steps, a row is assumed to take ASSUMED_ROW of a step's time, and the depth to take no time.
-        self._answers = _Fit((1 - ASSUMED_ROW, ASSUMED_ROW, 0.0, 0.0), (0.01, 1.0, 0.3, 0.3), 2)
-        # The unit is the time of a prompt row. The costs differ between models and machines by factors of 3 to 10. The
-        # trust is the squared relative noise of a step, 0.1, divided by the squared error of the assumption.
-        self._prompts = _Fit((8.0, 1.0, 0.5, 0.1), (0.0003, 0.03, 0.03, 0.5), 1)
+        self._answers, self._prompts = self._new_answers(), self._new_prompts()
         self._unrecorded: list[tuple[StepSize, float]] = []  # the last steps without prompts and drafts
         self.most_drafted = _FIRST_DRAFT
         self._most_rows, self._most_attended = _FIRST_ROWS, _FIRST_ATTENDED
 
+    @staticmethod
+    def _new_answers() -> _Fit:
+        # In small steps, a row is assumed to take ASSUMED_ROW of a step's time, and the depth to take no time.
+        return _Fit((1 - ASSUMED_ROW, ASSUMED_ROW, 0.0, 0.0), (0.01, 1.0, 0.3, 0.3), 2)
+
+    @staticmethod
+    def _new_prompts() -> _Fit:
+        # The unit is the time of a prompt row. The costs differ between models and machines by factors of 3 to 10. The
+        # trust is the squared relative noise of a step, 0.1, divided by the squared error of the assumption.
+        return _Fit((8.0, 1.0, 0.5, 0.1), (0.0003, 0.03, 0.03, 0.5), 1)
+
     @property
     def known(self) -> bool:
-        """True once a step without prompts has been observed."""
+        """True once a step without prompts has been observed, or its costs are assumed."""
         return bool(self._answers.costs)
+
+    @property
+    def knows_prompts(self) -> bool:
+        """True once a step with prompts has been observed, or its costs are assumed."""
+        return bool(self._prompts.costs)
+
+    @property
+    def n_observed(self) -> int:
+        """The number of steps with prompts that have been observed."""
+        return self._prompts.n_recorded
+
+    def assume(self, learnt: LearntCosts) -> None:
+        """Begin with the costs that another process has learnt, unless steps have been observed. Thread-safe.
+
+        A step that is observed at the same time may be lost.
+        """
+        if learnt.prompts and not self.knows_prompts:
+            depths = (0, learnt.attended // MOST_ROWS)
+            sizes = [(EMPTY.with_chunk(rows, depth), 0) for rows in (EFFICIENT_ROWS, MOST_ROWS) for depth in depths]
+            fit = self._new_prompts()
+            fit.assume(learnt.prompts, sizes)
+            self._most_rows = max(self._most_rows, 2 * learnt.rows)
+            self._most_attended = max(self._most_attended, 2 * learnt.attended)
+            self._prompts = fit
+        if learnt.answers and not self.known:
+            runs = ((1, _PLAIN), (1 + max(learnt.drafted, _FIRST_DRAFT), _DRAFTED))
+            sizes = [(EMPTY.with_chunk(rows, depth), kind) for rows, kind in runs for depth in (0, _ASSUMED_DEPTH)]
+            fit = self._new_answers()
+            fit.assume(learnt.answers, sizes)
+            self.most_drafted = max(self.most_drafted, 2 * learnt.drafted)
+            self._answers = fit
+
+    def learnt(self) -> LearntCosts:
+        """Return the costs for later processes."""
+        from llmrun.backends.run_speeds import LearntCosts
+
+        rows, attended, drafted = self._most_rows // 2, self._most_attended // 2, self.most_drafted // 2
+        return LearntCosts(tuple(self._prompts.costs), tuple(self._answers.costs), rows, attended, drafted)
 
     def observe(self, size: StepSize, prompt_rows: int, seconds: float) -> None:
         """Record the duration of a step with `prompt_rows` rows of prompts."""
@@ -191,8 +258,10 @@ class StepCosts:
 
     def of_step(self, size: StepSize, prompt_rows: int = 0) -> float:
         """Return the expected seconds of a step with `prompt_rows` rows of prompts."""
-        fits = (self._prompts, self._answers) if prompt_rows else (self._answers, self._prompts)
-        return next((fit.of_step(size) for fit in fits if fit.costs), _FIRST_STEP + _FIRST_ROW * size.rows)
+        fit, other = (self._prompts, self._answers) if prompt_rows else (self._answers, self._prompts)
+        if fit.costs or other.costs:
+            return (fit if fit.costs else other).of_step(size)
+        return _FIRST_STEP + _FIRST_ROW * size.rows
 
     def of_row(self, size: StepSize, depth: int) -> float:
         """Return the seconds that each draft token adds to a step, in an answer with `depth` tokens in the cache."""
@@ -204,15 +273,20 @@ class StepCosts:
         """The seconds of a prompt token in a large step at the beginning of a prompt."""
         return self.of_step(EMPTY.with_chunk(MOST_ROWS, 0), MOST_ROWS) / MOST_ROWS
 
-    def rows_within(self, seconds: float, size: StepSize, depth: int, least: int = LEAST_ROWS) -> int:
+    def rows_within(
+        self, seconds: float, size: StepSize, depth: int, least: int = LEAST_ROWS, *, cautious: bool = True
+    ) -> int:
         """Return how many rows of a prompt fit in a step of at most `seconds` while answers are in progress.
 
         size     the rest of the step
         depth    tokens in the cache before the rows
         least    the smallest result, regardless of the time; 0 for a prompt that need not progress in this step
+        cautious limit the step to twice the largest step so far
         """
-        known = min(self._most_rows, (self._most_attended - size.attended) / max(depth, 1))
-        return max(int(min(self._rows_in(seconds, size, depth), known)), least)
+        rows = self._rows_in(seconds, size, depth)
+        if cautious:
+            rows = min(rows, self._most_rows, (self._most_attended - size.attended) / max(depth, 1))
+        return max(int(rows), least)
 
     def rows_alone(self, seconds: float, size: StepSize, depth: int, least: int) -> int:
         """Return how many rows of a prompt fit in a step of `seconds` while no answer is in progress.
@@ -226,6 +300,9 @@ class StepCosts:
         return max(int(rows), least)
 
     def _rows_in(self, seconds: float, size: StepSize, depth: int) -> float:
-        one, most = (self.of_step(size.with_chunk(rows, depth), rows) for rows in (1, MOST_ROWS))
+        one, most = (
+            self.of_step(size.with_chunk(1, depth), 1),
+            self.of_step(size.with_chunk(MOST_ROWS, depth), MOST_ROWS),
+        )
         row = (most - one) / (MOST_ROWS - 1)
         return MOST_ROWS if most <= seconds else 1 + (seconds - one) / row if row > 0 else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.engine.embedding import Embedder
     from llmrun.engine.saved_state.budget import SavedPrefixes
+    from llmrun.engine.scheduling.waits import Prediction
     from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.model.tokenizers.text_tokenizer import Tokenizer
 
@@ -49,13 +51,17 @@ if TYPE_CHECKING:
 # Answers with more steps than this, and prompts of at least this many tokens, show the speeds that `llmrun fit` uses.
 _LEAST_STEPS = 24
 _LEAST_PREFILLED = MOST_ROWS
+# The costs of earlier processes are looked up for prompts of this many tokens, whose progress is shown, and for
+# predictions. Costs are kept for later processes after this many further steps with prompts.
+_LONG_PROMPT = 1024
+_LEAST_KEPT = 4
 
 
 class Engine:
     """One open model that runs up to `info.max_sequences` requests at a time.
 
     Either pass requests to `submit` and call `step` until `idle`, or use `generate` for a single request.
-    Only `prepare`, `enqueue`, `predicted_wait`, `prefill_progress`, `cancel` and `cancel_current` are thread-safe.
+    Only `prepare`, `enqueue`, `predicted`, `prefill_progress`, `cancel` and `cancel_current` are thread-safe.
     """
 
     def __init__(
@@ -122,6 +128,8 @@ class Engine:
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self._in_progress: tuple[list[Work], float] | None = None  # the work and start time of the running pass
         self.load_s = load_s
+        self._n_kept = 0  # the steps with prompts when the costs were last kept
+        self._costs_sought = 0  # the longest prompt for which costs were sought
         self._best_decode = self._best_prefill = 0.0  # tokens per second of one request
         self._prompts = PromptReader(
             backend,
@@ -296,6 +304,8 @@ class Engine:
         if not self._share_prefixes:
             answer.prefix_scope = request.tenant
         answer.saved = self._saved
+        if answer.prompt_tokens >= _LONG_PROMPT:
+            self._assume_costs(answer.prompt_tokens)
         return answer
 
     def enqueue(self, answer: Answer, *, alone: bool = False) -> int:
@@ -307,9 +317,12 @@ class Engine:
         self._requests.waiting.append(answer)
         return answer.request_id
 
-    def predicted_wait(self, answer: Answer) -> float:
-        """Predict how many seconds a prepared request would wait if it were queued now. Thread-safe."""
-        return self._requests.predicted_wait(answer, leaving=set(self._cancel_wishes.copy()))
+    def predicted(self, answer: Answer) -> Prediction:
+        """Predict when a prepared request starts and when its first token arrives, if queued now. Thread-safe."""
+        self._assume_costs(answer.prompt_tokens)
+        running = self._in_progress
+        step = None if running is None else (running[0], time.perf_counter() - running[1])
+        return self._requests.predicted(answer, leaving=set(self._cancel_wishes.copy()), step=step)
 
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.
@@ -358,8 +371,9 @@ class Engine:
         """Return the expected progress of the prompts in the running pass, if any. Thread-safe."""
         if (running := self._in_progress) is None:
             return []
-        work, began = running
-        return self._scheduler.expected_progress(work, time.perf_counter() - began)
+        work, seconds = running[0], time.perf_counter() - running[1]
+        events, left = self._scheduler.expected_progress(work, seconds), self._requests.left((work, seconds))
+        return [structs.replace(event, left_s=left.get(event.request_id)) for event in events]
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events, the last of which is Finished.
@@ -382,7 +396,7 @@ class Engine:
     def _end_cancelled(self) -> list[Event]:
         wishes = self._cancel_wishes.copy()
         events = self._requests.end_cancelled(set(wishes), self._last_cancel)
-        for _ in wishes:  # not earlier, because `predicted_wait` must not count these requests until they have ended
+        for _ in wishes:  # not earlier, because `predicted` must not count these requests until they have ended
             self._cancel_wishes.popleft()
         return events
 
@@ -474,6 +488,7 @@ class Engine:
         self._speculation.close()
         self._backend.close()
         self._keep_speed()
+        self.keep_costs()
 
     def _observe_speed(self, timings: Timings) -> None:
         if timings.steps > _LEAST_STEPS and timings.decode_s > 0:
@@ -482,14 +497,40 @@ class Engine:
         if timings.prompt_tokens - timings.cached_tokens >= _LEAST_PREFILLED:
             self._best_prefill = max(self._best_prefill, timings.prompt_per_second)
 
+    def keep_costs(self) -> None:
+        """Keep the costs of steps for later processes, if they may have changed. Call this method between steps."""
+        costs = self._scheduler.costs
+        if costs.n_observed >= self._n_kept + _LEAST_KEPT and self._is_real:
+            from llmrun.backends.run_speeds import keep_costs
+
+            self._n_kept = costs.n_observed
+            keep_costs(self.info, costs.learnt())
+
+    def _assume_costs(self, prompt_tokens: int) -> None:
+        """Begin with the costs of an earlier process or, for long prompts, with a forecast, unless costs are known."""
+        if self._scheduler.costs.knows_prompts or prompt_tokens <= self._costs_sought:
+            return
+        is_long = prompt_tokens >= _LONG_PROMPT
+        self._costs_sought = sys.maxsize if is_long else _LONG_PROMPT - 1
+        if self._is_real:
+            from llmrun.backends.prompt_times import assumed_costs
+
+            if (costs := assumed_costs(self.info, may_forecast=is_long)) is not None:
+                self._scheduler.costs.assume(costs)
+
+    @property
+    def _is_real(self) -> bool:
+        """False if the backend answers without a model."""
+        from llmrun.backends.registry import is_stand_in
+
+        return not is_stand_in(self.info.backend)
+
     def _keep_speed(self) -> None:
         """Record the best speeds of this run for `llmrun fit`."""
         decode, prefill, self._best_decode, self._best_prefill = self._best_decode, self._best_prefill, 0.0, 0.0
         if not decode and not prefill:
             return
-        from llmrun.backends.registry import is_stand_in
-
-        if not is_stand_in(self.info.backend):
+        if self._is_real:
             from llmrun.backends.run_speeds import keep_run
 
             keep_run(self.info, decode, prefill)

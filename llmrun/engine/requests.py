@@ -169,13 +169,15 @@ class PrefillProgress(Portable, frozen=True):
     """The progress of a prompt: the KV cache contains `done` of its `total` tokens, including reused tokens.
 
     `total` is 0 if the server reports only that the answer has not started yet. `cached` is the number of tokens that
-    were in the cache before the request began.
+    were in the cache before the request began. `left_s` is the predicted number of seconds until the first token; only
+    events from `prefill_progress` have it, and only once the costs of steps are known.
     """
 
     request_id: int
     done: int
     total: int
     cached: int = 0
+    left_s: float | None = None
 
 
 class PromptDelta(Portable, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +50,7 @@ class Neighbours:
 
 # A saved prefix is loaded only if it is longer than the cached prefix by at least the tokens of a block.
 _LEAST_LOADED: Final = 32
+_LOADED_TOKEN_S: Final = 3e-5  # the assumed seconds to load a saved token, until a prefix has been loaded
 # Shorter prefixes are not worth saving in a file.
 _LEAST_SAVED: Final = 64
 
@@ -84,6 +86,7 @@ class SequenceSlots:
         self._slots = [Slot(index) for index in range(count)]
         self._releases = 0
         self._idle_blocks: int | None = None  # None if the number must be computed again
+        self._loaded_token_s = _LOADED_TOKEN_S
 
     @property
     def n_idle(self) -> int:
@@ -101,6 +104,13 @@ class SequenceSlots:
         """Return the length of the tenant's longest prefix of `tokens` that is cached or saved."""
         shared = self._longest(tokens, tenant)[0]
         return shared if saved is None else max(shared, saved.longest(tokens, tenant))
+
+    def expected(self, tokens: list[int], tenant: str, saved: SavedPrefixes | None) -> tuple[int, float]:
+        """Return the length of the prefix that `acquire` would find now, and the seconds to load it. Thread-safe."""
+        shared, most = self._longest(tokens, tenant)[0], len(tokens) - 1
+        if saved is not None and (stored := saved.longest(tokens[:-1], tenant)) >= shared + _LEAST_LOADED:
+            return stored, stored * self._loaded_token_s
+        return min(shared, most), 0.0
 
     def acquire(self, tokens: list[int], tenant: str = "", saved: SavedPrefixes | None = None) -> Slot:
         """Take an idle slot and fill it with the tenant's longest prefix of `tokens` that is cached or saved.
@@ -131,13 +141,15 @@ class SequenceSlots:
     def _load(self, slot: Slot, tokens: list[int], tenant: str, saved: SavedPrefixes) -> None:
         """Replace the contents of an idle slot with the tenant's longest saved prefix of `tokens`."""
         self.forget(slot)
-        kept = None
+        began, kept = time.perf_counter(), None
         while kept is None:
             try:
                 kept = saved.load(self._kv, slot.index, tokens, tenant)
             except KVFull:
                 kept = None if self.forget_oldest_idle() else 0  # 0 if running requests need the cache
         slot.tokens, slot.tenant, slot.n_saved = tokens[:kept], tenant, kept
+        if kept:
+            self._loaded_token_s = (time.perf_counter() - began) / kept
 
     def save(self, saved: SavedPrefixes, most: int | None = None) -> bool:
         """Save the tokens of the most recently released slot that is idle and has unsaved tokens for these files.

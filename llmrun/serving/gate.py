@@ -152,7 +152,9 @@ def _digest(key: str) -> bytes:
 
 _PAGE = "/"
 _PUBLIC = (_PAGE, "/health")
-_EXPOSED = b"x-request-id, request-id, x-llmrun-context, x-llmrun-ignored, x-llmrun-wait, retry-after"
+_EXPOSED = (
+    b"x-request-id, request-id, x-llmrun-context, x-llmrun-ignored, x-llmrun-wait, x-llmrun-first-token, retry-after"
+)
 _PREFLIGHT_S = b"600"  # seconds that a browser may cache the answer to a preflight request
 _HOST = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:\[\]]*))(?::\d*)?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[\w-]+(?: *, *[\w-]+)*", re.ASCII)

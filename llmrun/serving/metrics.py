@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 Figures = Mapping[str, float]
@@ -87,6 +87,14 @@ class Metrics:
             "llmrun_queue_wait_error_seconds", "Absolute difference between the predicted and the actual wait."
         )
 
+        self.predicted_first_token = Histogram(
+            "llmrun_predicted_first_token_seconds", "Predicted time from a request's acceptance to the first token."
+        )
+        self.mispredicted_first_token = Histogram(
+            "llmrun_first_token_error_seconds",
+            "Absolute difference between the predicted and the actual time to the first token.",
+        )
+
     def count_request(self, route: str, status: int) -> None:
         """Count a finished request. `route` is a fixed pattern, never a path that a client chose."""
         self._requests[route, status] += 1
@@ -95,6 +103,10 @@ class Metrics:
         self.predicted.observe(predicted_s)
         self.waited.observe(actual_s)
         self.mispredicted.observe(abs(predicted_s - actual_s))
+
+    def count_first_token(self, predicted_s: float, actual_s: float) -> None:
+        self.predicted_first_token.observe(predicted_s)
+        self.mispredicted_first_token.observe(abs(predicted_s - actual_s))
 
     def text(self, version: str, models: Mapping[str, Figures], upstreams: Mapping[str, Figures] | None = None) -> str:
         """Return all metrics. `models` maps names to figures, and `upstreams` maps URLs to figures."""
@@ -110,7 +122,15 @@ class Metrics:
             yield f"llmrun_requests_total{_labels({'route': route, 'status': str(status)})} {count}"
         yield from _one("llmrun_open_requests", "gauge", "HTTP requests in progress.", self.open_requests)
         yield from _labelled(_OF_MODELS, "model", models)
-        for histogram in (self.first_token, self.between_tokens, self.waited, self.predicted, self.mispredicted):
+        for histogram in (
+            self.first_token,
+            self.predicted_first_token,
+            self.mispredicted_first_token,
+            self.between_tokens,
+            self.waited,
+            self.predicted,
+            self.mispredicted,
+        ):
             yield from histogram.lines()
 
 

@@ -121,12 +121,18 @@ _MANY_TOKENS = 256  # writing the log-probabilities of 256 tokens takes 20 ms
 _MOST_EVENTS = 64  # the number of events written at a time; writing 64 events takes a millisecond
 
 
+def _predicted_s(served: ServedRequest) -> float | None:
+    """Return the predicted seconds from a request's acceptance to its first token, or None if unknown."""
+    return None if served.taken is None else served.taken.first_token_s
+
+
 class Choices:
     """Requests all choices of a call from a model, and merges the choices' events.
 
     All choices are cancelled when one choice fails or the `async with` block ends.
 
     wait_s         the predicted seconds until the last choice begins; 0 until all choices are accepted
+    first_token_s  the predicted seconds until the first choice's first token, or None if unknown
     prompt_tokens  the number of prompt tokens; 0 until a choice is accepted
     """
 
@@ -142,6 +148,7 @@ class Choices:
         self._arrived: deque[tuple[int, Event]] = deque()
         self._news = asyncio.Event()
         self.wait_s = 0.0
+        self.first_token_s: float | None = None
         self.prompt_tokens = 0
 
     @property
@@ -164,6 +171,8 @@ class Choices:
             self._waits.append(taken.wait_s)
             self.prompt_tokens = taken.prompt_tokens
         self.wait_s = max(self._waits, default=0.0)
+        predictions = [seconds for served in self._served if (seconds := _predicted_s(served)) is not None]
+        self.first_token_s = min(predictions, default=None)
 
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
         """Wait for events and return the events that have arrived, each with the number of its choice.
@@ -206,6 +215,9 @@ class Choices:
                 self._metrics.between_tokens.observe(at - last)
             else:
                 self._metrics.first_token.observe(at - self._asked_at)
+                served = self._served[choice]
+                if (predicted_s := _predicted_s(served)) is not None:
+                    self._metrics.count_first_token(predicted_s, at - served.taken_at)
             self._last_tokens[choice] = at
         elif isinstance(event, PromptDelta):
             self._n_described += len(event.logprobs)

@@ -199,11 +199,16 @@ class Preparing(Portable, frozen=True):
 
 
 class Taken(Portable, frozen=True):
-    """A request is in the queue. `wait_s` is the predicted time in the queue, in seconds."""
+    """A request is in the queue.
+
+    wait_s         the predicted time in the queue in seconds
+    first_token_s  the predicted seconds until the first token, or None if no step with a prompt has been measured
+    """
 
     id: int
     prompt_tokens: int
     wait_s: float
+    first_token_s: float | None = None
 
 
 class Begun(Portable, frozen=True):

@@ -380,6 +380,7 @@ class EngineServing:
             if self._wake.wait_for(is_needed, _IDLE_S):
                 return
         return_freed_memory()
+        self._engine.keep_costs()
         while not is_needed() and self._engine.save_prefix():
             pass
         with self._wake:
@@ -473,14 +474,14 @@ class EngineServing:
         answer.submitted = min(answer.submitted, ask.received)
         if ask.place is not None:
             answer.saved = self._file(ask.place)
-        wait = self._engine.predicted_wait(answer)
+        wait, first_token_s = self._engine.predicted(answer)
         self._last_wait = (wait, time.monotonic())
         if not ask.admitted and self._max_wait_s is not None and wait > self._max_wait_s:
             raise Overloaded(
                 f"the server is busy: the predicted wait is {wait:.0f} s, the limit is {self._max_wait_s:g} s",
                 retry_after=wait,
             )
-        self._send(Taken(ask.id, answer.prompt_tokens, wait))
+        self._send(Taken(ask.id, answer.prompt_tokens, wait, first_token_s))
         with self._wake:
             if ask.id not in self._cancelled:
                 self._engine_ids[ask.id] = answer.request_id

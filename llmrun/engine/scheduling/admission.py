@@ -14,7 +14,7 @@ from llmrun.engine.base import EngineStatus
 from llmrun.engine.requests import Event
 from llmrun.engine.scheduling.fairness import FairShares
 from llmrun.engine.scheduling.scheduler import Room, is_over, wait_for_prefix
-from llmrun.engine.scheduling.waits import Outlook
+from llmrun.engine.scheduling.waits import Outlook, Prediction
 from llmrun.engine.slots import Neighbours, SequenceSlots, Slot
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Admission(Neighbours):
         self._scheduler = scheduler
         self._shares = FairShares()
         self._ordering = Lock()  # other threads predict waits
-        self._outlook = Outlook(kv, scheduler, max_running)
+        self._outlook = Outlook(kv, scheduler, slots, max_running)
         self._max_running = max_running
         self._overcommit = overcommit
         # True after a request has found no room, paused or made room, and until a request ends.
@@ -112,15 +112,22 @@ class Admission(Neighbours):
     def hold_up(self, held: bool) -> None:
         self._is_held_up = held
 
-    def predicted_wait(self, new: Answer, leaving: Collection[int] = ()) -> float:
-        """Return the predicted seconds until a new request is admitted. Thread-safe.
+    def predicted(
+        self, new: Answer, leaving: Collection[int] = (), step: tuple[list[Work], float] | None = None
+    ) -> Prediction:
+        """Return when a new request is admitted and when its first token arrives, if it is queued now. Thread-safe.
 
         leaving  the ids of requests that will end before the next step
+        step     the work of the step that is running and the seconds since its beginning, or None
         """
         waiting = [answer for answer in list(self.waiting) if answer.request_id not in leaving]
         running = [(answer, slot) for answer, slot in list(self.running.items()) if answer.request_id not in leaving]
         order = self._order([*waiting, new])
-        return self._outlook.wait(new, order[: order.index(new)], dict(running))
+        return self._outlook.of(new, order[: order.index(new)], dict(running), step)
+
+    def left(self, step: tuple[list[Work], float]) -> dict[int, float]:
+        """Return the seconds until the first token of each running prompt, by the request's id. Thread-safe."""
+        return self._outlook.left(self._order(list(self.waiting)), dict(list(self.running.items())), step)
 
     def status(self) -> EngineStatus:
         """Return the state of the queue and of the cache, and the token counts so far."""

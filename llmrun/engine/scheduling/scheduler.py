@@ -25,10 +25,11 @@ from llmrun.backends.base import ROWS_PER_ANSWER
 from llmrun.base.types import HIDDEN, LOGITS, Batch
 from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer, PrefixWait
-from llmrun.engine.costs import EFFICIENT_ROWS, EMPTY, MOST_ROWS, StepCosts, StepSize
+from llmrun.engine.costs import EMPTY, MOST_ROWS, StepCosts, StepSize
 from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
 from llmrun.engine.drafting.pace import Acceptance, AnswerPace, StepPlan
 from llmrun.engine.requests import Event, PrefillProgress
+from llmrun.engine.scheduling.chunks import ChunkRule
 from llmrun.engine.scheduling.fairness import prompt_order
 from llmrun.engine.slots import Slot, common_prefix
 
@@ -432,18 +433,6 @@ class Room:
         return True
 
 
-# The longest step with prompts while answers are in progress: 0.1 s or 2.5 steps without prompts, whichever is longer.
-# Longer steps make those answers stutter; shorter steps delay the first tokens of other answers.
-_SECONDS_BESIDE_ANSWERS: Final = 0.1
-_STEPS_BESIDE_ANSWERS: Final = 2.5
-# The longest steps without answers in progress: for a single request, and with several requests. Requests that arrive
-# during a step wait until the step ends. At a depth of 30,000 tokens, MOST_ROWS rows of a 1.5B model take 4 to 10 s on
-# two cores.
-_SECONDS_ALONE: Final = 2.0
-_SECONDS_WITHOUT_ANSWERS: Final = 1.0
-# Large chunks of a single prompt have a multiple of this number of rows, so that the tiles of kernels are full. With
-# several prompts, this rounding would leave a few rows for the next prompt, which would then wait for its next turn.
-_TILE_ROWS: Final = 16
 # The maximum number of rows in a step that are needed for log-probabilities of prompts. With a vocabulary of 151,936
 # tokens, their logits take 39 MB. llama.cpp returns at most this many rows from a forward pass.
 _MOST_DESCRIBED: Final = 64
@@ -502,7 +491,7 @@ class Scheduler:
         if not depths or not self._by_seconds:
             return MOST_ROWS
         answers = StepSize(len(depths), len(depths), sum(depths), sum(depths))
-        return self.costs.rows_within(self.budget(answers), EMPTY, 0)
+        return self.costs.rows_within(self.chunks.budget(answers), EMPTY, 0)
 
     def observe(self, work: Sequence[Work], seconds: float) -> None:
         """Record the duration of a step that has been run."""
@@ -513,17 +502,20 @@ class Scheduler:
             self._speculation.observe_step(work, seconds)
         self.costs.observe(size_of(work), n_prompt_rows, seconds)
 
+    def expected_seconds(self, work: Sequence[Work]) -> float:
+        """Return the expected seconds of a step."""
+        return self.costs.of_step(size_of(work), _prompt_rows(work))
+
     def expected_progress(self, work: Sequence[Work], seconds: float) -> list[PrefillProgress]:
         """Return the probable progress of the prompts in a step that began `seconds` ago and is still running."""
-        share = min(seconds / self.costs.of_step(size_of(work), _prompt_rows(work)), 1.0)
+        share = min(seconds / self.expected_seconds(work), 1.0)
         prompts = [part for part in work if part.answer.in_prefill]
         return [_progress(part.answer, part.depth + int(share * len(part.tokens))) for part in prompts]
 
-    def budget(self, answers: StepSize) -> float:
-        """Return the seconds that a step with prompts may take while these answers are in progress."""
-        if not answers.answers:
-            return _SECONDS_WITHOUT_ANSWERS
-        return max(_SECONDS_BESIDE_ANSWERS, _STEPS_BESIDE_ANSWERS * self.costs.of_step(answers))
+    @property
+    def chunks(self) -> ChunkRule:
+        """The rule for the sizes of chunks, with the current costs."""
+        return ChunkRule(self.costs, self._rows_per_step, self._by_seconds)
 
     def _chunks(
         self, prompts: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room, left: int, size: StepSize
@@ -532,10 +524,9 @@ class Scheduler:
 
         size  the size of the step without them
         """
-        seconds, least, describable = self.budget(size), 1, self._most_described
-        rows_in, is_single = self.costs.rows_within if size.answers else self.costs.rows_alone, len(prompts) == 1
-        if is_single and not size.answers and not waiting:
-            seconds = _SECONDS_ALONE
+        rule, is_single, beside_answers = self.chunks, len(prompts) == 1, size.answers > 0
+        seconds = rule.seconds(size, is_alone=is_single and not waiting)
+        least, describable = 1, self._most_described
         reading = list(prompts.items())
         lengths = [(len(answer.tokens) - len(slot.tokens), answer.last_step) for answer, slot in reading]
         for index in prompt_order(lengths, self._step):
@@ -544,8 +535,7 @@ class Scheduler:
             rows = min(left, rows_until_copy(answer, slot, waiting))
             if answer.rows_to_describe(depth, depth + rows):
                 rows = min(rows, describable)
-            if self._by_seconds and (allowed := rows_in(seconds, size, depth, least)) < rows:
-                rows = allowed - allowed % _TILE_ROWS if is_single and allowed >= EFFICIENT_ROWS else allowed
+            rows = rule.rows(rows, seconds, size, depth, least, beside_answers=beside_answers, is_single=is_single)
             if rows < 1:
                 continue
             part = Work.next_of(answer, slot, rows)

@@ -1,6 +1,6 @@
-"""Predicts how long a new request would wait, from the work of the requests before it.
+"""Predicts when a request starts and when its first token arrives, by simulating the steps until then.
 
-Busy servers report the predicted wait to clients. The lengths of answers, which affect waits, are learnt here, too.
+Servers report both times to clients. The lengths of answers, which affect the times, are learnt here, too.
 """
 
 from __future__ import annotations
@@ -8,24 +8,36 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmrun.base.types import FinishReason
-from llmrun.engine.costs import StepCosts, StepSize
+from llmrun.engine.answer import ExpectedPrefix
+from llmrun.engine.costs import StepSize
+from llmrun.engine.scheduling.fairness import TURNS
+from llmrun.engine.scheduling.scheduler import LEAST_SHARED
+from llmrun.engine.slots import common_prefix
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
     from llmrun.engine.answer import Answer
-    from llmrun.engine.scheduling.scheduler import Scheduler
-    from llmrun.engine.slots import Slot
+    from llmrun.engine.scheduling.chunks import ChunkRule
+    from llmrun.engine.scheduling.scheduler import Scheduler, Work
+    from llmrun.engine.slots import SequenceSlots, Slot
 
 _ASSUMED_LENGTH: Final = 200  # tokens, until an answer of the class has ended
 _REMEMBERED: Final = 128  # answers of a class
 _GOLDEN: Final = 0.618034  # multiples of this number, modulo 1, are always spread evenly
+# Steps are simulated together until a prompt has grown by an eighth of its depth, or by this many tokens.
+_TOGETHER: Final = 512
+# In long simulations, the events of a few percent of the past steps happen at the same time.
+_EXACT_ROUNDS: Final = 64
+_COARSENESS: Final = 0.03
 
 
 class AnswerLengths:
@@ -67,6 +79,9 @@ class Load(Struct, frozen=True):
     generated  tokens of its answer so far
     limit      the largest length of its answer
     blocks     the blocks of the KV cache that are reserved for it, or that it will reserve
+    load_s     seconds to load a saved prefix, which the cache then contains
+    leader     the number of the request that computes the `depth` tokens first, or None. Running requests are numbered
+               first, and then the waiting ones
     """
 
     missing: int
@@ -74,66 +89,202 @@ class Load(Struct, frozen=True):
     generated: int
     limit: int
     blocks: int
+    load_s: float = 0.0
+    leader: int | None = None
 
 
-def predicted_wait(
-    new: Load,
-    waiting: Sequence[Load],
-    running: Sequence[Load],
-    *,
-    free_slots: int,
-    free_blocks: int,
-    costs: StepCosts,
-    lengths: AnswerLengths,
-    tokens_per_step: float,
-    budget: float,
-) -> float:
-    """Return the seconds until a new request is admitted; math.inf if this request or an earlier one never can be.
+class Prediction(NamedTuple):
+    """What will happen to a request, in seconds from now.
 
-    waiting          the requests that will be admitted before it, in this order
+    wait_s         until the request is admitted; math.inf if it never can be
+    first_token_s  until its first token; None if that is unknown
+    """
+
+    wait_s: float
+    first_token_s: float | None
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """A running prompt. `last` is the number of the last simulated step with rows of it."""
+
+    index: int
+    missing: int
+    depth: int
+    last: int = 0
+
+
+class Simulation:
+    """Simulates the steps of running requests, and of waiting requests in the order of their admission.
+
     free_blocks      blocks that are not reserved, including those of idle prefixes
     tokens_per_step  tokens of each answer in a step without prompts, which can have drafts
-    budget           the seconds that a step with prompts may take beside running answers
+    step_left_s      seconds until the step that is running ends, whose effects `running` includes
 
-    Time is counted in steps of one size: each step has a token of every answer that is now in progress, and rows of the
-    oldest prompt, if any. The result is usually within a factor of 1.5 of the actual wait, which suffices for telling
-    clients when to retry.
+    Steps of almost the same size are simulated together, so a prompt of 19,000 tokens takes about 0.3 ms. Each answer
+    is assumed to have a length of the observed distribution. No further requests are assumed to arrive.
     """
-    loads = [*running, *waiting, new]
-    depth = sum(load.depth + load.missing for load in loads) // len(loads)
-    attended = sum(load.missing * (load.depth + load.missing // 2) for load in loads)
-    prompt_depth = attended // max(sum(load.missing for load in loads), 1)
-    n = max(sum(not load.missing for load in running), 1)
-    size = StepSize(n, n, n * depth, n * depth)
-    rows = costs.rows_within(budget, size, prompt_depth)
-    ends: list[tuple[float, int]] = []  # a heap: the step in which an admitted request ends, and its blocks
-    slots, blocks = free_slots + len(running), free_blocks + sum(load.blocks for load in running)
-    step = prompts_end = prompt_steps = 0.0  # `prompt_steps` of the steps until `prompts_end` have rows of prompts
-    for index, load in enumerate(loads):
-        while not slots or blocks < load.blocks:
-            if not ends:
-                return math.inf
-            step, freed = heappop(ends)
-            slots, blocks = slots + 1, blocks + freed
-        slots, blocks = slots - 1, blocks - load.blocks
-        longer_steps = prompt_steps - max(prompts_end - step, 0.0)  # steps with prompts until this request is admitted
-        prompt_steps += load.missing / rows
-        prompts_end = max(prompts_end, step) + load.missing / rows
-        tokens = lengths.remaining(load.limit, load.generated, index * _GOLDEN % 1)
-        heappush(ends, (tokens + (prompts_end if load.missing else step), load.blocks))
-    longer = costs.of_step(size.with_chunk(rows, prompt_depth), rows)
-    drafted = round(n * tokens_per_step)
-    shorter = costs.of_step(StepSize(n, drafted, n * depth, drafted * depth)) / tokens_per_step
-    return longer_steps * longer + (step - longer_steps) * shorter
+
+    def __init__(
+        self,
+        running: Sequence[Load],
+        waiting: Sequence[Load],
+        *,
+        free_slots: int,
+        free_blocks: int,
+        rule: ChunkRule,
+        lengths: AnswerLengths,
+        tokens_per_step: float,
+        step_left_s: float = 0.0,
+    ) -> None:
+        self._loads = [*running, *waiting]
+        self._slots, self._blocks = free_slots, free_blocks
+        self._rule, self._lengths, self._tokens_per_step = rule, lengths, tokens_per_step
+        self._now = step_left_s
+        self._tokens = (
+            0.0  # tokens that each answer in progress has generated so far, if it was in progress all the time
+        )
+        self._ends: list[
+            tuple[float, int, float]
+        ] = []  # a heap: `_tokens` at an answer's end, its blocks, its first depth
+        self._depth = 0.0  # the sum of the answers' depths at the beginning, without later tokens
+        self._prompts: list[_Prompt] = []
+        self._n_steps = 0
+        self._unit = 1  # the least number of steps to simulate together
+        self._is_turn = False  # True if the prompt that has waited longest is first
+        self._queue = list(range(len(running), len(self._loads)))
+        self._copied: dict[int, list[int]] = {}  # the lengths of the prefixes that are copied from each request
+        for load in waiting:
+            if load.leader is not None:
+                self._copied.setdefault(load.leader, []).append(load.depth)
+        self.admitted: dict[int, float] = {}
+        self.first_tokens: dict[int, float] = {}
+        for index, load in enumerate(running):
+            self._begin(index, load)
+
+    def run(self, until: Collection[int]) -> None:
+        """Simulate steps until the first tokens of these requests, or until no request can be admitted."""
+        self._admit()
+        n_rounds = 0
+        while not self.first_tokens.keys() >= set(until) and (self._prompts or self._ends):
+            n_rounds += 1
+            if n_rounds > _EXACT_ROUNDS:
+                self._unit = max(int(_COARSENESS * self._tokens), 1)
+            if self._prompts:
+                self._run_prompts()
+            else:
+                self._run_answers()
+            while self._ends and self._ends[0][0] <= self._tokens:
+                _, blocks, depth = heappop(self._ends)
+                self._slots, self._blocks, self._depth = self._slots + 1, self._blocks + blocks, self._depth - depth
+            self._admit()
+
+    def _begin(self, index: int, load: Load) -> None:
+        self.admitted[index] = self._now
+        if load.missing:
+            self._prompts.append(_Prompt(index, load.missing, load.depth))
+        else:
+            self._answer(index, load.depth)
+
+    def _answer(self, index: int, depth: int) -> None:
+        """Record that a request's prompt is complete."""
+        load = self._loads[index]
+        self.first_tokens[index] = self._now
+        tokens = self._lengths.remaining(load.limit, load.generated, index * _GOLDEN % 1)
+        heappush(self._ends, (self._tokens + tokens, load.blocks, depth - self._tokens))
+        self._depth += depth - self._tokens
+
+    def _admit(self) -> None:
+        depths = {prompt.index: prompt.depth for prompt in self._prompts}
+        for index in [*self._queue] if self._slots else ():
+            load = self._loads[index]
+            leader = load.leader
+            if leader is not None and leader not in self.first_tokens and depths.get(leader, -1) < load.depth:
+                continue
+            if not self._slots or self._blocks < load.blocks:
+                return
+            self._queue.remove(index)
+            self._slots, self._blocks = self._slots - 1, self._blocks - load.blocks
+            self._begin(index, load)
+            self._now += load.load_s
+
+    def _run_answers(self) -> None:
+        """Run steps without prompts until an answer ends."""
+        n, tokens = len(self._ends), max(self._ends[0][0] - self._tokens, self._unit - 1)
+        depth = (self._depth + n * (self._tokens + tokens / 2)) / n
+        rows = round(n * self._tokens_per_step)
+        seconds = self._rule.costs.of_step(StepSize(n, rows, int(n * depth), int(rows * depth)))
+        self._now += seconds * tokens / self._tokens_per_step
+        self._tokens += tokens
+
+    def _run_prompts(self) -> None:
+        """Run equal steps with prompts until one of the prompts or answers ends, or the prompts have grown."""
+        n, depth, unit = len(self._ends), int(self._depth + len(self._ends) * self._tokens), self._unit
+        chunks = self._chunks(StepSize(n, n, depth, depth), unit)
+        n_units = min(max(prompt.depth // 8, _TOGETHER) // (unit * rows) for prompt, rows in chunks)
+        if len(self._prompts) > 1:  # as in `prompt_order`
+            n_units = max(n_units // TURNS, 1) * (1 if self._is_turn else TURNS - 1)
+            self._is_turn = not self._is_turn
+        n_units = min(n_units, *(prompt.missing // (unit * rows) for prompt, rows in chunks))
+        if self._ends:
+            n_units = min(n_units, math.ceil((self._ends[0][0] - self._tokens) / unit))
+        n_steps = unit * max(n_units, 1)
+        size = StepSize(n, n, depth + n * n_steps // 2, depth + n * n_steps // 2)
+        for prompt, rows in chunks:
+            size = size.with_chunk(rows, prompt.depth + rows * (n_steps - 1) // 2)
+        self._now += n_steps * self._rule.costs.of_step(size, size.rows - n)
+        self._tokens += n_steps
+        self._n_steps += n_steps
+        for prompt, rows in chunks:
+            done = min(rows * n_steps, prompt.missing)
+            prompt.missing -= done
+            prompt.depth += done
+            prompt.last = self._n_steps
+            if not prompt.missing:
+                self._prompts.remove(prompt)
+                self._answer(prompt.index, prompt.depth)
+
+    def _chunks(self, answers: StepSize, unit: int) -> list[tuple[_Prompt, int]]:
+        """Return the chunks of prompts in each of the next `unit` steps, as in `Scheduler`."""
+        rule, is_single = self._rule, len(self._prompts) == 1
+        seconds = rule.seconds(answers, is_alone=is_single and not self._queue)
+        prompts = sorted(self._prompts, key=lambda prompt: prompt.missing)
+        if self._is_turn:
+            first = min(prompts, key=lambda prompt: prompt.last)
+            prompts.remove(first)
+            prompts.insert(0, first)
+        left, least, size, chunks = max(rule.rows_per_step - answers.rows, 1), 1, answers, []
+        for prompt in prompts:
+            most = min(left, -(-prompt.missing // unit), self._rows_until_copy(prompt))
+            rows = rule.rows(
+                most,
+                seconds,
+                size,
+                prompt.depth,
+                least,
+                beside_answers=answers.answers > 0,
+                is_single=is_single,
+                cautious=False,
+            )
+            if rows < 1:
+                break
+            chunks.append((prompt, rows))
+            size, left, least = size.with_chunk(rows, prompt.depth), left - rows, 0
+        return chunks
+
+    def _rows_until_copy(self, prompt: _Prompt) -> int:
+        ends = [end for end in self._copied.get(prompt.index, ()) if end > prompt.depth]
+        return min(ends, default=prompt.depth + prompt.missing) - prompt.depth
 
 
 class Outlook:
-    """Predicts waits, and learns the lengths of answers from the answers that have ended."""
+    """Predicts the times of requests, and learns the lengths of answers from the answers that have ended."""
 
-    def __init__(self, kv: KVCache, scheduler: Scheduler, max_running: int) -> None:
+    def __init__(self, kv: KVCache, scheduler: Scheduler, slots: SequenceSlots, max_running: int) -> None:
         self._kv = kv
         self._n_blocks = kv.capacity // kv.block_size
         self._scheduler = scheduler
+        self._slots = slots
         self._max_running = max_running
         self._lengths = AnswerLengths()
         self._prompt_tokens = self._computed_tokens = 1
@@ -148,26 +299,74 @@ class Outlook:
         if answer.ended_by is not FinishReason.CANCELLED:
             self._lengths.observe(answer.limit - answer.prompt_tokens, answer.generated_tokens)
 
-    def wait(self, new: Answer, before: Sequence[Answer], running: Mapping[Answer, Slot]) -> float:
-        """Return the seconds until a new request is admitted, if the requests in `before` are admitted first."""
-        answers = [slot for answer, slot in running.items() if not answer.in_prefill]
-        depth = sum(len(slot.tokens) for slot in answers)
-        loads = [self._load(answer, len(slot.tokens)) for answer, slot in running.items()]
-        return predicted_wait(
-            self._waiting_load(new),
-            [self._waiting_load(answer) for answer in before],
+    def of(
+        self,
+        new: Answer,
+        before: Sequence[Answer],
+        running: Mapping[Answer, Slot],
+        step: tuple[list[Work], float] | None,
+    ) -> Prediction:
+        """Return the prediction for a new request, if the requests in `before` are admitted first.
+
+        step  the work of the step that is running and the seconds since its beginning, or None
+        """
+        new.expected = self._expected(new, before, running)
+        simulation = self._simulation([*before, new], running, step)
+        index = len(running) + len(before)
+        knows_prompts = self._scheduler.costs.knows_prompts
+        simulation.run([index])
+        wait_s = simulation.admitted.get(index, math.inf)
+        return Prediction(wait_s, simulation.first_tokens.get(index) if knows_prompts else None)
+
+    def left(
+        self, waiting: Sequence[Answer], running: Mapping[Answer, Slot], step: tuple[list[Work], float]
+    ) -> dict[int, float]:
+        """Return the seconds until the first token of each running prompt, by the request's id."""
+        if not self._scheduler.costs.knows_prompts:
+            return {}
+        simulation = self._simulation(waiting, running, step)
+        prompts = {index: answer for index, answer in enumerate(running) if answer.in_prefill}
+        simulation.run(prompts)
+        times = simulation.first_tokens
+        return {answer.request_id: times[index] for index, answer in prompts.items() if index in times}
+
+    def _simulation(
+        self, waiting: Sequence[Answer], running: Mapping[Answer, Slot], step: tuple[list[Work], float] | None
+    ) -> Simulation:
+        work, seconds = step or ([], 0.0)
+        left_s = max(self._scheduler.expected_seconds(work) - seconds, 0.0) if work else 0.0
+        ends = {part.answer: part.end for part in work}
+        loads = [self._load(answer, max(len(slot.tokens), ends.get(answer, 0))) for answer, slot in running.items()]
+        numbers = {answer.request_id: number for number, answer in enumerate([*running, *waiting])}
+        return Simulation(
             loads,
+            [self._waiting_load(answer, numbers) for answer in waiting],
             free_slots=self._max_running - len(running),
             free_blocks=self._n_blocks - sum(load.blocks for load in loads),
-            costs=self._scheduler.costs,
+            rule=self._scheduler.chunks,
             lengths=self._lengths,
             tokens_per_step=self._answer_tokens / self._answer_steps,
-            budget=self._scheduler.budget(StepSize(len(answers), len(answers), depth, depth)),
+            step_left_s=left_s,
         )
 
-    def _waiting_load(self, answer: Answer) -> Load:
-        """Return the load of a request whose cached prefix is assumed to be as long as an average one."""
-        return self._load(answer, int(answer.prompt_tokens * (1 - self._computed_tokens / self._prompt_tokens)))
+    def _expected(self, new: Answer, before: Sequence[Answer], running: Mapping[Answer, Slot]) -> ExpectedPrefix:
+        """Return the prefix with which a request will probably start."""
+        tokens, scope = new.reusable, new.prefix_scope
+        cached, load_s = self._slots.expected(tokens, scope, new.saved)
+        leader: Answer | None = None
+        shared = cached + LEAST_SHARED - 1
+        for other in [answer for answer in (*running, *before) if answer.prefix_scope == scope and answer.in_prefill]:
+            if (n := min(common_prefix(other.cached_as, tokens), len(tokens) - 1)) > shared:
+                leader, shared = other, n
+        return ExpectedPrefix(cached, load_s) if leader is None else ExpectedPrefix(shared, leader=leader.request_id)
+
+    def _waiting_load(self, answer: Answer, numbers: Mapping[int, int]) -> Load:
+        """Return the load of a request, whose cached prefix is assumed to be as long as an average one if unknown."""
+        prefix = answer.expected
+        if prefix is None:
+            return self._load(answer, int(answer.prompt_tokens * (1 - self._computed_tokens / self._prompt_tokens)))
+        leader = None if prefix.leader is None else numbers.get(prefix.leader)
+        return replace(self._load(answer, prefix.n), load_s=prefix.load_s, leader=leader)
 
     def _load(self, answer: Answer, depth: int) -> Load:
         most = answer.limit - answer.prompt_tokens

@@ -47,6 +47,10 @@ _ANSWERED: Final = {
     },
     "x-llmrun-ignored": {"schema": {"type": "string"}, "description": "The fields of the request that have no effect."},
     "x-llmrun-wait": {"schema": {"type": "number"}, "description": "The predicted seconds in the queue."},
+    "x-llmrun-first-token": {
+        "schema": {"type": "number"},
+        "description": "The predicted seconds until the first token. It is missing if they are unknown.",
+    },
 }
 _OLLAMA_ERROR: Final = (
     "An error. Status 501 means that this server does not support the route. The message suggests an alternative."

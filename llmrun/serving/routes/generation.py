@@ -137,6 +137,8 @@ class Generation(Generic[P]):
                     await presence.during(choices.accepted())
                     told = {**ignored_header(parsed.ignored), **context_header(parsed.context)}
                     headers = {**told, "x-llmrun-wait": f"{choices.wait_s:.3f}"}
+                    if choices.first_token_s is not None:
+                        headers["x-llmrun-first-token"] = f"{choices.first_token_s:.3f}"
                     if not parsed.stream:
                         await presence.during(_collect(choices, answer))
                     else:

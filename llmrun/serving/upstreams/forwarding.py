@@ -173,6 +173,7 @@ _PASSED_ON: Final = (
     "x-llmrun-context",
     "x-llmrun-ignored",
     "x-llmrun-wait",
+    "x-llmrun-first-token",
 )
 _OF_STREAMS: Final = {"x-accel-buffering": "no"}  # nginx would otherwise buffer the events
 

@@ -37,6 +37,7 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.child.serving import EngineServing, Heart
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
+from llmrun.engine.scheduling.waits import Prediction
 
 M = TypeVar("M")
 PATIENCE_S = 30.0
@@ -242,13 +243,14 @@ def test_a_bug_in_preparing_ends_only_its_request(server: Server) -> None:
 
 def test_a_request_that_would_wait_too_long_is_refused() -> None:
     server = Server(max_wait_s=5.0)
-    server.engine.predicted_wait = lambda answer: 7.0  # type: ignore[method-assign]
+    server.engine.predicted = lambda answer: Prediction(7.0, 9.0)  # type: ignore[method-assign]
     server.ask(1)
     error = server.next(Rejected).error
     assert isinstance(error, Overloaded)
     assert error.retry_after == 7.0
     server.ask(2, admitted=True)
-    assert server.next(Taken).wait_s == 7.0
+    taken = server.next(Taken)
+    assert (taken.wait_s, taken.first_token_s) == (7.0, 9.0)
     server.end_of(2)
     server.close()
 

@@ -88,11 +88,11 @@ def test_predicted_waits_ignore_cancelled_requests() -> None:
     for _ in range(3):
         engine.step()
     new = engine.prepare(endless(Request(random_prompt(20, 2), 40)))
-    behind_both = engine.predicted_wait(new)
+    behind_both = engine.predicted(new).wait_s
     engine.cancel(waiting)
-    behind_one = engine.predicted_wait(new)
+    behind_one = engine.predicted(new).wait_s
     engine.cancel(running)
-    assert engine.predicted_wait(new) == 0.0 < behind_one < behind_both
+    assert engine.predicted(new).wait_s == 0.0 < behind_one < behind_both
 
 
 def test_the_rest_of_a_cancelled_prompt_is_not_charged() -> None:
@@ -125,7 +125,7 @@ def test_other_threads_may_queue_requests_during_steps() -> None:
         try:
             for answer in some:
                 if predict:
-                    engine.predicted_wait(answer)
+                    engine.predicted(answer)
                 engine.enqueue(answer)
         except BaseException as error:  # noqa: BLE001 - the main thread reports it
             errors.append(error)

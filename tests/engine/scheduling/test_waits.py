@@ -1,4 +1,4 @@
-"""Tests of the predicted waits, against a server that is simulated step by step."""
+"""Tests of the predicted times of requests, against a server that runs all steps one by one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.engine.costs import StepCosts, StepSize
-from llmrun.engine.scheduling.waits import AnswerLengths, Load, predicted_wait
+from llmrun.engine.costs import MOST_ROWS, StepCosts, StepSize
+from llmrun.engine.scheduling.chunks import ChunkRule
+from llmrun.engine.scheduling.waits import AnswerLengths, Load, Simulation
 from tests.support.engine.simulated_server import MACHINES, SimulatedServer, random_job
 
 BUSY = Load(missing=0, depth=100, generated=10, limit=200, blocks=10)
@@ -50,19 +51,40 @@ def wait(
     lengths: AnswerLengths | None = None,
     costs: StepCosts | None = None,
     tokens_per_step: float = 1.0,
-    budget: float = 0.2,
 ) -> float:
-    return predicted_wait(
-        new,
-        waiting,
+    """Return the predicted seconds until a new request is admitted."""
+    costs = costs or known_costs()
+    simulation = simulated(new, waiting, running, costs, free_slots, free_blocks, lengths, tokens_per_step)
+    return simulation.admitted.get(len(running) + len(waiting), math.inf)
+
+
+def simulated(
+    new: Load,
+    waiting: list[Load],
+    running: list[Load],
+    costs: StepCosts,
+    free_slots: int = 1,
+    free_blocks: int = 10**6,
+    lengths: AnswerLengths | None = None,
+    tokens_per_step: float = 1.0,
+) -> Simulation:
+    simulation = Simulation(
         running,
+        [*waiting, new],
         free_slots=free_slots,
         free_blocks=free_blocks,
-        costs=costs or known_costs(),
+        rule=ChunkRule(costs, MOST_ROWS, by_seconds=True),
         lengths=lengths or known_lengths(*[50] * 20),
         tokens_per_step=tokens_per_step,
-        budget=budget,
     )
+    simulation.run([len(running) + len(waiting)])
+    return simulation
+
+
+def first_token(new: Load, waiting: list[Load], running: list[Load], costs: StepCosts, free_slots: int = 1) -> float:
+    """Return the predicted seconds until the first token of a new request."""
+    simulation = simulated(new, waiting, running, costs, free_slots)
+    return simulation.first_tokens[len(running) + len(waiting)]
 
 
 @pytest.mark.push
@@ -77,13 +99,12 @@ def wait(
         ("compute-bound", 32, 800, 1000),  # the KV cache is what requests wait for
     ],
 )
-def test_predicted_waits_agree_with_a_simulated_server(name: str, slots: int, blocks: int, longest_prompt: int) -> None:
+def test_predictions_agree_with_a_simulated_server(name: str, slots: int, blocks: int, longest_prompt: int) -> None:
     seconds, chance = MACHINES[name], random.Random(slots)
-    server = SimulatedServer(
-        seconds, slots=slots, blocks=blocks, budget=4 * seconds(StepSize(8, 8, 8000, 8000)), seed=1
-    )
+    server = SimulatedServer(seconds, slots=slots, blocks=blocks, seed=1)
     queue = 0  # the length that the queue is kept at
-    asked: list[tuple[float, float]] = []  # predicted and true seconds
+    waits: list[tuple[float, float]] = []  # predicted and true seconds
+    first_tokens: list[tuple[float, float]] = []
     for _ in range(10):
         for _ in range(50):  # steps during which the costs learns, and the queue changes
             queue = chance.randint(5, 40) if chance.random() < 0.1 or not queue else queue
@@ -91,12 +112,15 @@ def test_predicted_waits_agree_with_a_simulated_server(name: str, slots: int, bl
                 server.waiting.append(random_job(chance, longest_prompt=longest_prompt))
             server.step()
         job = random_job(chance, longest_prompt=longest_prompt)
-        predicted, asked_at = server.predicted_wait(job), server.now
+        predicted, asked_at = server.predicted(job), server.now
+        assert predicted.first_token_s is not None
         server.waiting.append(job)
-        while job.began is None:
+        while job.began is None or job.first_token is None:
             server.step()
-        asked.append((predicted, job.began - asked_at))
-    assert statistics.median(abs(predicted - true) / true for predicted, true in asked[2:]) < 0.25
+        waits.append((predicted.wait_s, job.began - asked_at))
+        first_tokens.append((predicted.first_token_s, job.first_token - asked_at))
+    for asked in (waits, first_tokens):
+        assert statistics.median(abs(predicted - true) / true for predicted, true in asked[2:]) < 0.25
 
 
 def test_a_request_that_fits_starts_at_once() -> None:
@@ -139,9 +163,9 @@ def test_a_long_prompt_in_progress_delays_a_short_one_by_nothing() -> None:
 def test_prompts_share_the_rows_of_each_step() -> None:
     """However they share them, they take as long as one prompt of their length and average depth."""
     new = Load(missing=50, depth=0, generated=0, limit=1, blocks=50)
-    shared = wait(new, [], [Load(2000, 20_000, 0, 1, 10)] * 5, budget=math.inf)
-    alone = wait(new, [], [Load(10_000, 16_000, 0, 1, 50)], budget=math.inf)
-    assert shared == pytest.approx(alone, rel=0.03)
+    shared = wait(new, [], [Load(2000, 20_000, 0, 1, 10)] * 5)
+    alone = wait(new, [], [Load(10_000, 16_000, 0, 1, 50)])
+    assert shared == pytest.approx(alone, rel=0.06)
 
 
 def test_deep_prompts_take_longer() -> None:
@@ -150,8 +174,7 @@ def test_deep_prompts_take_longer() -> None:
         size = StepSize(1, 100, depth, 100 * depth)
         costs.observe(size, 100, seconds(size))
     shallow, deep = (
-        wait(Load(0, 0, 0, 1, 10), [], [Load(1000, depth, 0, 1, 10)], costs=costs, budget=math.inf)
-        for depth in (0, 19_000)
+        wait(Load(1, 0, 0, 1, 10), [], [Load(1000, depth, 0, 1, 10)], costs=costs) for depth in (0, 19_000)
     )
     assert shallow < 0.45 * deep
 

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from llmrun.engine.costs import LEAST_ROWS, StepCosts, StepSize
+from llmrun.engine.costs import MOST_ROWS, StepCosts, StepSize
+from llmrun.engine.scheduling.chunks import ChunkRule
 from llmrun.engine.scheduling.fairness import prompt_order
-from llmrun.engine.scheduling.waits import AnswerLengths, Load, predicted_wait
+from llmrun.engine.scheduling.waits import AnswerLengths, Load, Prediction, Simulation
 
 BLOCK = 32  # tokens
 
@@ -54,6 +55,7 @@ class Job:
     generated: int = 0
     last_step: int = 0
     began: float | None = None  # when its first row ran
+    first_token: float | None = None  # when its prompt was complete
 
     @property
     def blocks(self) -> int:
@@ -76,15 +78,10 @@ def random_job(chance: random.Random, *, longest_prompt: int) -> Job:
 
 
 class SimulatedServer:
-    """A server whose steps take the seconds of a machine, with noise and now and then a disturbance.
+    """A server whose steps take the seconds of a machine, with noise and now and then a disturbance."""
 
-    shares  for each step beside running answers that the budget limited: its seconds without noise, over the budget
-    """
-
-    def __init__(
-        self, seconds: Callable[[StepSize], float], *, slots: int, blocks: int, budget: float, seed: int
-    ) -> None:
-        self._seconds, self._budget = seconds, budget
+    def __init__(self, seconds: Callable[[StepSize], float], *, slots: int, blocks: int, seed: int) -> None:
+        self._seconds = seconds
         self._slots, self._free_blocks = slots, blocks
         self._random = random.Random(seed)
         self._steps = 0
@@ -92,21 +89,23 @@ class SimulatedServer:
         self.running: list[Job] = []
         self.now = 0.0
         self.costs, self.lengths = StepCosts(), AnswerLengths()
-        self.shares: list[float] = []
+        self._rule = ChunkRule(self.costs, MOST_ROWS, by_seconds=True)
 
-    def predicted_wait(self, job: Job) -> float:
-        """Return the predicted seconds until the first row of a job if it were the last one in the queue."""
-        return predicted_wait(
-            job.load,
-            [each.load for each in self.waiting],
-            [each.load for each in self.running],
+    def predicted(self, job: Job) -> Prediction:
+        """Return the predicted times of a job if it were the last one in the queue."""
+        loads = [each.load for each in [*self.running, *self.waiting, job]]
+        simulation = Simulation(
+            loads[: len(self.running)],
+            loads[len(self.running) :],
             free_slots=self._slots - len(self.running),
             free_blocks=self._free_blocks,
-            costs=self.costs,
+            rule=self._rule,
             lengths=self.lengths,
             tokens_per_step=1.0,
-            budget=self._budget,
         )
+        index = len(loads) - 1
+        simulation.run([index])
+        return Prediction(simulation.admitted[index], simulation.first_tokens[index])
 
     def step(self) -> None:
         """Run a step. At least one job must be waiting or running."""
@@ -119,38 +118,43 @@ class SimulatedServer:
         answers = [job for job in self.running if not job.missing]
         depth = sum(job.depth for job in answers)
         size = StepSize(len(answers), len(answers), depth, depth)
-        chunks = dict(self._chunks(size, self._budget if answers else math.inf))
+        chunks = dict(self._chunks(size))
         for job, rows in chunks.items():
             size = size.with_chunk(rows, job.depth)
         seconds = self._seconds(size) * (1 + 0.05 * self._random.expovariate(1.0))
         if self._random.random() < 0.01:
             seconds *= 6
         self.costs.observe(size, sum(chunks.values()), seconds)
-        self._take(answers, chunks)
+        self._take(answers, chunks, seconds)
         self.now += seconds
 
-    def _chunks(self, size: StepSize, budget: float) -> Iterator[tuple[Job, int]]:
+    def _chunks(self, size: StepSize) -> Iterator[tuple[Job, int]]:
         prompts = [job for job in self.running if job.missing]
-        left, least = 256, LEAST_ROWS
+        left, least, beside_answers, is_single = MOST_ROWS - size.rows, 1, size.answers > 0, len(prompts) == 1
+        seconds = self._rule.seconds(size, is_alone=is_single and not self.waiting)
         for index in prompt_order([(job.missing, job.last_step) for job in prompts], self._steps):
             job = prompts[index]
-            allowed = min(self.costs.rows_within(budget, size, job.depth, least), left)
-            rows = min(job.missing, allowed)
-            if not rows:
+            rows = self._rule.rows(
+                min(job.missing, left),
+                seconds,
+                size,
+                job.depth,
+                least,
+                beside_answers=beside_answers,
+                is_single=is_single,
+            )
+            if rows < 1:
                 return
-            size = size.with_chunk(rows, job.depth)
-            left -= rows
-            if LEAST_ROWS < rows == allowed and left and math.isfinite(budget):
-                self.shares.append(self._seconds(size) / budget)
-            least = 0
+            size, left, least = size.with_chunk(rows, job.depth), left - rows, 0
             yield job, rows
 
-    def _take(self, answers: list[Job], chunks: dict[Job, int]) -> None:
+    def _take(self, answers: list[Job], chunks: dict[Job, int], seconds: float) -> None:
         for job, rows in chunks.items():
             job.began = self.now if job.began is None else job.began
             job.missing -= rows
             job.last_step = self._steps
         for job in [*answers, *(job for job in chunks if not job.missing)]:
+            job.first_token = self.now + seconds if job.first_token is None else job.first_token
             job.generated += 1
             if job.generated >= job.length:
                 self.running.remove(job)

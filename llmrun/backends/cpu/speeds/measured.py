@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from msgspec import Struct
 
-from llmrun import __version__
+from llmrun.backends.run_speeds import is_recent, machine_key
 from llmrun.base import folders
 from llmrun.base.compiled.host import host_target, load_kernels
 from llmrun.base.compiled.kernel import Kernel, KernelName
-from llmrun.base.machine.processor import processor_name
 from llmrun.formats.layouts import records
 from llmrun.formats.layouts.arena import address_of, allocate, allocate_huge
 from llmrun.formats.layouts.records import MOST_SUMS, MultiplyWords, ReadWords, products_a_round
@@ -116,7 +114,6 @@ class SpeedTable(Protocol):
         """Return the memory bandwidth of all threads together, in bytes per second."""
 
 
-_MOST_SECONDS = 30 * 24 * 3600
 _MOST_FILE_BYTES = 1 << 20
 
 Known = dict[str, dict[str, Any]]  # the measured figures of each subject, such as "linear q8_0"
@@ -145,16 +142,6 @@ def keep_speeds(n_threads: int, known: Known) -> None:
     body = {"measured": time.time(), "machine": machine_key(n_threads), "speeds": known}
     with contextlib.suppress(OSError):
         folders.write_whole(_path(n_threads), json.dumps(body).encode())
-
-
-def is_recent(at: float) -> bool:
-    """Return whether a figure is less than a month old, given its time in seconds since 1970."""
-    return 0 <= time.time() - at < _MOST_SECONDS
-
-
-def machine_key(n_threads: int) -> list[Any]:
-    """Return what the speeds depend on. Figures with another key are not used."""
-    return [processor_name(), host_target().level.name, n_threads, os.cpu_count(), __version__]
 
 
 def _path(n_threads: int) -> Path:
