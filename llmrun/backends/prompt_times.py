@@ -1,6 +1,6 @@
 """Predicts how long prompts take before a model has run a step, from the costs of earlier runs or from a forecast.
 
-Importing this module is fast. Predictions from earlier runs import no numerical packages.
+Importing this module is fast. Predictions from earlier runs do not import NumPy.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ _SHORT, _LONG = 512, 8192  # the lengths of the prompts whose times are forecast
 _SHARD: Final = "-00001-of-"  # in the name of the first file of several
 
 
-def predicted_prompt_s(model_path: Path, tokens: int, cached: int = 0, threads: int | None = None) -> float | None:
+def predicted_prompt_s(
+    model_path: Path, tokens: int, cached: int = 0, threads: int | None = None, *, may_measure: bool = False
+) -> float | None:
     """Return the seconds that a prompt takes on an idle machine, or None if that is unknown.
 
-    cached   how many of its tokens are in the KV cache
-    threads  number of CPU threads, or None for the default
+    cached       how many of its tokens are in the KV cache
+    threads      number of CPU threads, or None for the default
+    may_measure  measure the speeds that a forecast needs, which takes some seconds, and store them
 
-    The prediction follows the last run of the model file with this number of threads. Without such a run, the costs of
-    the model are forecast, which may measure the speed of this machine first (a few seconds) and store the result.
+    The prediction follows the last run of the model file with this number of threads. Without such a run, the time is
+    forecast, which takes a few tenths of a second.
     """
     from llmrun.base.machine.cpu_count import default_threads
 
     threads = threads or default_threads()
-    costs = _kept(model_path, threads) or _forecast(model_path, threads, None, may_measure=True)
+    costs = _kept(model_path, threads) or _forecast(model_path, threads, None, may_measure=may_measure)
     return None if costs is None else costs.prompt_s(tokens, min(cached, tokens - 1), _ROWS)
 
 

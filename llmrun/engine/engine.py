@@ -314,7 +314,7 @@ class Engine:
         alone  True if the first step must have no other requests, because this request may crash the backend
         """
         answer.runs_alone = alone
-        self._requests.waiting.append(answer)
+        self._requests.queue(answer)
         return answer.request_id
 
     def predicted(self, answer: Answer) -> Prediction:

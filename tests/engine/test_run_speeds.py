@@ -65,3 +65,30 @@ def test_accepted_drafts_do_not_make_a_model_look_faster() -> None:
 def test_a_stand_in_for_a_model_is_not_recorded(folder: Path) -> None:
     run("go", "a" * 50, backend="scripted").close()
     assert not folder.exists()
+
+
+def test_the_next_engine_begins_with_the_learnt_costs() -> None:
+    engine = run("go" * 600, "a")
+    learnt = engine._scheduler.costs.learnt()
+    engine.close()
+    [entry] = run_speeds.kept_costs().values()
+    assert entry.costs == learnt
+    later = run("", "a", times=0)
+    answer = later.prepare(Request(TextPrompt("go"), None, (), GREEDY))
+    predicted = later.predicted(answer).first_token_s
+    assert predicted is not None
+    assert predicted > 0
+    later.close()
+
+
+def test_short_prompts_of_one_process_look_for_no_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `generate` would otherwise read a file and import modules that it does not need."""
+    engine = run("go", "a", times=0)
+    monkeypatch.setattr("llmrun.backends.prompt_times.assumed_costs", lambda *_, **__: pytest.fail("not needed"))
+    answer_all(engine, [Request(TextPrompt("go"), None, (), GREEDY)])
+    engine.close()
+
+
+def test_costs_of_few_steps_are_not_kept(folder: Path) -> None:
+    run("go", "a").close()
+    assert not folder.exists()

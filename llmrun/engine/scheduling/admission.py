@@ -29,7 +29,7 @@ class Admission(Neighbours):
     A request is admitted if all running requests can then finish (scheduler.py). With `overcommit`, the cache needs
     room only for the prompt. If the cache becomes full, the newest request returns to the queue and is computed again.
 
-    waiting  requests without a slot; other threads may append to it
+    waiting  requests without a slot
     running  requests with a slot, in order of admission
     preemptions  how often a running request had to return to the queue
     """
@@ -94,6 +94,11 @@ class Admission(Neighbours):
                 answer.cached_tokens = len(slot.tokens)
                 self._prompt_tokens += answer.prompt_tokens
                 self._cached_tokens += answer.cached_tokens
+
+    def queue(self, answer: Answer) -> None:
+        """Add a request to the queue. Thread-safe."""
+        self._outlook.successors.arrived()
+        self.waiting.append(answer)
 
     def charge(self, answer: Answer, tokens: int) -> None:
         """Charge a request's tenant for generated tokens."""

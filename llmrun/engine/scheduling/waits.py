@@ -6,9 +6,11 @@ Servers report both times to clients. The lengths of answers, which affect the t
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -35,9 +37,18 @@ _REMEMBERED: Final = 128  # answers of a class
 _GOLDEN: Final = 0.618034  # multiples of this number, modulo 1, are always spread evenly
 # Steps are simulated together until a prompt has grown by an eighth of its depth, or by this many tokens.
 _TOGETHER: Final = 512
-# In long simulations, the events of a few percent of the past steps happen at the same time.
-_EXACT_ROUNDS: Final = 64
-_COARSENESS: Final = 0.03
+# After this many rounds of a simulation, each further round takes at least this share of the time so far.
+_EXACT_ROUNDS: Final = 100
+_COARSENESS: Final = 0.02
+
+
+# Successors of requests: their share until one has been observed, the weight of the last request in this share, and the
+# number of requests whose prompts are remembered.
+_ASSUMED_SHARE: Final = 0.8
+_USUAL_SHARE: Final = 0.7  # with this share, all requests are assumed to be followed
+_LEARNT: Final = 0.2
+_RECENT: Final = 15
+_FOLLOWED_S: Final = 10.0  # a request follows another one if it arrives at most this many seconds after its end
 
 
 class AnswerLengths:
@@ -71,6 +82,42 @@ class AnswerLengths:
         return max(min(expected, limit - generated), 1)
 
 
+class Successors:
+    """Learns how often a request that ends is followed by another one, as the clients of chats and agents send them.
+
+    share   the share of recent requests that were followed
+    prompt  the median prompt of recent requests: the tokens to compute and the cached tokens
+
+    Other threads may call `arrived`.
+    """
+
+    def __init__(self) -> None:
+        self.share = _ASSUMED_SHARE
+        self.prompt = (_ASSUMED_LENGTH, 0)
+        self._prompts: deque[tuple[int, int]] = deque(maxlen=_RECENT)
+        self._ends: deque[float] = deque()  # when requests ended that have not been followed yet
+
+    def arrived(self) -> None:
+        """Record that a request was queued."""
+        self._drop_old()
+        with suppress(IndexError):
+            self._ends.popleft()
+            self.share += _LEARNT * (1 - self.share)
+
+    def ended(self, computed: int, cached: int) -> None:
+        """Record that a request has ended."""
+        self._drop_old()
+        self._ends.append(time.perf_counter())
+        self._prompts.append((computed, cached))
+        self.prompt = sorted(self._prompts)[len(self._prompts) // 2]
+
+    def _drop_old(self) -> None:
+        with suppress(IndexError):
+            while self._ends[0] < time.perf_counter() - _FOLLOWED_S:
+                self._ends.popleft()
+                self.share -= _LEARNT * self.share
+
+
 class Load(Struct, frozen=True):
     """The remaining work of a running or waiting request.
 
@@ -82,6 +129,7 @@ class Load(Struct, frozen=True):
     load_s     seconds to load a saved prefix, which the cache then contains
     leader     the number of the request that computes the `depth` tokens first, or None. Running requests are numbered
                first, and then the waiting ones
+    computed   tokens of its prompt that were or are not in the cache when it begins
     """
 
     missing: int
@@ -91,6 +139,7 @@ class Load(Struct, frozen=True):
     blocks: int
     load_s: float = 0.0
     leader: int | None = None
+    computed: int = 0
 
 
 class Prediction(NamedTuple):
@@ -122,7 +171,8 @@ class Simulation:
     step_left_s      seconds until the step that is running ends, whose effects `running` includes
 
     Steps of almost the same size are simulated together, so a prompt of 19,000 tokens takes about 0.3 ms. Each answer
-    is assumed to have a length of the observed distribution. No further requests are assumed to arrive.
+    is assumed to have a length of the observed distribution. Once the requests of interest are running, other requests
+    that end are followed by further ones as often as before.
     """
 
     def __init__(
@@ -136,21 +186,22 @@ class Simulation:
         lengths: AnswerLengths,
         tokens_per_step: float,
         step_left_s: float = 0.0,
+        successors: Successors | None = None,
     ) -> None:
         self._loads = [*running, *waiting]
+        self._successors, self._due = successors, 0.5  # the requests that should have followed by now, rounded
         self._slots, self._blocks = free_slots, free_blocks
         self._rule, self._lengths, self._tokens_per_step = rule, lengths, tokens_per_step
         self._now = step_left_s
         self._tokens = (
             0.0  # tokens that each answer in progress has generated so far, if it was in progress all the time
         )
-        self._ends: list[
-            tuple[float, int, float]
-        ] = []  # a heap: `_tokens` at an answer's end, its blocks, its first depth
+        # A heap of the answers: `_tokens` at an answer's end, its number, and its depth when `_tokens` was 0.
+        self._ends: list[tuple[float, int, float]] = []
         self._depth = 0.0  # the sum of the answers' depths at the beginning, without later tokens
         self._prompts: list[_Prompt] = []
         self._n_steps = 0
-        self._unit = 1  # the least number of steps to simulate together
+        self._shortest_s = 0.0  # the shortest time to simulate at once
         self._is_turn = False  # True if the prompt that has waited longest is first
         self._queue = list(range(len(running), len(self._loads)))
         self._copied: dict[int, list[int]] = {}  # the lengths of the prefixes that are copied from each request
@@ -169,15 +220,32 @@ class Simulation:
         while not self.first_tokens.keys() >= set(until) and (self._prompts or self._ends):
             n_rounds += 1
             if n_rounds > _EXACT_ROUNDS:
-                self._unit = max(int(_COARSENESS * self._tokens), 1)
+                self._shortest_s = _COARSENESS * self._now
             if self._prompts:
                 self._run_prompts()
             else:
                 self._run_answers()
             while self._ends and self._ends[0][0] <= self._tokens:
-                _, blocks, depth = heappop(self._ends)
-                self._slots, self._blocks, self._depth = self._slots + 1, self._blocks + blocks, self._depth - depth
+                _, index, depth = heappop(self._ends)
+                load = self._loads[index]
+                self._slots, self._blocks, self._depth = (
+                    self._slots + 1,
+                    self._blocks + load.blocks,
+                    self._depth - depth,
+                )
+                if self._successors is not None and self.admitted.keys() >= set(until):
+                    self._follow(load, self._successors)
             self._admit()
+
+    def _follow(self, load: Load, successors: Successors) -> None:
+        """Queue a request that follows one that has ended, if one is due."""
+        self._due += successors.share if successors.share < _USUAL_SHARE else 1.0
+        if self._due >= 1:
+            self._due -= 1
+            computed, cached = successors.prompt
+            computed = max(min(computed, load.computed), 1)
+            self._queue.append(len(self._loads))
+            self._loads.append(Load(computed, cached, 0, load.limit, load.blocks, computed=computed))
 
     def _begin(self, index: int, load: Load) -> None:
         self.admitted[index] = self._now
@@ -191,7 +259,7 @@ class Simulation:
         load = self._loads[index]
         self.first_tokens[index] = self._now
         tokens = self._lengths.remaining(load.limit, load.generated, index * _GOLDEN % 1)
-        heappush(self._ends, (self._tokens + tokens, load.blocks, depth - self._tokens))
+        heappush(self._ends, (self._tokens + tokens, index, depth - self._tokens))
         self._depth += depth - self._tokens
 
     def _admit(self) -> None:
@@ -210,17 +278,23 @@ class Simulation:
 
     def _run_answers(self) -> None:
         """Run steps without prompts until an answer ends."""
-        n, tokens = len(self._ends), max(self._ends[0][0] - self._tokens, self._unit - 1)
+        n, tokens = len(self._ends), max(self._ends[0][0] - self._tokens, 0.0)
         depth = (self._depth + n * (self._tokens + tokens / 2)) / n
         rows = round(n * self._tokens_per_step)
-        seconds = self._rule.costs.of_step(StepSize(n, rows, int(n * depth), int(rows * depth)))
-        self._now += seconds * tokens / self._tokens_per_step
+        token_s = self._rule.costs.of_step(StepSize(n, rows, int(n * depth), int(rows * depth))) / self._tokens_per_step
+        tokens = max(tokens, self._shortest_s / token_s)
+        self._now += token_s * tokens
         self._tokens += tokens
 
     def _run_prompts(self) -> None:
         """Run equal steps with prompts until one of the prompts or answers ends, or the prompts have grown."""
-        n, depth, unit = len(self._ends), int(self._depth + len(self._ends) * self._tokens), self._unit
-        chunks = self._chunks(StepSize(n, n, depth, depth), unit)
+        n, depth, unit = len(self._ends), int(self._depth + len(self._ends) * self._tokens), 1
+        answers = StepSize(n, n, depth, depth)
+        chunks = self._chunks(answers, unit)
+        if self._shortest_s:
+            step_s = self._rule.costs.of_step(_with_chunks(answers, chunks, 1), sum(rows for _, rows in chunks))
+            unit = max(int(self._shortest_s / step_s), 1)
+            chunks = self._chunks(answers, unit)
         n_units = min(max(prompt.depth // 8, _TOGETHER) // (unit * rows) for prompt, rows in chunks)
         if len(self._prompts) > 1:  # as in `prompt_order`
             n_units = max(n_units // TURNS, 1) * (1 if self._is_turn else TURNS - 1)
@@ -229,10 +303,10 @@ class Simulation:
         if self._ends:
             n_units = min(n_units, math.ceil((self._ends[0][0] - self._tokens) / unit))
         n_steps = unit * max(n_units, 1)
-        size = StepSize(n, n, depth + n * n_steps // 2, depth + n * n_steps // 2)
-        for prompt, rows in chunks:
-            size = size.with_chunk(rows, prompt.depth + rows * (n_steps - 1) // 2)
-        self._now += n_steps * self._rule.costs.of_step(size, size.rows - n)
+        depth += n * n_steps // 2
+        size = _with_chunks(StepSize(n, n, depth, depth), chunks, n_steps)
+        prompt_rows = sum(rows for prompt, rows in chunks if prompt.missing > 1)  # as in `Work.decodes`
+        self._now += n_steps * self._rule.costs.of_step(size, prompt_rows)
         self._tokens += n_steps
         self._n_steps += n_steps
         for prompt, rows in chunks:
@@ -277,6 +351,13 @@ class Simulation:
         return min(ends, default=prompt.depth + prompt.missing) - prompt.depth
 
 
+def _with_chunks(size: StepSize, chunks: Sequence[tuple[_Prompt, int]], n_steps: int) -> StepSize:
+    """Return the mean size of `n_steps` steps with these chunks."""
+    for prompt, rows in chunks:
+        size = size.with_chunk(rows, prompt.depth + rows * (n_steps - 1) // 2)
+    return size
+
+
 class Outlook:
     """Predicts the times of requests, and learns the lengths of answers from the answers that have ended."""
 
@@ -289,6 +370,7 @@ class Outlook:
         self._lengths = AnswerLengths()
         self._prompt_tokens = self._computed_tokens = 1
         self._answer_tokens = self._answer_steps = 1
+        self.successors = Successors()
 
     def observe(self, answer: Answer) -> None:
         """Record a request that has ended."""
@@ -297,6 +379,7 @@ class Outlook:
         self._answer_tokens += answer.generated_tokens
         self._answer_steps += len(answer.step_times)
         if answer.ended_by is not FinishReason.CANCELLED:
+            self.successors.ended(answer.prompt_tokens - (answer.cached_tokens or 0), answer.cached_tokens or 0)
             self._lengths.observe(answer.limit - answer.prompt_tokens, answer.generated_tokens)
 
     def of(
@@ -347,6 +430,7 @@ class Outlook:
             lengths=self._lengths,
             tokens_per_step=self._answer_tokens / self._answer_steps,
             step_left_s=left_s,
+            successors=self.successors,
         )
 
     def _expected(self, new: Answer, before: Sequence[Answer], running: Mapping[Answer, Slot]) -> ExpectedPrefix:
@@ -374,4 +458,5 @@ class Outlook:
         # Every accepted request can finish alone, so no request needs more than all blocks.
         blocks = min(-(-int(answer.prompt_tokens + length) // self._kv.block_size), self._n_blocks)
         missing = max(0, answer.prompt_tokens - depth)
-        return Load(missing, depth, answer.generated_tokens, most, blocks)
+        cached = min(depth, answer.prompt_tokens) if answer.cached_tokens is None else answer.cached_tokens
+        return Load(missing, depth, answer.generated_tokens, most, blocks, computed=answer.prompt_tokens - cached)

@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
 
     def submitted(self, request: Request, *, alone: bool = False) -> None:
         answer = self.engine.prepare(request)
-        assert self.engine.predicted(answer) >= 0
+        assert self.engine.predicted(answer).wait_s >= 0
         self.requests[self.engine.enqueue(answer, alone=alone)] = Expected(request, is_alone=alone)
 
     def begin(self, ids: Sequence[int]) -> None:
