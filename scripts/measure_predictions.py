@@ -4,7 +4,8 @@
 Half of the prompts run on an idle engine, and the other half beside two other clients, whose requests follow one
 another. For each prompt, the script prints the predicted and the actual seconds from the moment of the prediction, and
 at the end the median and the 90th percentile of the relative errors. The engine uses and keeps the costs of steps on
-disk, as servers do; with --fresh, the first prompt begins without them.
+disk, as servers do; with --fresh, the first prompt begins without them. With --cpu-time, all times are CPU times of one
+thread, so that other programs disturb the result less.
 
 Example:
     taskset -c 0,1 scripts/measure_predictions.py model.gguf -t 2 --prompts 30 --shortest 500 --longest 19000
@@ -97,6 +98,8 @@ def measured(engine: Engine, clients: Clients, length: int, others: int, options
 
 def main() -> int:
     options = _options()
+    if options.cpu_time:
+        options.threads, time.perf_counter = 1, time.process_time
     if options.fresh:
         run_speeds._path = lambda: Path(tempfile.mkdtemp()) / "runs.json"
     room = OpenOptions(
@@ -129,6 +132,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--answer", type=int, default=8, help="tokens of each answer")
     parser.add_argument("--before", type=float, default=10.0, help="seconds for which the others run before a prompt")
     parser.add_argument("--fresh", action="store_true", help="begin without the costs of earlier runs")
+    parser.add_argument("--cpu-time", action="store_true", help="count the CPU time of one thread")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

@@ -12,10 +12,17 @@ from typing import Any, cast
 import pytest
 
 from llmrun.backends import prompt_times, run_speeds
+from llmrun.backends.cpu.speeds import machine
+from llmrun.backends.cpu.speeds.machine import Speeds
+from llmrun.backends.cpu.speeds.measured import AttentionSpeed, LinearSpeed, RowSpeed
+from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.prompt_times import assumed_costs, predicted_prompt_s
 from llmrun.backends.run_speeds import LearntCosts, costs_of, keep_costs, keep_run, kept_costs, kept_runs
 from llmrun.backends.scripted import ScriptedBackend
+from llmrun.base.machine.load import Load
 from llmrun.base.types import Adapter, ModelInfo
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.plan.shapes import AttentionShape
 from tests.support.gguf.gguf_files import tiny_llama
 
 COSTS = LearntCosts((0.03, 0.004, 0.0, 0.001), (0.02, 0.001, 0.0, 0.0), 256, 256 * 4000, 3)
@@ -144,16 +151,34 @@ def test_nothing_is_measured_for_an_open_model(tmp_path: Path, monkeypatch: pyte
     assert assumed_costs(opened, may_forecast=False) is None
 
 
-@pytest.mark.push
-def test_a_model_that_never_ran_is_forecast(tmp_path: Path) -> None:
+class Fixed:
+    """A stand-in for OpSpeeds."""
+
+    def __init__(self, n_threads: int) -> None:
+        self.load = Load(1)
+
+    def linear(self, packed: str) -> LinearSpeed:
+        return LinearSpeed(1e9, 1e-6, (1e9, 1e9, 1e9))
+
+    def rows(self) -> dict[str, RowSpeed]:
+        return dict.fromkeys(("rmsnorm", "swiglu", "quantize"), RowSpeed((1e-6,) * 3, (1e-7,) * 3))
+
+    def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
+        return AttentionSpeed(1e-5, 1e9, 1e8, 1e-9, 1e-9, 1e-5)
+
+
+def test_a_model_that_never_ran_is_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(machine, "OpSpeeds", Fixed)
     assert predicted_prompt_s(model, 500, threads=1) is None  # the speeds of this machine are unknown
-    short = predicted_prompt_s(model, 500, threads=1, may_measure=True)
-    long, cached = (predicted_prompt_s(model, 8000, cached, threads=1) for cached in (0, 7500))
-    assert short is not None
-    assert long is not None
-    assert cached is not None
-    assert 0 < short < cached < long
+    assert predicted_prompt_s(model, 500, threads=1, may_measure=True) is not None
+    with open_gguf(model) as file:
+        for tokens in (512, 2048, 8192):
+            fitted = fit_of(file, Resources(None, threads=1, speeds=Speeds.of_this_machine(1)), prompt=tokens)
+            assert fitted.forecast is not None
+            assert fitted.forecast.prefill_per_second is not None
+            predicted = predicted_prompt_s(model, tokens, threads=1)
+            assert predicted == pytest.approx(tokens / fitted.forecast.prefill_per_second, rel=0.05)
 
 
 @pytest.mark.push
